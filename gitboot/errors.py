@@ -1,0 +1,99 @@
+"""Every error that gitboot raises on purpose, by who has to act on it.
+
+::
+
+    GitbootError
+    ├── TryAgain                    nobody acts: the next pass tries again
+    │   ├── SourceError             the repository cannot be read or fetched now
+    │   └── BmcUnreachable          no answer, or not one that can be used
+    ├── InvalidRepository           the author: a commit's problems, all of them
+    └── OperatorError               the operator: it does not go away by itself
+        ├── UsageError              a flag, a setting, a path is wrong
+        ├── SourceRefused           authentication, host key, signature
+        ├── LockedByAnother         another instance holds this directory
+        ├── PublishError            the tree cannot be written
+        ├── LedgerError             the ledger is damaged or of another version
+        └── BmcRejected             the BMC answered no: credentials, an unsupported setting
+
+Anything else is a bug of gitboot's own and ends in its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    ERROR = "error"  # the commit is refused
+    WARNING = "warning"  # the commit is accepted; a person should look
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Problem:
+    """One thing that is wrong with a commit: where, what, and how it is mended."""
+
+    path: str  # of the file in the repository, "/" between folders
+    line: int  # 1-based
+    column: int  # 1-based, in characters
+    code: str  # "GB1004": stable, explained by `gitboot explain GB1004`
+    message: str  # what was found and what was expected, without a full stop
+    mend: str = ""  # what to do about it
+    severity: Severity = Severity.ERROR
+
+    def __str__(self) -> str:
+        mend = f" ({self.mend})" if self.mend else ""
+        return f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{mend}"
+
+
+class GitbootError(Exception):
+    """The root: everything below is raised on purpose and reaches a person without a traceback."""
+
+
+class TryAgain(GitbootError):
+    """A fault that may be gone at the next try."""
+
+
+class SourceError(TryAgain):
+    """The repository cannot be read or fetched now."""
+
+
+class BmcUnreachable(TryAgain):
+    """A BMC gave no answer, or none that can be used."""
+
+
+class InvalidRepository(GitbootError):
+    """A commit that does not hold together, with every problem in it, sorted by place."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(problems))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class OperatorError(GitbootError):
+    """A fault that stays until a person changes something."""
+
+
+class UsageError(OperatorError):
+    """A flag, a setting or a path that cannot be what was meant."""
+
+
+class SourceRefused(OperatorError):
+    """Authentication, a host key or a signature was refused."""
+
+
+class LockedByAnother(OperatorError):
+    """Another running instance holds this directory."""
+
+
+class PublishError(OperatorError):
+    """The tree of files cannot be brought to what was planned."""
+
+
+class LedgerError(OperatorError):
+    """The ledger is damaged, or was written by another version."""
+
+
+class BmcRejected(OperatorError):
+    """A BMC answered no, and will again: credentials, a certificate, an unsupported setting."""
