@@ -1,0 +1,55 @@
+# `make` alone lists what can be made. The first call of `make run`, `test` or `check` sets up .venv.
+
+# The first that is 3.11 or newer is taken; `make PYTHON=python3.13 …` chooses another.
+PYTHON := python3.11 python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=16
+
+run: $(READY) ## watch gitboot work on the example fleet, on this machine only
+	scripts/run-example
+
+test: $(READY) ## run all tests
+	$(BIN)/pytest -q -n auto
+
+check: $(READY) ## all else that CI checks: style, types, architecture, schemas, the example
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m gitboot.model.schema --check schemas
+	$(BIN)/gitboot validate example-repo
+
+format: $(READY) ## format the code, and mend what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove .venv and every cache
+	rm -rf .venv .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Anew only when pyproject.toml changes; a set-up that was interrupted is begun again.
+$(READY): pyproject.toml
+	@for python in $(PYTHON); do \
+		"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
+		python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo 'gitboot needs Python 3.11 or newer, and none of these is one: $(PYTHON)' >&2; \
+		echo 'On Debian 12 or newer: apt install python3 python3-venv' >&2; \
+		exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip' 2>/dev/null; then \
+		echo "$$python cannot make virtual environments. On Debian: apt install python3-venv" >&2; \
+		exit 1; \
+	fi; \
+	echo "Setting up .venv with $$("$$python" --version): about 50 packages, about a minute, only this once."; \
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv && \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]' && \
+	touch $@ && \
+	echo 'Ready.'

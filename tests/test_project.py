@@ -1,0 +1,90 @@
+"""What holds for the repository as a whole: its architecture, its first pages, what stands in Git."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gitboot import __version__
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "gitboot").rglob("*.py"))
+
+# Where home directories and CI checkouts lie. Paths that are the same everywhere, like /var/lib, are fine.
+BUILD_MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|Users|root|work|workspace|builds)/\w")
+
+
+def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+    return subprocess.run(
+        [lint_imports, "--no-logo", "--no-cache"], cwd=root, capture_output=True, text=True, check=False
+    )
+
+
+def test_import_contracts_hold() -> None:
+    result = _lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        pytest.param("utils.py", "", "gitboot.utils", id="no stage"),
+        pytest.param("guard.py", "import time", "gitboot.guard -> time", id="a clock in a pure module"),
+        pytest.param("errors.py", "import gitboot.load", "gitboot.errors -> gitboot.load", id="upwards"),
+        pytest.param("report.py", "import sushy", "gitboot.report -> sushy", id="sushy outside bmc"),
+        pytest.param(
+            "ledger.py", "import starlette", "gitboot.ledger -> starlette", id="starlette outside serve"
+        ),
+        pytest.param("publish/s3.py", "import pygit2", "gitboot.publish.s3 -> pygit2", id="pygit2 for S3"),
+    ],
+)
+def test_a_stray_import_breaks_a_contract(tmp_path: Path, path: str, source: str, complaint: str) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    package = tmp_path / "gitboot"
+    shutil.copytree(ROOT / "gitboot", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for module in (package / "load.py", package / "publish" / "__init__.py", package / path):
+        module.parent.mkdir(exist_ok=True)
+        module.touch()
+    (package / path).write_text(source)
+
+    result = _lint_imports(tmp_path)
+
+    assert result.returncode == 1
+    assert complaint in result.stdout
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_module_says_its_job_in_one_sentence(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text()))
+    assert docstring, "no docstring"
+    first_line = docstring.splitlines()[0]
+    assert first_line.endswith("."), first_line
+    assert not re.search(r"[.!?] ", first_line), first_line
+
+
+def test_changelog_has_a_section_for_this_version() -> None:
+    assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_readme_opens_with_the_two_commands_to_try() -> None:
+    opening = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    assert re.search(r"^ *make run\b[\s\S]*^ *make test\b", opening, re.MULTILINE), opening
+
+
+def test_no_file_in_git_names_a_path_of_a_build_machine() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    naming = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in files
+        if path.is_file() and (match := BUILD_MACHINE_PATH.search(path.read_text(errors="replace")))
+    ]
+    assert files
+    assert naming == []
