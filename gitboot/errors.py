@@ -5,7 +5,8 @@
     GitbootError
     ├── TryAgain                    nobody acts: the next pass tries again
     │   ├── SourceError             the repository cannot be read or fetched now
-    │   └── BmcUnreachable          no answer, or not one that can be used
+    │   ├── BmcUnreachable          no answer, or not one that can be used
+    │   └── BmcBusy                 the BMC answered: not now
     ├── InvalidRepository           the author: a commit's problems, all of them
     └── OperatorError               the operator: it does not go away by itself
         ├── UsageError              a flag, a setting, a path is wrong
@@ -61,6 +62,14 @@ class SourceError(TryAgain):
 
 class BmcUnreachable(TryAgain):
     """A BMC gave no answer, or none that can be used."""
+
+
+class BmcBusy(TryAgain):
+    """A BMC refused for now: in POST, at work on something else, or changed since it was read."""
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        self.retry_after_s = retry_after_s  # what the BMC asked for
+        super().__init__(message)
 
 
 class InvalidRepository(GitbootError):

@@ -1,0 +1,51 @@
+"""Rule R7: how kernel arguments from several places become one list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+# Names that the kernel, dracut, systemd and installers take several times; all others take the last.
+# Sources: Linux kernel-parameters.txt; dracut.cmdline(7); systemd(1), kernel-command-line(7); Anaconda boot options.
+REPEATED: Final = frozenset(
+    {
+        "bond", "bridge", "console", "earlycon", "hugepages", "hugepagesz", "ifname",
+        "inst.addrepo", "inst.dd", "inst.sshd_key", "ip", "memmap", "modprobe.blacklist", "module_blacklist",
+        "nameserver", "rd.break", "rd.driver.blacklist", "rd.driver.post", "rd.driver.pre", "rd.luks.key",
+        "rd.luks.name", "rd.luks.options", "rd.luks.uuid", "rd.lvm.lv", "rd.lvm.vg", "rd.md.uuid", "rd.route",
+        "rd.znet", "systemd.mask", "systemd.setenv", "systemd.wants", "team", "vlan",
+    }
+)  # fmt: skip
+
+
+def name_of(argument: str) -> str:
+    """What an argument sets; the kernel takes ``-`` and ``_`` in names for the same."""
+    return argument.partition("=")[0].replace("-", "_")
+
+
+_REPEATED_NAMES: Final = frozenset(name_of(name) for name in REPEATED)
+
+
+def merged(lists: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """One list of several, each later than the one before.
+
+    ``name=value`` replaces an earlier one of its name, but for those that add up (`REPEATED`);
+    ``-name`` removes all earlier ones of its name, ``-name=value`` just that one. An argument of
+    dashes alone (``--``, Debian's ``---``) is an ordinary argument.
+    """
+    result: list[str] = []
+    for argument in (argument for each in lists for argument in each):
+        if argument.startswith("-") and argument.strip("-"):
+            removed = argument[1:]
+            result = [
+                kept
+                for kept in result
+                if (kept != removed if "=" in removed else name_of(kept) != name_of(removed))
+            ]
+            continue
+        if name_of(argument) not in _REPEATED_NAMES:
+            result = [kept for kept in result if name_of(kept) != name_of(argument)]
+        elif argument in result:
+            result.remove(argument)
+        result.append(argument)
+    return tuple(result)

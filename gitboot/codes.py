@@ -1,0 +1,350 @@
+"""Every problem code, what it means and how it is mended; codes are stable."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """A problem's code, with the text of ``gitboot explain CODE``."""
+
+    headline: str  # what is wrong, in a few words
+    why: str  # why gitboot refuses it
+    mend: str  # what to do
+
+    def __new__(cls, code: str, headline: str, why: str, mend: str) -> Code:
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.headline, member.why, member.mend = headline, why, mend
+        return member
+
+    # GB1xxx: the YAML and its values
+
+    API_VERSION = (
+        "GB1020",
+        "An apiVersion that this gitboot does not know",
+        "A document says by apiVersion which version of the format it is written in.",
+        "Write apiVersion: gitboot.dev/v1alpha1.",
+    )
+    KIND = (
+        "GB1021",
+        "A kind that this gitboot does not know",
+        "A misspelt kind would otherwise be a resource that silently has no effect.",
+        "Use one of Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance; list other YAML "
+        "files in .gitbootignore.",
+    )
+    UNKNOWN_FIELD = (
+        "GB1022",
+        "A field that the kind does not have",
+        "A misspelt field would otherwise be a setting that silently has no effect.",
+        "Correct its spelling or its indentation; `gitboot schema KIND` lists what there is.",
+    )
+    MISSING_FIELD = (
+        "GB1023",
+        "A required field that is absent or empty",
+        "The resource means nothing definite without it. An empty value and null count as absent.",
+        "Add the field; its description is in `gitboot schema KIND`.",
+    )
+    SHAPE = (
+        "GB1024",
+        "A mapping, a list or a single value where another of them belongs",
+        "The field is of another shape.",
+        "Look at the indentation and at missing or stray dashes.",
+    )
+    NAME = (
+        "GB1025",
+        "Not a valid name",
+        "Names stand in URLs, file names and DNS, so they follow Kubernetes' rule for objects (DNS-1123 subdomain).",
+        "Use lower-case letters, digits, '-' and '.', with a letter or digit at both ends, at most 253 characters.",
+    )
+    LABEL = (
+        "GB1026",
+        "Not a valid label",
+        "Labels follow Kubernetes' syntax, so that what selects here can select there.",
+        "Use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends; a key may have a DNS "
+        "prefix and a slash before it.",
+    )
+    INTEGER = (
+        "GB1030",
+        "Not a whole number",
+        "YAML readers disagree on 010, 0x10 and 1_000; gitboot takes none of them.",
+        "Write 0, or digits that do not begin with 0.",
+    )
+    BOOLEAN = (
+        "GB1031",
+        "Not true or false",
+        "YAML readers disagree on yes, no, on and off; gitboot takes none of them.",
+        "Write true or false.",
+    )
+    CHOICE = (
+        "GB1032",
+        "Not one of the words that this field takes",
+        "The field is a choice; case matters.",
+        "Use one of the words that the message lists.",
+    )
+    MAC = (
+        "GB1033",
+        "Not a MAC address of an interface",
+        "Entries are found by MAC address.",
+        "Write six pairs of hexadecimal digits: 52:54:00:12:34:56. Group addresses and zeros are no interface's.",
+    )
+    UUID = (
+        "GB1034",
+        "Not a system UUID",
+        "The SMBIOS system UUID is the key of everything that is recorded about a server.",
+        "Write what `dmidecode -s system-uuid` or the BMC shows; set one in firmware where it is all zeros or all F.",
+    )
+    ADDRESS = (
+        "GB1035",
+        "Not an IP address or network",
+        "Addresses say which machine asks, where no MAC is known.",
+        "Write 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64; a network has no host bits set.",
+    )
+    DIGEST = (
+        "GB1036",
+        "Not a sha256",
+        "An image is immutable; the sha256 of each of its files says which bytes are meant.",
+        "Copy the 64 lower-case hexadecimal digits that `sha256sum` prints.",
+    )
+    URL = (
+        "GB1037",
+        "Not a URL that gitboot can publish",
+        "It is written into boot scripts: plain ASCII without spaces, quotes or credentials.",
+        "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST; percent-encode anything else.",
+    )
+    INSTANT = (
+        "GB1038",
+        "Not an instant with an offset",
+        "A time without an offset means another instant in each time zone.",
+        "Write 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00.",
+    )
+    COUNT = (
+        "GB1039",
+        "Not a number or percentage in range",
+        "The field counts servers, or a share of them.",
+        "Write a whole number, or where it is allowed a percentage such as 25%.",
+    )
+    SELECTOR = (
+        "GB1040",
+        "A selector that does not say whom it means",
+        "An empty selector means everything in one tool and nothing in the next.",
+        "Write All, None, matchLabels and matchExpressions, or servers.",
+    )
+    FILE_PATH = (
+        "GB1041",
+        "Not a path of a file in the fleet",
+        "Templates and certificates are read from the same commit, below the fleet's root.",
+        "Write the path relative to the fleet's root, with '/' and without '.' or '..'.",
+    )
+    EMPTY = (
+        "GB1042",
+        "Text is missing",
+        "The field needs some text, and has none.",
+        "Write it, or leave the field out where it is optional.",
+    )
+    ARGUMENT = (
+        "GB1043",
+        "Not one kernel argument",
+        "Each item of the list is one argument on one line.",
+        "Write one item an argument: name, name=value, or -name to remove one.",
+    )
+    COMBINATION = (
+        "GB1044",
+        "Fields that do not go together",
+        "Together they contradict each other, or mean nothing.",
+        "Do what the message says.",
+    )
+    WINDOW = (
+        "GB1045",
+        "A window that ends before it opens",
+        "Windows are half-open, [start, end): at its end instant a window is over.",
+        "Let end lie after start.",
+    )
+    VARIABLE = (
+        "GB1046",
+        "Not a variable's name",
+        "Templates read variables as vars.NAME.",
+        "Use letters, digits and '_', with no digit first.",
+    )
+
+    # GB2xxx: references and resolution
+
+    NO_FLEET = (
+        "GB2001",
+        "No Fleet document",
+        "Exactly one document of kind Fleet says under which URL machines fetch their files.",
+        "Add fleet.yaml; `gitboot init DIR` shows one.",
+    )
+    DUPLICATE_NAME = (
+        "GB2002",
+        "Two documents with one name",
+        "Names are unique per kind; two would make it chance which one counts.",
+        "Rename or remove one of the two.",
+    )
+    DUPLICATE_IDENTITY = (
+        "GB2003",
+        "Two servers share an identity",
+        "A UUID, MAC address, serial, IP address or BMC system belongs to one machine; shared, one machine could get "
+        "the other's boot.",
+        "Correct the one that is wrong; remove the document of a machine that is gone.",
+    )
+    UNKNOWN_REFERENCE = (
+        "GB2004",
+        "A name or file that does not exist",
+        "What is referred to must be in the same commit.",
+        "Correct the spelling, or add what is missing.",
+    )
+    CYCLE = (
+        "GB2005",
+        "Policies that inherit from each other",
+        "A policy cannot be its own ancestor.",
+        "Remove one of the inherits.",
+    )
+    NOT_INHERITED = (
+        "GB2006",
+        "A policy that neither has nor inherits a required field",
+        "profile and networkBoot must come from the policy or from one of its ancestors.",
+        "Add the field here, or inherit from a policy that has it.",
+    )
+    NO_POLICY = (
+        "GB2010",
+        "A server that no policy selects",
+        "Nothing says what it boots (rule R3).",
+        "Select it, name a policy in the server, park it, or set requirePolicy: false in the Fleet.",
+    )
+    POLICY_TIE = (
+        "GB2011",
+        "Two policies of one priority select one server",
+        "It would be chance which one wins (rule R3).",
+        "Raise the priority of one, let one inherit from the other, or narrow a selector.",
+    )
+    MAINTENANCE_TIE = (
+        "GB2012",
+        "Two maintenances of one priority overlap on one server",
+        "It would be chance which one wins while both are active (rule R2). Past overlaps count as well.",
+        "Raise the priority of one, move its window, or remove the one that is over.",
+    )
+    SKEW = (
+        "GB2013",
+        "A server's image is older than its stream allows",
+        "The stream's skew.minimumVersion looks at what each server really boots, pins and holds included.",
+        "Move the server to a newer image, or lower minimumVersion.",
+    )
+    OVERRIDE_MODE = (
+        "GB2014",
+        "Override Continuous with a direct boot",
+        "A uki or iso that the BMC boots directly has no entry that could end it: the machine would install for ever.",
+        "Use override: Once, or boot a loader.",
+    )
+    UNKNOWN_WRITES_DISK = (
+        "GB2015",
+        "Unknown servers would boot an image that writes disks",
+        "Any machine that is plugged in would be wiped.",
+        "Use an image with writesDisk: false, or unknownServers: LocalDisk.",
+    )
+    OVERDUE = (
+        "GB2016",
+        "A pin or hold is past its deadline",
+        "Its until lies in the past. Nothing changes by itself; a person should look.",
+        "Remove the pin or hold, or give it a new deadline.",
+    )
+    NOT_YET = (
+        "GB2017",
+        "Something that this version of gitboot does not do yet",
+        "The format has it, and this version cannot carry it out; ignoring it would be a wrong answer.",
+        "Leave it out, or use a version of gitboot that has it.",
+    )
+    TEMPLATE_SYNTAX = (
+        "GB2101",
+        "A template that cannot be read",
+        "Its Jinja2 syntax is wrong.",
+        "Correct the line that the message names.",
+    )
+    TEMPLATE_FAILED = (
+        "GB2102",
+        "A template that cannot be rendered for a server",
+        "It reads something that is not there, or does what the sandbox does not allow.",
+        "Define the variable, or give a default: {{ vars.console | default('ttyS0') }}.",
+    )
+    TEMPLATE_BOUNDS = (
+        "GB2103",
+        "A template without bounds",
+        "Its output or its loops exceed what a boot file can need.",
+        "Make it smaller: at most 1 MiB of output and 100,000 loop steps.",
+    )
+
+    # GB3xxx: secrets and safety
+
+    UNQUOTABLE = (
+        "GB3001",
+        "A value that a boot loader or the kernel cannot carry",
+        "Some values cannot be quoted for iPXE, GRUB or the kernel's command line; unquoted they would end the "
+        "command and begin another.",
+        "Put the value into user data, or choose another.",
+    )
+    SECRET = (
+        "GB3002",
+        "Something that looks like a secret",
+        "Published files can be read by whoever reaches them, and Git keeps every value for ever.",
+        "Remove it, change it where it was valid, and let the machine fetch its secret from a secret store.",
+    )
+
+    # GB4xxx: images and artifacts
+
+    NO_ARTIFACT = (
+        "GB4001",
+        "The image has nothing to boot by this method",
+        "For the server's architecture the image lacks the file that the profile's method needs.",
+        "Add the file to the image, or change the profile's method.",
+    )
+    FIRMWARE = (
+        "GB4002",
+        "The server's firmware cannot boot by this method",
+        "UefiHttp and unified kernel images need UEFI.",
+        "Give servers with BIOS a profile with method Pxe and an image with a kernel.",
+    )
+    NO_WAY_IN = (
+        "GB4003",
+        "Arguments or user data that cannot reach the system",
+        "Firmware passes nothing to a uki, iso or virtual medium that it boots directly.",
+        "Build them into the image, boot through a loader, or use an image with configFrom: SystemUUID.",
+    )
+    USER_DATA_FORMAT = (
+        "GB4004",
+        "User data of a format that the image does not understand",
+        "The first boot would ignore it, or stop.",
+        "Change the profile's userData.format, or the image.",
+    )
+    USER_DATA_DOCUMENT = (
+        "GB4005",
+        "Rendered user data that is not what its format says",
+        "The first boot would stop at it.",
+        "Correct the template; the message names what is wrong with its output.",
+    )
+
+    # GB5xxx: the source
+
+    SUBMODULE = (
+        "GB5001",
+        "A submodule in the fleet",
+        "Its content is not part of the commit.",
+        "Copy the files in, or list the folder in .gitbootignore.",
+    )
+    SYMLINK = (
+        "GB5002",
+        "A symbolic link in the fleet",
+        "Where it leads is not part of the commit.",
+        "Replace it by the file, or list it in .gitbootignore.",
+    )
+    LFS_POINTER = (
+        "GB5003",
+        "A Git LFS pointer instead of a file",
+        "The content is not part of the commit.",
+        "Commit the file itself: fleets are text.",
+    )
+    FILE_NAME = (
+        "GB5004",
+        "A file name that is not UTF-8",
+        "It cannot be shown or referred to.",
+        "Rename the file.",
+    )

@@ -1,0 +1,136 @@
+"""Fleet: what holds for every server of the repository."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+from pydantic.dataclasses import dataclass
+
+from gitboot.model.envelope import STRICT, Metadata, Struct
+from gitboot.model.scalars import BaseUrl, Boolean, Integer, NameField, Network, Percent, Uuid
+from gitboot.model.selectors import Select
+
+
+class Output(StrEnum):
+    """What is published besides what every tree has."""
+
+    IPXE = "ipxe"
+    GRUB = "grub"
+    PXELINUX = "pxelinux"
+    UUID = "uuid"
+    DHCP_DNSMASQ = "dhcp-dnsmasq"
+    DHCP_KEA = "dhcp-kea"
+    MIRROR = "mirror"
+    PAGES = "pages"
+
+
+class Evidence(StrEnum):
+    """What proves that a server was provisioned."""
+
+    FETCHED = "Fetched"
+    REPORTED = "Reported"
+    PROGRESS = "Progress"
+    DECLARED = "Declared"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Site(Struct):
+    """A nearer mirror; a server belongs to the first site that selects it."""
+
+    name: NameField = Field(description="The site's name.")
+    select: Select = Field(description="Which servers are there.")
+    base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under from there.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class UnknownProfile(Struct):
+    """A profile for machines that no Server document describes."""
+
+    profile: NameField = Field(description="The BootProfile; its image must not write disks.")
+
+
+def _tag(value: Any) -> str:
+    return "(word)" if isinstance(value, str) else "(profile)"
+
+
+UnknownServers = Annotated[
+    Annotated[Literal["LocalDisk", "NotFound"], Tag("(word)")] | Annotated[UnknownProfile, Tag("(profile)")],
+    Discriminator(_tag),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Provisioning(Struct):
+    """What counts as proof that a server was provisioned."""
+
+    evidence: Evidence = Field(
+        default=Evidence.FETCHED, description="Fetched, Reported, Progress or Declared. Default: Fetched."
+    )
+    monitors: tuple[Network, ...] = Field(
+        default=(), description="Networks whose fetches prove nothing: monitoring, crawlers. Default: none."
+    )
+    ledger: Uuid | None = Field(
+        default=None, description="Only the instance with this ledger arms, powers, publishes. Default: any."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Serving(Struct):
+    """How entries are answered."""
+
+    restrict: Boolean = Field(
+        default=False,
+        description="true: a server that is to boot its disk gets 404 instead of the local-disk entry. "
+        "Default: false.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Guards(Struct):
+    """Limits on what one commit may change; only ever tighter than the instance's own."""
+
+    max_update_percent: Percent | None = Field(default=None, description="Servers changed. Default: the instance's.")
+    max_delete_percent: Percent | None = Field(default=None, description="Servers removed. Default: the instance's.")
+    max_deletes: Integer | None = Field(default=None, description="Servers removed. Default: the instance's.")
+    max_small_group: Integer | None = Field(
+        default=None, description="Servers changed in a group under 10. Default: the instance's."
+    )
+    max_reinstalls: Integer | None = Field(default=None, description="Reinstallations. Default: the instance's.")
+    max_installs: Integer | None = Field(default=None, description="First boots of new servers. Default: the instance's.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class FleetSpec(Struct):
+    """What holds for every server."""
+
+    base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under.")
+    sites: tuple[Site, ...] = Field(default=(), description="Nearer mirrors, first match wins. Default: none.")
+    unknown_servers: UnknownServers = Field(
+        default="LocalDisk",
+        description="What a machine boots that no document describes: LocalDisk, NotFound, or {profile: NAME}. "
+        "Default: LocalDisk.",
+    )
+    outputs: tuple[Output, ...] = Field(
+        default=(Output.IPXE, Output.GRUB), description="What is published. Default: ipxe and grub."
+    )
+    require_policy: Boolean = Field(
+        default=True,
+        description="Whether a server that no policy selects is an error; false: a warning, and no plan. Default: true.",
+    )
+    provisioning: Provisioning = Field(
+        default_factory=Provisioning, description="What proves that a server was provisioned."
+    )
+    serving: Serving = Field(default_factory=Serving, description="How entries are answered.")
+    guards: Guards = Field(default_factory=Guards, description="Limits on what one commit may change.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Fleet(Struct):
+    """The one document that holds for all servers; usually fleet.yaml."""
+
+    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
+    kind: Literal["Fleet"] = Field(description="The kind of this document.")
+    metadata: Metadata = Field(description="Name, labels, annotations.")
+    spec: FleetSpec = Field(description="What holds for every server.")

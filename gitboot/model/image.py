@@ -1,0 +1,205 @@
+"""BootImage and ImageStream: what can be booted, and which version is current for whom."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic.dataclasses import dataclass
+
+from gitboot.codes import Code
+from gitboot.model.envelope import STRICT, Metadata, Struct
+from gitboot.model.scalars import (
+    Boolean,
+    Instant,
+    Integer,
+    KernelArgument,
+    Malformed,
+    NameField,
+    Percent,
+    Sha256,
+    Text,
+    Url,
+    shown,
+    text,
+)
+from gitboot.model.selectors import Select
+from gitboot.model.server import Architecture
+
+
+class UserDataFormat(StrEnum):
+    """The families of user data; Ignition comes with the version of its specification."""
+
+    IGNITION = "Ignition"
+    CLOUD_INIT = "CloudInit"
+    KICKSTART = "Kickstart"
+    PRESEED = "Preseed"
+    AUTOINSTALL = "Autoinstall"
+
+
+class ConfigFrom(StrEnum):
+    KERNEL_ARGUMENTS = "KernelArguments"  # the system learns its user data's URL from its command line
+    SYSTEM_UUID = "SystemUUID"  # it asks for /ignition/<uuid>
+    NONE = "None"
+
+
+_IGNITION_MINORS = range(7)  # specifications 3.0 to 3.6
+_FORMATS = (
+    *(f"Ignition/3.{minor}" for minor in _IGNITION_MINORS),
+    *(member.value for member in UserDataFormat if member is not UserDataFormat.IGNITION),
+)
+
+
+def parse_user_data_format(value: object) -> str:
+    """``Ignition/3.x`` with its minor version, or the name of a family."""
+    found = text(value)
+    if found not in _FORMATS:
+        mend = f"write one of {', '.join(_FORMATS)}"
+        if found.startswith("Ignition"):
+            mend = "gitboot knows Ignition/3.0 to Ignition/3.6; convert an older document with ign-converter"
+        raise Malformed(Code.CHOICE, f"expected a format of user data, found {shown(found)}", mend)
+    return found
+
+
+FormatField = Annotated[
+    str, BeforeValidator(parse_user_data_format), WithJsonSchema({"type": "string", "enum": list(_FORMATS)})
+]
+ImageFormatField = Annotated[
+    str,
+    BeforeValidator(lambda value: "None" if value == "None" else parse_user_data_format(value)),
+    WithJsonSchema({"type": "string", "enum": [*_FORMATS, "None"]}),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Artifact(Struct):
+    """One file that a machine fetches to boot."""
+
+    url: Url = Field(description="assets:PATH below the site's base, http(s)://…, or oci://…@sha256:….")
+    sha256: Sha256 = Field(description="The sha256 of its content, as sha256sum prints it.")
+    size: Integer | None = Field(default=None, description="Its size in bytes. Default: not checked.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Artifacts(Struct):
+    """An image's files for one architecture; what is there says by which methods it can boot."""
+
+    kernel: Artifact | None = Field(default=None, description="A Linux kernel. Default: none.")
+    initrds: tuple[Artifact, ...] = Field(default=(), description="Its initial ramdisks, in order. Default: none.")
+    rootfs: Artifact | None = Field(default=None, description="A root file system (squashfs). Default: none.")
+    uki: Artifact | None = Field(default=None, description="A unified kernel image. Default: none.")
+    iso: Artifact | None = Field(default=None, description="A bootable ISO image. Default: none.")
+    loader: Artifact | None = Field(
+        default=None, description="An EFI program of one's own that asks for the entry: iPXE, GRUB. Default: none."
+    )
+
+    @model_validator(mode="after")
+    def _boots(self) -> Artifacts:
+        if not (self.kernel or self.uki or self.iso):
+            raise Malformed(
+                Code.COMBINATION, "nothing here can be booted", "name a kernel, a uki or an iso"
+            )
+        if not self.kernel and (self.initrds or self.rootfs or self.loader):
+            raise Malformed(
+                Code.COMBINATION, "initrds, rootfs and loader need a kernel beside them", "name the kernel"
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class BootImageSpec(Struct):
+    """What an image is made of, and what it understands."""
+
+    version: Text = Field(description="Free text, compared by its dotted numbers.")
+    user_data: ImageFormatField = Field(
+        default="None", description="What its first boot understands, at most. Default: None."
+    )
+    config_from: ConfigFrom = Field(
+        default=ConfigFrom.KERNEL_ARGUMENTS,
+        description="How it finds its user data: by kernel arguments; SystemUUID: booted directly (uki, iso), it "
+        "fetches /ignition/<uuid>; None: not at all. Default: KernelArguments.",
+    )
+    writes_disk: Boolean = Field(
+        default=True,
+        description="Whether booting it writes disks: false for discovery, memory tests, firmware updates, "
+        "diskless images. Default: true.",
+    )
+    kernel_arguments: tuple[KernelArgument, ...] = Field(
+        default=(), description="Arguments that come first. Default: none."
+    )
+    architectures: dict[Architecture, Artifacts] = Field(
+        min_length=1, description="Its files, by architecture; at least one."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class BootImage(Struct):
+    """One immutable version of an operating system's image."""
+
+    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
+    kind: Literal["BootImage"] = Field(description="The kind of this document.")
+    metadata: Metadata = Field(description="Name, labels, annotations.")
+    spec: BootImageSpec = Field(description="What the image is.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Rollout(Struct):
+    """The image that comes next, and who has it already."""
+
+    image: NameField = Field(description="The BootImage that is being rolled out.")
+    percent: Percent = Field(
+        default=100,
+        description="How many of those selected, placed by a hash of stream and UUID: raising it only adds. "
+        "Default: 100.",
+    )
+    selector: Select = Field(default="All", description="Among whom. Default: All.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Hold(Struct):
+    """A group that stays where it is: opted out, visibly."""
+
+    select: Select = Field(description="Which servers stay.")
+    image: NameField = Field(description="The BootImage they boot.")
+    reason: Text = Field(description="Why, for those who find it later.")
+    until: Instant | None = Field(
+        default=None,
+        description="A deadline for people: once past, it is reported; nothing changes by itself. Default: none.",
+    )
+
+
+class SkewMode(StrEnum):
+    ENFORCE = "Enforce"
+    WARN = "Warn"
+    NONE = "None"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Skew(Struct):
+    """How old the image that a server of this stream boots may be."""
+
+    mode: SkewMode = Field(
+        default=SkewMode.ENFORCE, description="Enforce: an error. Warn: a warning. None: nothing. Default: Enforce."
+    )
+    minimum_version: Text = Field(description="The lowest version, compared by its dotted numbers.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class ImageStreamSpec(Struct):
+    """Which image is current, which is next, who is held back."""
+
+    current: NameField = Field(description="The BootImage that servers of this stream boot.")
+    rollout: Rollout | None = Field(default=None, description="What is being rolled out. Default: nothing.")
+    holds: tuple[Hold, ...] = Field(default=(), description="Who stays; the first that selects wins. Default: none.")
+    skew: Skew | None = Field(default=None, description="How old a server's image may be. Default: any age.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class ImageStream(Struct):
+    """The golden pointer: one name for the image that is current."""
+
+    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
+    kind: Literal["ImageStream"] = Field(description="The kind of this document.")
+    metadata: Metadata = Field(description="Name, labels, annotations.")
+    spec: ImageStreamSpec = Field(description="What the stream points to.")

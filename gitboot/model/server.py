@@ -1,0 +1,170 @@
+"""Server: one machine, its identity, its interfaces, its BMC."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from gitboot.codes import Code
+from gitboot.model.envelope import STRICT, Metadata, Struct
+from gitboot.model.scalars import (
+    BaseUrl,
+    Boolean,
+    FilePath,
+    Instant,
+    Integer,
+    InterfaceAddress,
+    KernelArgument,
+    Mac,
+    MacAddress,
+    Malformed,
+    NameField,
+    Text,
+    Uuid,
+    Variable,
+    VariableName,
+)
+
+
+class Architecture(StrEnum):
+    X86_64 = "x86_64"
+    AARCH64 = "aarch64"
+
+
+class Firmware(StrEnum):
+    UEFI = "UEFI"
+    BIOS = "BIOS"
+
+
+class Lifecycle(StrEnum):
+    ACTIVE = "Active"
+    PARKED = "Parked"  # someone else works on the machine
+    RETIRED = "Retired"  # for good
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Interface(Struct):
+    """One network interface of a server."""
+
+    name: Text | None = Field(default=None, description="The interface's name, for people. Default: none.")
+    mac: Mac = Field(description="The MAC address: colons, hyphens, dots or none, in any case.")
+    addresses: tuple[InterfaceAddress, ...] = Field(
+        default=(), description="Its IP addresses, each with or without a prefix length. Default: none."
+    )
+    boot: Boolean = Field(
+        default=True, description="Whether the machine may boot from it: it gets entries. Default: true."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class BmcTls(Struct):
+    """How a BMC's certificate is checked."""
+
+    verify: Boolean = Field(default=True, description="Whether the certificate is verified. Default: true.")
+    ca: FilePath | None = Field(
+        default=None,
+        description="A PEM file in this repository with the authority to trust. Default: the system's own.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Bmc(Struct):
+    """A server's management controller, reached through Redfish."""
+
+    address: BaseUrl = Field(description="The BMC's base URL: https://10.112.0.13.")
+    system: Text | None = Field(
+        default=None,
+        description="The Redfish path of the system: /redfish/v1/Systems/1. Default: the only one there is.",
+    )
+    credentials: NameField = Field(
+        description="The name of user and password; the instance resolves it, the value never stands in Git."
+    )
+    tls: BmcTls = Field(default_factory=BmcTls, description="How its certificate is checked.")
+
+    @model_validator(mode="after")
+    def _system_is_a_path(self) -> Bmc:
+        if self.system is not None and not self.system.startswith("/"):
+            raise Malformed(
+                Code.URL,
+                f'expected a Redfish path, found "{self.system}"',
+                "write it from the root: /redfish/v1/Systems/1",
+                ("system",),
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Pin(Struct):
+    """A server's own image, whatever streams say: opted out, visibly."""
+
+    image: NameField = Field(description="The BootImage that this server boots.")
+    reason: Text = Field(description="Why, for those who find it later.")
+    until: Instant | None = Field(
+        default=None,
+        description="A deadline for people: once past, it is reported; nothing changes by itself. Default: none.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class ServerSpec(Struct):
+    """What a server is."""
+
+    uuid: Uuid = Field(description="SMBIOS system UUID, in any case: the key of all that is recorded.")
+    serial: Text | None = Field(default=None, description="The serial number. Default: none.")
+    architecture: Architecture = Field(description="The processor's architecture.")
+    firmware: Firmware = Field(description="How the machine's firmware boots.")
+    interfaces: tuple[Interface, ...] = Field(
+        min_length=1, description="The network interfaces; at least one."
+    )
+    bmc: Bmc | None = Field(default=None, description="The management controller. Default: none.")
+    lifecycle: Lifecycle = Field(
+        default=Lifecycle.ACTIVE,
+        description="Parked: someone else works on it, gitboot keeps off. Retired: for good. Default: Active.",
+    )
+    policy: NameField | None = Field(
+        default=None, description="Its BootPolicy by name, instead of by selection. Default: selection."
+    )
+    pin: Pin | None = Field(default=None, description="An image of its own. Default: none.")
+    provision: Integer = Field(
+        default=0, description='Raise it to provision the server again. Default: 0, "as found".'
+    )
+    kernel_arguments: tuple[KernelArgument, ...] = Field(
+        default=(), description="Arguments that come last; -name removes one. Default: none."
+    )
+    vars: dict[VariableName, Variable] = Field(
+        default_factory=dict, description="Variables for templates; they win over all others. Default: none."
+    )
+
+    @model_validator(mode="after")
+    def _boots_from_something(self) -> ServerSpec:
+        if not any(interface.boot for interface in self.interfaces):
+            raise Malformed(
+                Code.COMBINATION,
+                "no interface of this server may boot",
+                "leave out boot: false on one of them",
+                ("interfaces",),
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Server(Struct):
+    """One machine: who it is, and how it is reached."""
+
+    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
+    kind: Literal["Server"] = Field(description="The kind of this document.")
+    metadata: Metadata = Field(description="Name, labels, annotations.")
+    spec: ServerSpec = Field(description="What the server is.")
+
+    @property
+    def boot_macs(self) -> tuple[MacAddress, ...]:
+        return tuple(interface.mac for interface in self.spec.interfaces if interface.boot)
+
+
+def until_passed(until: datetime | None, at: datetime) -> bool:
+    """Whether a pin's or hold's deadline lies behind ``at``."""
+    return until is not None and until <= at

@@ -1,0 +1,344 @@
+"""What was decided for a server, what is known of it, and what it boots at an instant: values only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Final
+
+from gitboot.model.image import ConfigFrom
+from gitboot.model.policy import (
+    DiskBoot,
+    HttpBoot,
+    MaintenancePower,
+    Method,
+    NetworkBoot,
+    OverrideMode,
+    PolicyPower,
+    Taint,
+)
+from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
+from gitboot.model.server import Architecture, Firmware, Lifecycle
+
+FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
+SPENT_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was spent
+IGNITION_GRACE: Final = timedelta(hours=2)  # how long a first boot may ask for its Ignition document
+
+
+def canonical(value: object) -> bytes:
+    """RFC 8785 JSON of a value that holds no floats."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest(value: object) -> Digest:
+    """The sha256 of a value's canonical JSON."""
+    return Digest(sha256(canonical(value)).hexdigest())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootFile:
+    """A file that a machine fetches, under the URL that it is given."""
+
+    url: str
+    sha256: Digest
+    size: int | None
+
+    def facts(self) -> dict[str, Any]:
+        return {"url": self.url, "sha256": self.sha256, "size": self.size}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootFiles:
+    """An image's files for a server's architecture."""
+
+    kernel: BootFile | None
+    initrds: tuple[BootFile, ...]
+    rootfs: BootFile | None
+    uki: BootFile | None
+    iso: BootFile | None
+    loader: BootFile | None
+
+    def facts(self) -> dict[str, Any]:
+        single = {name: getattr(self, name) for name in ("kernel", "rootfs", "uki", "iso", "loader")}
+        facts: dict[str, Any] = {name: file.facts() for name, file in single.items() if file is not None}
+        if self.initrds:
+            facts["initrds"] = [initrd.facts() for initrd in self.initrds]
+        return facts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserDataFiles:
+    """Rendered user data: one file, or the bundle that NoCloud wants side by side."""
+
+    format: str  # as the profile says it: Ignition/3.4
+    files: Mapping[str, str]  # by name, sorted
+    digest: Digest  # of the file, or of the bundle's names and digests
+    url: str  # what the system is told: the file, or the bundle's folder with a slash at its end
+
+    @property
+    def folder(self) -> str:
+        return f"o/{self.digest}"
+
+    def facts(self) -> dict[str, Any]:
+        return {"format": self.format, "sha256": self.digest, "url": self.url}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Boot:
+    """One boot from the network, with nothing left to choose."""
+
+    profile: str
+    image: str
+    version: str
+    method: Method
+    http_boot: HttpBoot | None
+    writes_disk: bool
+    config_from: ConfigFrom
+    files: BootFiles
+    kernel_arguments: tuple[str, ...]
+    user_data: UserDataFiles | None
+    node_labels: Mapping[str, str]
+    node_taints: tuple[Taint, ...]
+    entries: Mapping[str, str]  # by loader: the author's own entry instead of the built-in one
+    templates: Mapping[str, Digest]  # the template files that went into this boot
+
+    @property
+    def direct(self) -> bool:
+        """Whether what starts is a uki or iso, which is passed no arguments."""
+        if self.method is Method.PXE:
+            return self.files.kernel is None
+        return self.http_boot is not HttpBoot.LOADER
+
+    @property
+    def http_boot_file(self) -> BootFile | None:
+        """What firmware fetches by UEFI HTTP boot, if this boot has it."""
+        return getattr(self.files, self.http_boot) if self.http_boot is not None else None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "profile": self.profile,
+            "image": self.image,
+            "version": self.version,
+            "method": self.method,
+            "httpBoot": self.http_boot,
+            "writesDisk": self.writes_disk,
+            "configFrom": self.config_from,
+            "files": self.files.facts(),
+            "kernelArguments": list(self.kernel_arguments),
+            "userData": self.user_data.facts() if self.user_data else None,
+            "nodeLabels": dict(self.node_labels),
+            "nodeTaints": [str(taint) for taint in self.node_taints],
+            "entries": {loader: digest(text) for loader, text in self.entries.items()},
+            "templates": dict(self.templates),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyDecision:
+    """What a server's policy lets it boot."""
+
+    policy: str
+    network_boot: NetworkBoot
+    boot: Boot | None  # None: the profile's method is Disk
+    override: OverrideMode
+    disk_boot: DiskBoot
+    power: PolicyPower
+    provision: int  # the number wanted
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy,
+            "networkBoot": self.network_boot,
+            "boot": self.boot.facts() if self.boot else None,
+            "override": self.override,
+            "diskBoot": self.disk_boot,
+            "power": self.power,
+            "provision": self.provision,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaintenanceDecision:
+    """What a maintenance lets a server boot, and in which window: [start, end)."""
+
+    name: str
+    start: datetime | None
+    end: datetime | None
+    priority: int
+    network_boot: NetworkBoot  # Always or Once
+    boot: Boot | None  # None: the profile's method is Disk
+    override: OverrideMode
+    run: int
+    power: MaintenancePower
+    max_unavailable: str
+
+    def active(self, at: datetime) -> bool:
+        return (self.start is None or self.start <= at) and (self.end is None or at < self.end)
+
+    def overlaps(self, other: MaintenanceDecision) -> bool:
+        return (self.start is None or other.end is None or self.start < other.end) and (
+            other.start is None or self.end is None or other.start < self.end
+        )
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "window": {
+                "start": format_instant(self.start) if self.start else None,
+                "end": format_instant(self.end) if self.end else None,
+            },
+            "priority": self.priority,
+            "networkBoot": self.network_boot,
+            "boot": self.boot.facts() if self.boot else None,
+            "override": self.override,
+            "run": self.run,
+            "power": self.power,
+            "maxUnavailable": self.max_unavailable,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Everything that a commit says about one server: what could boot, and when."""
+
+    server: str
+    uuid: SystemUuid
+    macs: tuple[MacAddress, ...]  # of the interfaces that may boot
+    architecture: Architecture
+    firmware: Firmware
+    lifecycle: Lifecycle
+    restrict: bool  # whether a server that is to boot its disk has no entry at all
+    base_url: str
+    policy: PolicyDecision | None
+    maintenances: tuple[MaintenanceDecision, ...]  # in the order of their names
+    digest: Digest = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", digest(self.facts()))
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "server": self.server,
+            "uuid": self.uuid,
+            "macs": list(self.macs),
+            "architecture": self.architecture,
+            "firmware": self.firmware,
+            "lifecycle": self.lifecycle,
+            "restrict": self.restrict,
+            "baseURL": self.base_url,
+            "policy": self.policy.facts() if self.policy else None,
+            "maintenances": [maintenance.facts() for maintenance in self.maintenances],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What is known of one server's provisioning; where ``None`` stands for it, nothing is."""
+
+    provision: int | None = None  # the number last met; None: never provisioned
+    image: str | None = None  # what it was provisioned with
+    pool: str | None = None
+    decision: Digest | None = None
+    evidence: str | None = None  # Fetched, Reported, Progress, Declared, Adopted
+    met_at: datetime | None = None
+    grace_until: datetime | None = None  # until when the boot that met the key is still served
+    spent_at: datetime | None = None  # an override was spent, and no evidence has followed
+    runs: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)  # maintenance -> last run made, when
+
+
+class Phase(StrEnum):
+    NETWORK = "Network"
+    MAINTENANCE = "Maintenance"
+    DISK = "Disk"
+
+
+class Cause(StrEnum):
+    """Why a server is in its phase, as its boot files say it."""
+
+    MAINTENANCE = "the maintenance is active"
+    MAINTENANCE_DONE = "the maintenance's one boot was made"
+    MAINTENANCE_DISK = "the maintenance boots the local disk"
+    ALWAYS = "the policy always boots from the network"
+    NOT_MET = "the server is to be provisioned"
+    MET = "the server is provisioned"
+    UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
+    SPENT = "a boot override was spent without evidence of a boot; an operator has to look"
+    NEVER = "the policy never boots from the network"
+    DISK = "the policy boots the local disk"
+
+
+class OverrideTarget(StrEnum):
+    """Redfish BootSourceOverrideTarget, of those that plans want."""
+
+    UEFI_HTTP = "UefiHttp"
+    PXE = "Pxe"
+    CD = "Cd"
+    HDD = "Hdd"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootOverride:
+    """The boot override that a plan wants at the BMC."""
+
+    enabled: OverrideMode  # Once or Continuous
+    target: OverrideTarget
+    http_boot_uri: str | None
+    reason: str  # what is armed at most once
+    rearm: bool = False  # whether each reset that consumed it asks for another
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "enabled": self.enabled,
+            "target": self.target,
+            "httpBootUri": self.http_boot_uri,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootPlan:
+    """What one server boots at one instant, given what is known of it."""
+
+    server: str
+    uuid: SystemUuid
+    macs: tuple[MacAddress, ...]
+    architecture: Architecture
+    firmware: Firmware
+    base_url: str
+    restrict: bool
+    phase: Phase
+    cause: Cause
+    policy: str | None
+    maintenance: str | None
+    boot: Boot | None  # what boots from the network in this phase; None: the local disk
+    ignition: UserDataFiles | None  # what is answered at /ignition/<uuid>
+    override: BootOverride | None
+    decision_digest: Digest  # not in the plan's digest: next week's maintenance changes no file
+    next_transition: datetime | None
+    digest: Digest = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", digest(self.facts()))
+
+    def facts(self) -> dict[str, Any]:
+        """All that the plan's files and override depend on."""
+        return {
+            "server": self.server,
+            "uuid": self.uuid,
+            "macs": list(self.macs),
+            "architecture": self.architecture,
+            "firmware": self.firmware,
+            "baseURL": self.base_url,
+            "restrict": self.restrict,
+            "phase": self.phase,
+            "cause": self.cause,
+            "policy": self.policy,
+            "maintenance": self.maintenance,
+            "boot": self.boot.facts() if self.boot else None,
+            "ignition": self.ignition.facts() if self.ignition else None,
+            "override": self.override.facts() if self.override else None,
+        }

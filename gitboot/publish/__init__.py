@@ -1,0 +1,1 @@
+"""Where files go: one module a target."""

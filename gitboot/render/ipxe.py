@@ -1,0 +1,169 @@
+"""iPXE: a script for each boot NIC and UUID, the shared first script, the unknown server's script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gitboot.model.scalars import swapped
+from gitboot.model.server import Architecture, Firmware
+from gitboot.plan import Boot, BootPlan, Decision
+from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
+from gitboot.render import disk
+from gitboot.render.header import heading
+from gitboot.render.tree import ContentType, File
+from gitboot.resolve import Decisions
+
+_ATTEMPTS: Final = 5
+_PAUSE_S: Final = 5
+
+
+def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """A server's iPXE entries by MAC, and by UUID in both byte orders.
+
+    Every Server document has its script by UUID: without a plan it goes on to the disk, so that a
+    known machine never falls through to what unknown ones boot.
+    """
+    if plan is None:
+        tombstone = File(_tombstone(decision).encode(), ContentType.TEXT)
+        yield from ((f"boot/ipxe/{uuid}", tombstone) for uuid in _uuids(decision))
+        return
+    script = File(_script(plan).encode(), ContentType.TEXT)
+    if not (plan.boot is None and plan.restrict):
+        yield from ((f"boot/v1/boot/{mac}/boot.ipxe", script) for mac in plan.macs)
+    yield from ((f"boot/ipxe/{uuid}", script) for uuid in _uuids(decision))
+
+
+def _uuids(decision: Decision) -> list[str]:
+    return sorted({decision.uuid, swapped(decision.uuid)})
+
+
+def _tombstone(decision: Decision) -> str:
+    return f"#!ipxe\n# {decision.server}: no plan ({decision.lifecycle}), on to the local disk\n{disk.IPXE}"
+
+
+def _script(plan: BootPlan) -> str:
+    header = "#!ipxe\n" + "".join(f"# {line}\n" for line in heading(plan))
+    if plan.boot is None:
+        return header + disk.IPXE
+    if (own := plan.boot.entries.get("ipxe")) is not None:
+        return _own(own, header)
+    announced = ipxe_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
+    steps = boot_steps(plan.boot, plan.firmware)
+    if isinstance(steps, str):
+        return f"{header}echo {announced}\necho gitboot: {ipxe_text(steps)}\n{disk.IPXE}"
+    return f"{header}echo {announced}\n{_retried(steps)}{disk.IPXE}"
+
+
+def _own(text: str, header: str) -> str:
+    """The author's own script, with gitboot's heading after its first line."""
+    first, newline, rest = text.partition("\n")
+    body = rest if first.strip() == "#!ipxe" else text
+    return header + body + ("" if body.endswith("\n") else "\n")
+
+
+def boot_steps(boot: Boot, firmware: Firmware) -> tuple[str, ...] | str:
+    """The commands that boot, each of which may fail; or why iPXE cannot boot this."""
+    files = boot.files
+    if boot.direct:
+        if boot.http_boot is None and files.uki is None or boot.http_boot is not None and boot.http_boot != "uki":
+            return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
+        if firmware is not Firmware.UEFI or files.uki is None:
+            return f"{boot.image} is a unified kernel image, which needs UEFI"
+        return (f"kernel {ipxe_url(files.uki.url)}", "boot")
+    if files.kernel is None:
+        return f"{boot.image} has no kernel that a loader could boot"
+    names = [f"initrd{number}" for number in range(len(files.initrds))]
+    arguments = (*(f"initrd={name}" for name in names), *boot.kernel_arguments)
+    return (
+        f"kernel --name kernel {ipxe_url(files.kernel.url)} {ipxe_arguments(arguments)}".rstrip(),
+        *(
+            f"initrd --name {name} {ipxe_url(initrd.url)}"
+            for name, initrd in zip(names, files.initrds, strict=True)
+        ),
+        "boot",
+    )
+
+
+def _retried(steps: tuple[str, ...], label: str = "") -> str:
+    """The steps, tried a few times; falls through when they never succeed."""
+    tries = "".join(f"{step} || goto failed{label}\n" for step in steps)
+    return f"""\
+set attempt:int32 1
+:try{label}
+imgfree
+{tries}:failed{label}
+iseq ${{attempt}} {_ATTEMPTS} && goto disk{label} ||
+echo gitboot: attempt ${{attempt}} of {_ATTEMPTS} failed, trying again in {_PAUSE_S} s
+sleep {_PAUSE_S}
+inc attempt
+goto try{label}
+:disk{label}
+imgfree
+echo gitboot: no attempt succeeded, on to the local disk
+"""
+
+
+# The shared scripts.
+
+
+_LOOKUPS: Final = 3
+_NICS: Final = 16
+
+
+def first_script(prefix: str = "") -> str:
+    """What every machine's iPXE starts with; ``prefix`` leads from its own path to the tree's root.
+
+    It asks for the entry of each NIC, then by UUID, several times over. ``${errno}`` is not tested:
+    its value for a 404 differs between builds of iPXE.
+    """
+    return f"""\
+#!ipxe
+# gitboot: the boot entry of this machine, by MAC address or system UUID
+set lookup:int32 1
+:lookup
+set nic:int32 0
+:nic
+isset ${{net${{nic}}/mac}} || goto uuid
+chain --autofree {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe && exit 0 ||
+inc nic
+iseq ${{nic}} {_NICS} || goto nic
+:uuid
+chain --autofree {prefix}ipxe/${{uuid}} && exit 0 ||
+iseq ${{lookup}} {_LOOKUPS} && goto unknown ||
+inc lookup
+sleep 2
+goto lookup
+:unknown
+# Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
+chain --autofree {prefix}unknown.ipxe && exit 0 ||
+echo gitboot: no boot entry can be had, on to the local disk
+{disk.IPXE}"""
+
+
+def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """``boot.ipxe``, and ``unknown.ipxe`` but where unknown servers are answered 404."""
+    yield "boot/boot.ipxe", File(first_script().encode(), ContentType.TEXT)
+    if not decisions.unknown_not_found:
+        yield "boot/unknown.ipxe", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
+
+
+# iPXE's ${buildarch}: the architecture it was built for; a BIOS build says i386 on any x86 machine.
+_BUILDS: Final[Mapping[Architecture, tuple[str, ...]]] = {
+    Architecture.X86_64: ("x86_64", "i386"),
+    Architecture.AARCH64: ("arm64",),
+}
+
+
+def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
+    header = "#!ipxe\n# gitboot: a machine that no Server document describes\n"
+    if boots is None:
+        return header + disk.IPXE
+    choices, bodies = [], []
+    for architecture, boot in sorted(boots.items()):
+        choices += [f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in _BUILDS[architecture]]
+        announced = ipxe_text(f"gitboot: unknown machine, boots {boot.image}")
+        steps = boot_steps(boot, Firmware.UEFI)
+        tried = _retried(steps, f"_{architecture}") if not isinstance(steps, str) else f"echo {ipxe_text(steps)}\n"
+        bodies.append(f":{architecture}\necho {announced}\n{tried}goto local_disk\n")
+    return f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{disk.IPXE}"

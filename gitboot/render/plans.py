@@ -1,0 +1,50 @@
+"""Plans for operators: decision and plan of each server, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gitboot.model.scalars import format_instant
+from gitboot.plan import BootPlan, Decision, canonical
+from gitboot.render.tree import ContentType, File
+
+
+def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """``ops/plans/<server>.json``: the decision, the plan, and their digests."""
+    document = {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "decision": decision.facts(),
+        "decisionDigest": decision.digest,
+        "plan": plan.facts() if plan else None,
+        "digest": plan.digest if plan else None,
+        "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
+    }
+    yield f"ops/plans/{decision.server}.json", File(canonical(document) + b"\n", ContentType.JSON)
+
+
+def summary(decision: Decision, plan: BootPlan | None, files: dict[str, str]) -> dict[str, Any]:
+    """One server's plan as the command line and the API show it; what is absent is null.
+
+    ``files`` are the plan's boot files: path -> sha256.
+    """
+    boot = plan.boot if plan else None
+    return {
+        "server": decision.server,
+        "uuid": decision.uuid,
+        "macs": list(decision.macs),
+        "phase": plan.phase if plan else None,
+        "cause": plan.cause if plan else None,
+        "policy": decision.policy.policy if decision.policy else None,
+        "maintenance": plan.maintenance if plan else None,
+        "profile": boot.profile if boot else None,
+        "image": boot.image if boot else None,
+        "version": boot.version if boot else None,
+        "method": boot.method if boot else None,
+        "kernelArguments": list(boot.kernel_arguments) if boot else [],
+        "files": dict(sorted(files.items())),
+        "override": plan.override.facts() if plan and plan.override else None,
+        "digest": plan.digest if plan else None,
+        "decisionDigest": decision.digest,
+        "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
+    }

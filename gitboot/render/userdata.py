@@ -1,0 +1,36 @@
+"""User data: immutable files by their digest, and Ignition documents by system UUID."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gitboot.model.image import UserDataFormat
+from gitboot.model.scalars import swapped
+from gitboot.plan import BootPlan, Decision, UserDataFiles
+from gitboot.render.tree import ContentType, File
+from gitboot.userdata import family
+
+_CONTENT_TYPES = {
+    UserDataFormat.IGNITION: ContentType.IGNITION,
+    UserDataFormat.CLOUD_INIT: ContentType.CLOUD_CONFIG,
+    UserDataFormat.AUTOINSTALL: ContentType.CLOUD_CONFIG,
+}
+
+
+def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """What the plan's boot configures itself by, under ``o/``; its Ignition document also by UUID."""
+    if plan is None:
+        return
+    if plan.boot is not None and plan.boot.user_data is not None:
+        yield from _immutable(plan.boot.user_data)
+    if plan.ignition is not None:
+        yield from _immutable(plan.ignition)
+        document = File("".join(plan.ignition.files.values()).encode(), ContentType.IGNITION)
+        for uuid in sorted({plan.uuid, swapped(plan.uuid)}):
+            yield f"boot/ignition/{uuid}", document
+
+
+def _immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
+    content_type = _CONTENT_TYPES.get(family(user_data.format), ContentType.TEXT)
+    for name, text in user_data.files.items():
+        yield f"boot/{user_data.folder}/{name}", File(text.encode(), content_type)

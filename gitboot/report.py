@@ -1,0 +1,121 @@
+"""What a pass did and found, as values: what is answered, status, conditions, events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from gitboot.errors import Problem
+from gitboot.model.scalars import Digest, format_instant
+from gitboot.render.tree import File, Files
+
+
+class Upcoming(NamedTuple):
+    """What a path answers from an instant on."""
+
+    at: datetime
+    file: File | None  # None: 404
+
+
+class EntryOf(NamedTuple):
+    """Whose boot a path is; a completed GET of it is an observation."""
+
+    server: str
+    digest: Digest  # of the plan
+    boots: bool  # whether it boots from the network; the local disk's entry is evidence of nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """All that the endpoint answers from; replaced as a whole, so that all lookups change together."""
+
+    files: Files  # by path below the output directory: boot/…, ops/…
+    upcoming: Mapping[str, Upcoming] = field(default_factory=dict)  # by path, of those that change by the clock
+    entries: Mapping[str, EntryOf] = field(default_factory=dict)  # by path
+    servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # plan summaries by server, sorted
+    addresses: Mapping[str, str] = field(default_factory=dict)  # IP address -> server
+
+    def at(self, path: str, now: datetime) -> File | None:
+        """What ``path`` answers at ``now``; None is a 404."""
+        upcoming = self.upcoming.get(path)
+        if upcoming is not None and upcoming.at <= now:
+            return upcoming.file
+        return self.files.get(path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """One completed GET of an entry."""
+
+    server: str
+    path: str
+    digest: Digest  # of the plan whose entry was sent
+    client: str  # the address it was sent to
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """One thing that holds or not, as Kubernetes and Flux word conditions."""
+
+    type: str  # Ready, SourceReady, Stalled …
+    status: bool
+    reason: str  # one word in CamelCase
+    message: str
+    since: datetime  # when the status last changed
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "status": self.status,
+            "reason": self.reason,
+            "message": self.message,
+            "since": format_instant(self.since),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """An instance at a glance."""
+
+    attempted: str | None = None  # the commit that was tried last
+    problems: tuple[Problem, ...] = ()  # of the attempted commit
+    applied: str | None = None  # the commit that what is answered comes from
+    planned_at: datetime | None = None
+    next_transition: datetime | None = None
+    phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether this instance has planned and published since its start."""
+        return self.planned_at is not None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "gitboot.dev/v1alpha1",
+            "attempted": {
+                "commit": self.attempted,
+                "problems": [problem_facts(problem) for problem in self.problems],
+            },
+            "applied": {"commit": self.applied},
+            "plannedAt": format_instant(self.planned_at) if self.planned_at else None,
+            "nextTransition": format_instant(self.next_transition) if self.next_transition else None,
+            "phases": dict(sorted(self.phases.items())),
+            "conditions": [condition.facts() for condition in self.conditions],
+        }
+
+
+def problem_facts(problem: Problem) -> dict[str, Any]:
+    """A problem as JSON shows it."""
+    return {
+        "path": problem.path,
+        "line": problem.line,
+        "column": problem.column,
+        "code": problem.code,
+        "severity": problem.severity,
+        "message": problem.message,
+        "mend": problem.mend,
+    }

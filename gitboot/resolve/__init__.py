@@ -1,0 +1,6 @@
+"""Who boots what: fleet -> decisions (`decide`), a decision at an instant -> its plan (`plan`)."""
+
+from gitboot.resolve.decide import Decisions, decide
+from gitboot.resolve.instant import plan, transition
+
+__all__ = ["Decisions", "decide", "plan", "transition"]

@@ -1,0 +1,223 @@
+"""Rules R3 and R4: which policy and which image, why, and what lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from gitboot.codes import Code
+from gitboot.errors import Problem
+from gitboot.load import FleetRepository, Id
+from gitboot.model.image import ImageStream
+from gitboot.model.policy import (
+    BootPolicySpec,
+    BootProfile,
+    DiskBoot,
+    NetworkBoot,
+    OverrideMode,
+    PolicyPower,
+    Taint,
+)
+from gitboot.model.scalars import SystemUuid
+from gitboot.model.selectors import selects
+from gitboot.model.server import Server
+
+T = TypeVar("T")
+
+
+class Lost(NamedTuple):
+    """A candidate that did not win, and by which rule."""
+
+    candidate: str
+    rule: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Won(Generic[T]):
+    """What a rule chose, why, and over whom."""
+
+    winner: T
+    why: str
+    lost: tuple[Lost, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """A policy with what it inherits."""
+
+    name: str
+    chain: tuple[str, ...]  # from the root to the policy itself
+    priority: int
+    profile: str
+    network_boot: NetworkBoot
+    override: OverrideMode | None
+    disk_boot: DiskBoot
+    power: PolicyPower
+    kernel_arguments: tuple[tuple[str, ...], ...]  # a list for each policy of the chain
+    node_labels: Mapping[str, str]
+    node_taints: tuple[Taint, ...]
+    vars: Mapping[str, str | bool]
+
+
+def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
+    """Every policy with what it inherits, and what is wrong with the inheritance."""
+    found: dict[str, Pool] = {}
+    problems: list[Problem] = []
+    for name in repository.policies:
+        chain = _chain(repository, name)
+        if chain is None:
+            problems.append(
+                repository.problem(
+                    Code.CYCLE,
+                    f"BootPolicy/{name} is its own ancestor",
+                    Id("BootPolicy", name),
+                    "spec",
+                    "inherits",
+                    mend="remove one of the inherits",
+                )
+            )
+            continue
+        specs = [repository.policies[each].spec for each in chain]
+        missing = [field for field in ("profile", "network_boot") if _inherited(specs, field) is None]
+        if not missing:
+            found[name] = _pool(name, chain, specs)
+        elif not any(_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
+            what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
+            problems.append(
+                repository.problem(
+                    Code.NOT_INHERITED,
+                    f"BootPolicy/{name} neither has nor inherits {what}",
+                    Id("BootPolicy", name),
+                    "spec",
+                    mend=f"add {what}, or inherits",
+                )
+            )
+    return found, problems
+
+
+def _chain(repository: FleetRepository, name: str) -> tuple[str, ...] | None:
+    """The policies from the root to ``name``; None where they go in a circle."""
+    chain = [name]
+    while (parent := repository.policies[chain[-1]].spec.inherits) is not None:
+        if parent in chain:
+            return None
+        chain.append(parent)
+    return tuple(reversed(chain))
+
+
+def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
+    """The last value that is set along a chain."""
+    return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
+
+
+def _pool(name: str, chain: tuple[str, ...], specs: list[BootPolicySpec]) -> Pool:
+    return Pool(
+        name=name,
+        chain=chain,
+        priority=_inherited(specs, "priority") or 0,
+        profile=_inherited(specs, "profile"),
+        network_boot=_inherited(specs, "network_boot"),
+        override=_inherited(specs, "override"),
+        disk_boot=_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
+        power=_inherited(specs, "power") or PolicyPower.NONE,
+        kernel_arguments=tuple(spec.kernel_arguments for spec in specs),
+        node_labels={key: value for spec in specs for key, value in spec.node_labels.items()},
+        node_taints=tuple(taint for spec in specs for taint in spec.node_taints),
+        vars={key: value for spec in specs for key, value in spec.vars.items()},
+    )
+
+
+class Tie(NamedTuple):
+    """Candidates between which no rule chooses."""
+
+    names: tuple[str, ...]
+
+
+def choose_policy(server: Server, candidates: list[Pool], named: Pool | None) -> Won[Pool] | Tie | None:
+    """Rule R3 for one server, of the policies that select it."""
+    if named is not None:
+        lost = tuple(
+            Lost(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
+            for pool in candidates
+            if pool.name != named.name
+        )
+        return Won(named, "the server names it", lost)
+    ancestors = {name for pool in candidates for name in pool.chain[:-1]}
+    leaves = [pool for pool in candidates if pool.name not in ancestors]
+    if not leaves:
+        return None
+    highest = max(pool.priority for pool in leaves)
+    winners = [pool for pool in leaves if pool.priority == highest]
+    if len(winners) > 1:
+        return Tie(tuple(pool.name for pool in winners))
+    winner = winners[0]
+    lost = tuple(
+        Lost(f"BootPolicy/{pool.name}", "R3", _why_lost(pool, winner, pool.name in ancestors))
+        for pool in candidates
+        if pool is not winner
+    )
+    return Won(winner, "it selects the server", lost)
+
+
+def _why_lost(pool: Pool, winner: Pool, is_ancestor: bool) -> str:
+    if is_ancestor:
+        return "a policy that inherits from it selects the server too"
+    return f"priority {pool.priority} is below {winner.priority}"
+
+
+def in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
+    """Whether a server is among the first ``percent`` of a stream's servers; raising it only adds."""
+    place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
+    return place * 100 < percent << 64
+
+
+class Named(NamedTuple):
+    """An image, and where it is named."""
+
+    image: str
+    said_by: Id
+    path: tuple[str | int, ...]
+
+
+def choose_image(
+    server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]
+) -> Won[Named]:
+    """Rule R4 for one server under a policy whose profile boots from the network."""
+    candidates: list[tuple[Named, str]] = []
+    name, spec = server.metadata.name, server.spec
+    if spec.pin is not None:
+        pinned = Named(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
+        candidates.append((pinned, "the server's pin names it"))
+    if profile.spec.stream is not None:
+        stream, key = streams[profile.spec.stream], Id("ImageStream", profile.spec.stream)
+        for number, hold in enumerate(stream.spec.holds):
+            if selects(hold.select, name, server.metadata.labels):
+                held = Named(hold.image, key, ("spec", "holds", number, "image"))
+                candidates.append((held, "a hold of the stream selects the server"))
+        rollout = stream.spec.rollout
+        if (
+            rollout is not None
+            and selects(rollout.selector, name, server.metadata.labels)
+            and in_rollout(key.name, spec.uuid, rollout.percent)
+        ):
+            rolled_out = Named(rollout.image, key, ("spec", "rollout", "image"))
+            candidates.append((rolled_out, "the stream's rollout has reached the server"))
+        current = Named(stream.spec.current, key, ("spec", "current"))
+        candidates.append((current, "it is the stream's current image"))
+    if profile.spec.image is not None:
+        named = Named(profile.spec.image, Id("BootProfile", profile.metadata.name), ("spec", "image"))
+        candidates.append((named, "the profile names it"))
+    (winner, why), *others = candidates
+    lost = tuple(Lost(f"BootImage/{other.image}", "R4", f"{says}, but {why}") for other, says in others)
+    return Won(winner, why, lost)
+
+
+def maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
+    """Under a maintenance: the profile's image, or its stream's current one."""
+    if profile.spec.image is not None:
+        return profile.spec.image
+    assert profile.spec.stream is not None  # noqa: S101 - the model: exactly one, and not asked for Disk
+    return streams[profile.spec.stream].spec.current

@@ -1,0 +1,373 @@
+"""What a commit says about every server: decisions, or everything that speaks against the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+from gitboot.codes import Code
+from gitboot.errors import InvalidRepository, Problem, Severity
+from gitboot.load import FleetRepository, Id
+from gitboot.model.fleet import Output, Site, UnknownProfile
+from gitboot.model.image import SkewMode
+from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
+from gitboot.model.scalars import version_key
+from gitboot.model.selectors import selects
+from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
+from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
+from gitboot.resolve.boot import Composer, Source, Unbootable
+from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decisions:
+    """What a commit says about every server, and about machines that it does not know."""
+
+    revision: str
+    base_url: str
+    outputs: frozenset[Output]
+    servers: Mapping[str, Decision]  # by name, sorted
+    unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
+    unknown_not_found: bool  # such machines are answered 404
+    warnings: tuple[Problem, ...]
+
+
+def decide(repository: FleetRepository) -> Decisions:
+    """The decision for every server; raise `InvalidRepository` with all that speaks against the commit."""
+    deciding = _Deciding(repository)
+    servers = {name: deciding.server(server) for name, server in repository.servers.items()}
+    unknown = deciding.unknown()
+    problems = tuple(sorted(deciding.problems()))
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        raise InvalidRepository(problems)
+    fleet = repository.fleet.spec
+    return Decisions(
+        revision=repository.revision,
+        base_url=fleet.base_url,
+        outputs=frozenset(fleet.outputs),
+        servers=servers,
+        unknown=unknown,
+        unknown_not_found=fleet.unknown_servers == "NotFound",
+        warnings=problems,
+    )
+
+
+def candidates(repository: FleetRepository, known: Mapping[str, Pool], server: Server) -> list[Pool]:
+    """The policies that select ``server``, by name."""
+    name, labels = server.metadata.name, server.metadata.labels
+    return [
+        pool
+        for pool in known.values()
+        if selects(repository.policies[pool.name].spec.select, name, labels)
+    ]
+
+
+def site_of(repository: FleetRepository, server: Server) -> Site | None:
+    """The first site that selects ``server``."""
+    name, labels = server.metadata.name, server.metadata.labels
+    return next((site for site in repository.fleet.spec.sites if selects(site.select, name, labels)), None)
+
+
+class _Finding(NamedTuple):
+    """A problem that servers have in common; it is reported once and names them."""
+
+    code: Code
+    message: str
+    mend: str
+    severity: Severity
+    resource: Id
+    path: tuple[str | int, ...]
+
+
+class _Deciding:
+    """The decisions of one repository while they are made, and what is found on the way."""
+
+    def __init__(self, repository: FleetRepository) -> None:
+        self._repository = repository
+        self._composer = Composer(repository)
+        self._pools, self._problems = pools(repository)
+        self._findings: dict[_Finding, list[str]] = {}
+        self._problems += self._not_yet()
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self._problems
+        for finding, servers in self._findings.items():
+            more = f" and {len(servers) - 2} more" if len(servers) > 2 else ""
+            yield self._repository.problem(
+                finding.code,
+                f"{finding.message}: {', '.join(sorted(servers)[:2])}{more}",
+                finding.resource,
+                *finding.path,
+                mend=finding.mend,
+                severity=finding.severity,
+            )
+
+    def _find(
+        self,
+        server: str,
+        code: Code,
+        message: str,
+        mend: str,
+        resource: Id,
+        *path: str | int,
+        severity: Severity = Severity.ERROR,
+    ) -> None:
+        self._findings.setdefault(_Finding(code, message, mend, severity, resource, path), []).append(server)
+
+    def _not_yet(self) -> Iterator[Problem]:
+        """What the format has and this version does not carry out is refused, never ignored."""
+        fleet = self._repository.fleet
+        for number, output in enumerate(fleet.spec.outputs):
+            if output not in (Output.IPXE, Output.GRUB):
+                yield self._repository.problem(
+                    Code.NOT_YET,
+                    f"this version of gitboot does not make the output {output}",
+                    Id("Fleet", fleet.metadata.name),
+                    *("spec", "outputs", number),
+                    mend="leave it out",
+                )
+
+    def server(self, server: Server) -> Decision:
+        """The decision for ``server``; what it lacks has been noted as a problem."""
+        policy, maintenances = None, ()
+        if server.spec.lifecycle is Lifecycle.ACTIVE:
+            pool = self._pool_of(server)
+            policy = self._policy(server, pool) if pool is not None else None
+            maintenances = tuple(self._maintenances(server))
+            self._check_overlaps(server, maintenances)
+        site = site_of(self._repository, server)
+        return Decision(
+            server=server.metadata.name,
+            uuid=server.spec.uuid,
+            macs=server.boot_macs,
+            architecture=server.spec.architecture,
+            firmware=server.spec.firmware,
+            lifecycle=server.spec.lifecycle,
+            restrict=self._repository.fleet.spec.serving.restrict,
+            base_url=site.base_url if site else self._repository.fleet.spec.base_url,
+            policy=policy,
+            maintenances=maintenances,
+        )
+
+    # R3
+
+    def _pool_of(self, server: Server) -> Pool | None:
+        name, named = server.metadata.name, server.spec.policy
+        if named is not None:
+            return self._pools.get(named)  # broken policies have their own problem
+        match choose_policy(candidates(self._repository, self._pools, server), None):
+            case Won(winner=pool):
+                return pool
+            case Tie(names=names):
+                message = f"{' and '.join(f'BootPolicy/{each}' for each in names)} select a server with one priority"
+                self._find(
+                    name,
+                    Code.POLICY_TIE,
+                    message,
+                    "raise the priority of one, let one inherit from the other, or narrow a selector",
+                    Id("BootPolicy", names[-1]),
+                    *("spec", "select"),
+                )
+            case None if len(self._pools) == len(self._repository.policies):
+                required = self._repository.fleet.spec.require_policy
+                problem = self._repository.problem(
+                    Code.NO_POLICY,
+                    f"no BootPolicy selects {name}",
+                    Id("Server", name),
+                    *("metadata", "name"),
+                    mend="select it, name a policy in it, or park it",
+                    severity=Severity.ERROR if required else Severity.WARNING,
+                )
+                self._problems.append(problem)
+        return None
+
+    # R4 and R6 under a policy
+
+    def _policy(self, server: Server, pool: Pool) -> PolicyDecision:
+        profile = self._repository.profiles[pool.profile]
+        boot = None
+        if profile.spec.method is not Method.DISK:
+            chosen = choose_image(server, profile, self._repository.streams)
+            boot = self._boot(server, profile, chosen.winner.image, pool=pool)
+            self._check_skew(server, profile, chosen.winner.image, chosen.winner.said_by, chosen.winner.path)
+        override = pool.override or _default_override(pool.network_boot, boot)
+        self._check_override(server, boot, override, Id("BootPolicy", pool.name))
+        return PolicyDecision(
+            policy=pool.name,
+            network_boot=pool.network_boot,
+            boot=boot,
+            override=override,
+            disk_boot=pool.disk_boot,
+            power=pool.power,
+            provision=server.spec.provision,
+        )
+
+    def _boot(
+        self,
+        server: Server,
+        profile: BootProfile,
+        image: str,
+        *,
+        pool: Pool | None = None,
+        maintenance: Maintenance | None = None,
+    ) -> Boot | None:
+        """The composed boot; None where it cannot work, which has been noted."""
+        site = site_of(self._repository, server)
+        source = Source(
+            image=self._repository.images[image],
+            profile=profile,
+            architecture=server.spec.architecture,
+            firmware=server.spec.firmware,
+            base_url=site.base_url if site else self._repository.fleet.spec.base_url,
+            phase=Phase.NETWORK if maintenance is None else Phase.MAINTENANCE,
+            server=server,
+            pool=pool,
+            maintenance=maintenance,
+            site=site.name if site else None,
+        )
+        try:
+            return self._composer.compose(source)
+        except Unbootable as error:
+            self._find(
+                server.metadata.name, error.code, error.message, error.mend, error.resource, *error.path
+            )
+            return None
+
+    def _check_skew(
+        self, server: Server, profile: BootProfile, image: str, said_by: Id, path: tuple[str | int, ...]
+    ) -> None:
+        skew = self._repository.streams[profile.spec.stream].spec.skew if profile.spec.stream else None
+        if skew is None or skew.mode is SkewMode.NONE:
+            return
+        version = self._repository.images[image].spec.version
+        if version_key(version) < version_key(skew.minimum_version):
+            self._find(
+                server.metadata.name,
+                Code.SKEW,
+                f"BootImage/{image} is version {version}, and ImageStream/{profile.spec.stream} wants at least "
+                f"{skew.minimum_version}",
+                Code.SKEW.mend,
+                said_by,
+                *path,
+                severity=Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
+            )
+
+    def _check_override(self, server: Server, boot: Boot | None, override: OverrideMode, resource: Id) -> None:
+        if boot is not None and boot.direct and override is OverrideMode.CONTINUOUS:
+            self._find(
+                server.metadata.name,
+                Code.OVERRIDE_MODE,
+                f"override Continuous with BootImage/{boot.image}, which is booted directly",
+                Code.OVERRIDE_MODE.mend,
+                resource,
+                *("spec", "override"),
+            )
+
+    # R2
+
+    def _maintenances(self, server: Server) -> Iterator[MaintenanceDecision]:
+        name, labels = server.metadata.name, server.metadata.labels
+        for maintenance in self._repository.maintenances.values():
+            if selects(maintenance.spec.select, name, labels):
+                yield self._maintenance(server, maintenance)
+
+    def _maintenance(self, server: Server, maintenance: Maintenance) -> MaintenanceDecision:
+        spec = maintenance.spec
+        profile = self._repository.profiles[spec.profile]
+        boot = None
+        if profile.spec.method is not Method.DISK:
+            image = maintenance_image(profile, self._repository.streams)
+            boot = self._boot(server, profile, image, maintenance=maintenance)
+            self._check_skew(
+                server, profile, image, Id("Maintenance", maintenance.metadata.name), ("spec", "profile")
+            )
+        override = spec.override or _default_override(spec.network_boot, boot)
+        self._check_override(server, boot, override, Id("Maintenance", maintenance.metadata.name))
+        return MaintenanceDecision(
+            name=maintenance.metadata.name,
+            start=spec.window.start,
+            end=spec.window.end,
+            priority=spec.priority,
+            network_boot=spec.network_boot,
+            boot=boot,
+            override=override,
+            run=spec.run,
+            power=spec.power,
+            max_unavailable=spec.max_unavailable,
+        )
+
+    def _check_overlaps(self, server: Server, maintenances: tuple[MaintenanceDecision, ...]) -> None:
+        """A tie at any instant is an error now, whenever that instant is."""
+        for one, other in combinations(maintenances, 2):
+            if one.priority == other.priority and one.overlaps(other):
+                self._find(
+                    server.metadata.name,
+                    Code.MAINTENANCE_TIE,
+                    f"Maintenance/{one.name} and Maintenance/{other.name} overlap with one priority",
+                    "raise the priority of one, move its window, or remove the one that is over",
+                    Id("Maintenance", other.name),
+                    *("spec", "window"),
+                )
+
+    # Machines without a document
+
+    def unknown(self) -> dict[Architecture, Boot] | None:
+        """What they boot, for each architecture that the profile's image has."""
+        fleet = self._repository.fleet
+        if not isinstance(fleet.spec.unknown_servers, UnknownProfile):
+            return None
+        profile = self._repository.profiles[fleet.spec.unknown_servers.profile]
+        at = (Id("Fleet", fleet.metadata.name), "spec", "unknownServers", "profile")
+        if profile.spec.method is not Method.PXE:
+            self._problems.append(
+                self._repository.problem(
+                    Code.COMBINATION,
+                    f"an unknown machine is found by its loader, so its profile needs method Pxe, "
+                    f"found {profile.spec.method}",
+                    *at,
+                    mend="name a profile with method Pxe, or write LocalDisk",
+                )
+            )
+            return None
+        image = self._repository.images[maintenance_image(profile, self._repository.streams)]
+        if image.spec.writes_disk:
+            self._problems.append(
+                self._repository.problem(
+                    Code.UNKNOWN_WRITES_DISK,
+                    f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks",
+                    *at,
+                    mend=Code.UNKNOWN_WRITES_DISK.mend,
+                )
+            )
+            return None
+        boots: dict[Architecture, Boot] = {}
+        for architecture in sorted(image.spec.architectures):
+            source = Source(
+                image=image,
+                profile=profile,
+                architecture=architecture,
+                firmware=Firmware.UEFI,
+                base_url=fleet.spec.base_url,
+                phase=Phase.NETWORK,
+            )
+            try:
+                boots[architecture] = self._composer.compose(source)
+            except Unbootable as error:
+                self._find(
+                    f"unknown {architecture} machines",
+                    error.code,
+                    error.message,
+                    error.mend,
+                    error.resource,
+                    *error.path,
+                )
+        return boots
+
+
+def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
+    """Once; but Always goes on with Continuous where an entry can end it."""
+    if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.direct:
+        return OverrideMode.CONTINUOUS
+    return OverrideMode.ONCE

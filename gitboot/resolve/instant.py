@@ -1,0 +1,195 @@
+"""Rules R2, R5 and R10: what of a decision boots at an instant, and when that changes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
+from gitboot.model.server import Lifecycle
+from gitboot.plan import (
+    FETCH_GRACE,
+    IGNITION_GRACE,
+    SPENT_GRACE,
+    Boot,
+    BootOverride,
+    BootPlan,
+    Cause,
+    Decision,
+    MaintenanceDecision,
+    OverrideTarget,
+    Phase,
+    PolicyDecision,
+    Record,
+    UserDataFiles,
+)
+from gitboot.userdata import family
+
+
+def plan(decision: Decision, at: datetime, record: Record | None) -> BootPlan | None:
+    """What ``decision`` boots at ``at``, knowing ``record`` (None: nothing is known).
+
+    None where there is no plan: parked, retired, or neither a policy nor an active maintenance.
+    """
+    state = _state(decision, at, record)
+    if state is None:
+        return None
+    return BootPlan(
+        server=decision.server,
+        uuid=decision.uuid,
+        macs=decision.macs,
+        architecture=decision.architecture,
+        firmware=decision.firmware,
+        base_url=decision.base_url,
+        restrict=decision.restrict,
+        phase=state.phase,
+        cause=state.cause,
+        policy=decision.policy.policy if decision.policy else None,
+        maintenance=state.maintenance,
+        boot=state.boot,
+        ignition=state.ignition,
+        override=state.override,
+        decision_digest=decision.digest,
+        next_transition=transition(decision, at, record),
+    )
+
+
+def transition(decision: Decision, at: datetime, record: Record | None) -> datetime | None:
+    """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
+    now = _state(decision, at, record)
+    later = sorted({instant for instant in _instants(decision, record) if instant > at})
+    return next((instant for instant in later if _state(decision, instant, record) != now), None)
+
+
+def is_met(policy: PolicyDecision, record: Record) -> bool:
+    """Whether the key that the policy wants has been met; lowering ``provision`` never asks again."""
+    if record.provision is None or record.provision < policy.provision:
+        return False
+    if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
+        return record.image == policy.boot.image
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What changes with time in a plan."""
+
+    phase: Phase
+    cause: Cause
+    maintenance: str | None
+    boot: Boot | None
+    ignition: UserDataFiles | None
+    override: BootOverride | None
+
+
+def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
+    """Every instant at which something about the plan may change."""
+    for maintenance in decision.maintenances:
+        yield from (instant for instant in (maintenance.start, maintenance.end) if instant is not None)
+    if record is not None:
+        if record.grace_until is not None:
+            yield record.grace_until
+        if record.met_at is not None:
+            yield record.met_at + IGNITION_GRACE
+        if record.spent_at is not None:
+            yield record.spent_at + SPENT_GRACE
+        for _, made_at in record.runs.values():
+            yield made_at + FETCH_GRACE
+
+
+def _state(decision: Decision, at: datetime, record: Record | None) -> _State | None:
+    if decision.lifecycle is not Lifecycle.ACTIVE:
+        return None
+    active = [maintenance for maintenance in decision.maintenances if maintenance.active(at)]
+    if active:  # R2: the highest priority; a tie never gets here
+        return _under_maintenance(max(active, key=lambda maintenance: maintenance.priority), at, record)
+    return _under_policy(decision.policy, at, record) if decision.policy is not None else None
+
+
+def _under_maintenance(maintenance: MaintenanceDecision, at: datetime, record: Record | None) -> _State:
+    boot, name = maintenance.boot, maintenance.name
+    if boot is None:
+        return _State(Phase.DISK, Cause.MAINTENANCE_DISK, name, None, None, None)
+    made = False
+    if maintenance.network_boot is NetworkBoot.ONCE:
+        if record is None:
+            return _State(Phase.DISK, Cause.UNKNOWN, name, None, None, None)
+        run, made_at = record.runs.get(name, (-1, at))
+        made = run >= maintenance.run
+        if made and at >= made_at + FETCH_GRACE:
+            return _State(Phase.DISK, Cause.MAINTENANCE_DONE, name, None, None, None)
+    override = None
+    if not made:
+        override = _override(boot, maintenance.network_boot, maintenance.override, _reason(maintenance))
+    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, _ignition(boot), override)
+
+
+def _reason(maintenance: MaintenanceDecision) -> str:
+    return f"maintenance/{maintenance.name}/{maintenance.run}"
+
+
+def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -> _State:
+    boot = policy.boot
+    if boot is None:
+        return _disk(policy, Cause.DISK)
+    if policy.network_boot is NetworkBoot.NEVER:
+        return _disk(policy, Cause.NEVER)
+    if policy.network_boot is NetworkBoot.ALWAYS:
+        override = _override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
+        return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, _ignition(boot), override)
+    if record is None:
+        return _disk(policy, Cause.UNKNOWN)
+    if is_met(policy, record):
+        if record.grace_until is not None and at < record.grace_until and record.image == boot.image:
+            return _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), None)
+        asks_still = record.met_at is not None and at < record.met_at + IGNITION_GRACE
+        return _disk(policy, Cause.MET, _ignition(boot) if asks_still else None)
+    if record.spent_at is not None:
+        if at >= record.spent_at + SPENT_GRACE:
+            return _disk(policy, Cause.SPENT)
+        return _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), None)
+    override = _override(boot, policy.network_boot, policy.override, provision_reason(policy))
+    return _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), override)
+
+
+def provision_reason(policy: PolicyDecision) -> str:
+    """The provision key that a policy wants, as the reason of an override."""
+    image = f"/{policy.boot.image}" if policy.boot and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE else ""
+    return f"provision/{policy.provision}{image}"
+
+
+def _disk(policy: PolicyDecision, cause: Cause, ignition: UserDataFiles | None = None) -> _State:
+    override = None
+    if policy.disk_boot is DiskBoot.HDD:
+        override = BootOverride(
+            enabled=OverrideMode.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
+        )
+    return _State(Phase.DISK, cause, None, None, ignition, override)
+
+
+_TARGETS = {
+    Method.UEFI_HTTP: OverrideTarget.UEFI_HTTP,
+    Method.PXE: OverrideTarget.PXE,
+    Method.VIRTUAL_MEDIA: OverrideTarget.CD,
+}
+
+
+def _override(
+    boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason: str
+) -> BootOverride | None:
+    if mode is OverrideMode.NONE:
+        return None
+    file = boot.http_boot_file
+    return BootOverride(
+        enabled=mode,
+        target=_TARGETS[boot.method],
+        http_boot_uri=file.url if file is not None else None,
+        reason=reason,
+        rearm=network_boot is NetworkBoot.ALWAYS and mode is OverrideMode.ONCE,
+    )
+
+
+def _ignition(boot: Boot) -> UserDataFiles | None:
+    user_data = boot.user_data
+    return user_data if user_data is not None and family(user_data.format).value == "Ignition" else None
