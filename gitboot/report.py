@@ -12,19 +12,19 @@ from gitboot.model.scalars import Digest, format_instant
 from gitboot.render.tree import File, Files
 
 
-class Upcoming(NamedTuple):
-    """What a path answers from an instant on."""
-
-    at: datetime
-    file: File | None  # None: 404
-
-
 class EntryOf(NamedTuple):
     """Whose boot a path is; a completed GET of it is an observation."""
 
     server: str
     digest: Digest  # of the plan
-    boots: bool  # whether it boots from the network; the local disk's entry is evidence of nothing
+
+
+class Upcoming(NamedTuple):
+    """What a path answers from an instant on."""
+
+    at: datetime
+    file: File | None  # None: 404
+    entry: EntryOf | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Answers:
 
     files: Files  # by path below the output directory: boot/…, ops/…
     upcoming: Mapping[str, Upcoming] = field(default_factory=dict)  # by path, of those that change by the clock
-    entries: Mapping[str, EntryOf] = field(default_factory=dict)  # by path
+    entries: Mapping[str, EntryOf] = field(default_factory=dict)  # by path, of those that boot from the network
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # plan summaries by server, sorted
     addresses: Mapping[str, str] = field(default_factory=dict)  # IP address -> server
 
@@ -43,6 +43,13 @@ class Answers:
         if upcoming is not None and upcoming.at <= now:
             return upcoming.file
         return self.files.get(path)
+
+    def entry_at(self, path: str, now: datetime) -> EntryOf | None:
+        """Whose boot a completed GET of ``path`` at ``now`` is evidence of, if of any."""
+        upcoming = self.upcoming.get(path)
+        if upcoming is not None and upcoming.at <= now:
+            return upcoming.entry
+        return self.entries.get(path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,3 +126,14 @@ def problem_facts(problem: Problem) -> dict[str, Any]:
         "message": problem.message,
         "mend": problem.mend,
     }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Something that happened, for logs, `gitboot events` and the audit."""
+
+    at: datetime
+    type: str  # Fetched, Accepted, Refused, Published, OverrideSet … one word in CamelCase
+    message: str
+    facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
+    warning: bool = False  # whether a person should look

@@ -1,0 +1,5 @@
+"""``python -m gitboot`` is ``gitboot``."""
+
+from gitboot.cli import main
+
+main()

@@ -1,0 +1,84 @@
+"""The command line: argv, environment and clock in, exit codes out; one module a command."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Final, NoReturn
+
+import click
+
+from gitboot import __version__
+from gitboot.cli.exit import Exit, exit_of
+from gitboot.errors import GitbootError
+
+# In the order in which a newcomer meets them; modules are imported when their command runs.
+_COMMANDS: Final = {
+    "validate": "Check a fleet repository: every problem, with its place and its mend.",
+    "plan": "Show what each server boots, now or at any instant.",
+    "render": "Write the whole tree of boot files into a directory.",
+    "run": "Watch a repository and publish, serve and set what its servers boot.",
+    "version": "Show gitboot's version.",
+}
+
+
+class _Commands(click.Group):
+    """The commands by name, each imported when it is needed."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"gitboot.cli.{name}").command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and name not in _COMMANDS:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, _COMMANDS, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            context.fail(f"There is no command {name!r}.{hint}")
+        return super().resolve_command(context, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="gitboot", message="%(prog)s %(version)s")
+def cli() -> None:
+    """What bare-metal servers boot, decided in Git.
+
+    A fleet repository says in YAML which server boots which image, how, and when something else.
+    Begin with `gitboot validate` and `gitboot plan` in one; `gitboot run` does what it says.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line and exit; errors raised on purpose become one message and a code."""
+    try:
+        code = cli.main(prog_name="gitboot", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else Exit.FINE)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        error.show()
+        sys.exit(Exit.USAGE)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(Exit.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:  # `gitboot plan | head`
+        sys.stderr.close()
+        sys.exit(Exit.FINE)
+    except GitbootError as error:
+        click.echo(f"gitboot: {error}", err=True)
+        sys.exit(exit_of(error))

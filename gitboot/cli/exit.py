@@ -1,0 +1,44 @@
+"""Exit codes: what a script learns from a command."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from gitboot.errors import (
+    GitbootError,
+    InvalidRepository,
+    LockedByAnother,
+    PublishError,
+    SourceError,
+    SourceRefused,
+    UsageError,
+)
+
+
+class Exit(IntEnum):
+    FINE = 0
+    FAULT = 1  # gitboot's own
+    CHANGES = 2  # only where asked for
+    INVALID = 3  # the repository
+    HELD = 4  # by a guard
+    STALE = 5  # a digest is stale or unknown
+    SOURCE = 6  # source, authentication, signature
+    SUSPENDED = 7
+    PARTIAL = 8  # published or overridden only in part
+    USAGE = 64
+
+
+_EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
+    (InvalidRepository, Exit.INVALID),
+    (SourceError, Exit.SOURCE),
+    (SourceRefused, Exit.SOURCE),
+    (PublishError, Exit.PARTIAL),
+    (UsageError, Exit.USAGE),
+    (LockedByAnother, Exit.USAGE),
+)
+
+
+def exit_of(error: GitbootError) -> Exit:
+    """The code that an error ends the command with."""
+    return next((code for kind, code in _EXITS if isinstance(error, kind)), Exit.FAULT)

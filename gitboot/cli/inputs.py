@@ -1,0 +1,95 @@
+"""Arguments that several commands share: which fleet, at which revision, at which instant, in which format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gitboot.errors import UsageError
+from gitboot.model.scalars import Malformed, parse_instant
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def fleet_argument(command: Command) -> Command:
+    """PATH and --rev: the fleet that a command reads."""
+    path = click.argument("path", default=".", type=click.Path(path_type=Path))
+    rev = click.option(
+        "--rev",
+        metavar="REVISION",
+        help="A Git revision, or WORKTREE for what lies there uncommitted. Default: WORKTREE in a work tree, "
+        "HEAD in a bare repository.",
+    )
+    return path(rev(command))
+
+
+class InstantType(click.ParamType):
+    """An RFC 3339 instant with its offset."""
+
+    name = "instant"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return parse_instant(value)
+        except Malformed as error:
+            self.fail(f"{error.message}; {error.mend}", param, context)
+
+
+def at_option(command: Command) -> Command:
+    """--at: the instant that a command looks at."""
+    return click.option(
+        "--at", type=InstantType(), metavar="INSTANT", help="An instant with offset. Default: now."
+    )(command)
+
+
+def now() -> datetime:
+    """The clock, read once a command."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One ``-o FORMAT[=FILE]``."""
+
+    format: str
+    file: Path | None
+
+    def write(self, text: str) -> None:
+        """Write a document to the file, or to standard output."""
+        if self.file is None:
+            click.echo(text, nl=not text.endswith("\n"))
+            return
+        try:
+            self.file.write_text(text if text.endswith("\n") else f"{text}\n")
+        except OSError as error:
+            raise UsageError(f"{self.file} cannot be written: {error.strerror}") from error
+
+
+def output_option(*formats: str) -> Callable[[Command], Command]:
+    """-o FORMAT[=FILE], several times; the first of ``formats`` is the default."""
+
+    def parsed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[Output, ...]:
+        outputs = []
+        for value in values or (formats[0],):
+            format, _equals, file = value.partition("=")
+            if format not in formats:
+                raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
+            outputs.append(Output(format, Path(file) if file else None))
+        return tuple(outputs)
+
+    return click.option(
+        "-o",
+        "--output",
+        "outputs",
+        multiple=True,
+        callback=parsed,
+        metavar="FORMAT[=FILE]",
+        help=f"One of {', '.join(formats)}; may be given several times. Default: {formats[0]}.",
+    )

@@ -1,0 +1,98 @@
+"""`gitboot plan`: what each server boots at an instant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
+from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_held_back
+from gitboot.errors import UsageError
+
+
+@click.command()
+@fleet_argument
+@at_option
+@records_option
+@click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
+@click.option("-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1.")
+@output_option("text", "json", "yaml")
+def command(
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    records: str | None,
+    names: tuple[str, ...],
+    selector: str | None,
+    outputs: tuple[Output, ...],
+) -> None:
+    """Show what each server of the fleet at PATH boots, and why.
+
+    Without --records nothing is known of provisioning, and unknown never installs.
+    """
+    from gitboot.render.plans import summary
+
+    fleet = planned_fleet(path, rev, at or now(), records)
+    chosen = selected(selector)
+    for name in names:
+        if name not in fleet.decisions.servers:
+            raise UsageError(f"there is no server {name!r}{_near(name, fleet.decisions.servers)}")
+    items: list[dict[str, Any]] = []
+    plans = {}
+    for decision, plan in fleet.plans():
+        labels = fleet.repository.servers[decision.server].metadata.labels
+        if names and decision.server not in names:
+            continue
+        if chosen is not None and not chosen.matches(fleet.repository.servers[decision.server].metadata.name, labels):
+            continue
+        plans[decision.server] = plan
+        files = fleet.files(decision, plan)
+        boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
+        items.append(summary(decision, plan, boot_files))
+    for output in outputs:
+        if output.format == "text":
+            _print_table(items, output)
+        else:
+            document = {"apiVersion": "gitboot.dev/v1alpha1", "revision": fleet.decisions.revision, "items": items}
+            output.write(_as_json(document) if output.format == "json" else _as_yaml(document))
+    tell_held_back(held_back(plans))
+
+
+def _near(name: str, names: Sequence[str] | Any) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _as_json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, sort_keys=True)
+
+
+def _as_yaml(document: dict[str, Any]) -> str:
+    import yaml
+
+    plain = json.loads(json.dumps(document))
+    return str(yaml.safe_dump(plain, sort_keys=True, allow_unicode=True, width=100))
+
+
+def _print_table(items: list[dict[str, Any]], output: Output) -> None:
+    from gitboot.cli.table import table
+
+    rows = [
+        (
+            item["server"],
+            item["phase"] or "-",
+            item["image"] or "local disk" if item["phase"] else "no plan",
+            item["method"] or "-",
+            f"Maintenance/{item['maintenance']}" if item["maintenance"] else f"BootPolicy/{item['policy'] or '-'}",
+            item["nextTransition"] or "-",
+        )
+        for item in items
+    ]
+    output.write(table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows))

@@ -1,0 +1,112 @@
+"""Plans of a whole fleet for one command: load, decide, look up records, plan, render."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from gitboot.errors import UsageError
+from gitboot.load import FleetRepository, load
+from gitboot.model.scalars import SystemUuid
+from gitboot.model.selectors import Selector
+from gitboot.plan import BootPlan, Cause, Decision, Record
+from gitboot.records import first_records, imported
+from gitboot.render import server_files
+from gitboot.render.tree import File
+from gitboot.resolve import Decisions, decide, plan
+from gitboot.source import open_snapshot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A fleet at an instant."""
+
+    repository: FleetRepository
+    decisions: Decisions
+    at: datetime
+    records: Mapping[SystemUuid, Record]
+
+    def plans(self) -> Iterator[tuple[Decision, BootPlan | None]]:
+        for decision in self.decisions.servers.values():
+            yield decision, plan(decision, self.at, self.records.get(decision.uuid))
+
+    def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
+        return server_files(self.decisions, decision, planned)
+
+
+def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
+    """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
+    repository = load(open_snapshot(path, rev))
+    decisions = decide(repository)
+    return Planned(
+        repository=repository,
+        decisions=decisions,
+        at=at,
+        records=known_records(decisions, records),
+    )
+
+
+def known_records(decisions: Decisions, records: str | None) -> dict[SystemUuid, Record]:
+    """What ``--records`` says: nothing without it; fresh, adopt, or exported records in a file."""
+    if records is None:
+        return {}
+    known: dict[SystemUuid, Record] = {}
+    if records not in ("fresh", "adopt"):
+        try:
+            known = imported(Path(records).read_bytes(), records)
+        except OSError as error:
+            raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
+    new = first_records(decisions.servers.values(), known, adopt_all=records == "adopt")
+    return {**known, **{uuid: record for uuid, _, record in new}}
+
+
+def held_back(planned: Mapping[str, BootPlan | None]) -> int:
+    """How many servers boot their disk only because nothing is known of them."""
+    return sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in planned.values())
+
+
+def tell_held_back(count: int) -> None:
+    if count:
+        click.echo(
+            f"{count} server{'s' if count > 1 else ''} would perhaps be provisioned: nothing is known of them here, "
+            "and unknown never installs. Say what is known: --records fresh, adopt or FILE.",
+            err=True,
+        )
+
+
+records_option = click.option(
+    "--records",
+    metavar="fresh|adopt|FILE",
+    help="What is known of provisioning: fresh (servers with provision 1 or more are not installed yet), adopt "
+    "(all are), or an exported records.json. Default: nothing, and unknown never installs.",
+)
+
+
+def selected(text: str | None) -> Selector | None:
+    """``-l key=value,key!=value,key,!key``, as kubectl selects."""
+    if text is None:
+        return None
+    from pydantic import TypeAdapter, ValidationError
+
+    expressions: list[dict[str, object]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if "!=" in part:
+            key, _, value = part.partition("!=")
+            expressions.append({"key": key.strip(), "operator": "NotIn", "values": [value.strip()]})
+        elif "=" in part:
+            key, _, value = part.replace("==", "=", 1).partition("=")
+            expressions.append({"key": key.strip(), "operator": "In", "values": [value.strip()]})
+        elif part.startswith("!"):
+            expressions.append({"key": part[1:].strip(), "operator": "DoesNotExist"})
+        else:
+            expressions.append({"key": part, "operator": "Exists"})
+    try:
+        found: Selector = TypeAdapter(Selector).validate_python({"matchExpressions": expressions})
+    except ValidationError as error:
+        reason = error.errors()[0].get("ctx", {}).get("error", "an empty selector")
+        raise UsageError(f"-l {text}: {reason}; write role=web,site!=fra1,rack,!gpu") from None
+    return found

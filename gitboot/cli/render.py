@@ -1,0 +1,45 @@
+"""`gitboot render`: the whole tree of files into a directory."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from gitboot.cli.inputs import at_option, fleet_argument, now
+from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_held_back
+
+
+@click.command()
+@fleet_argument
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Where to; made where it does not exist, else empty or rendered into before.",
+)
+@at_option
+@records_option
+def command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
+    """Write every boot file of the fleet at PATH into a directory, as `gitboot run` would publish it.
+
+    OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators.
+    """
+    from gitboot.publish.directory import Directory
+    from gitboot.render import shared_files
+
+    fleet = planned_fleet(path, rev, at or now(), records)
+    files = shared_files(fleet.decisions)
+    plans = {}
+    for decision, plan in fleet.plans():
+        plans[decision.server] = plan
+        files.update(fleet.files(decision, plan))
+    with Directory.open(out, ledger="render") as target:
+        published = target.publish(files, commit=fleet.decisions.revision, at=fleet.at)
+    click.echo(
+        f"{out}: {len(published.written)} files written, {len(published.withdrawn)} withdrawn, "
+        f"{published.unchanged} unchanged",
+        err=True,
+    )
+    tell_held_back(held_back(plans))

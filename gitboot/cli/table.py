@@ -1,0 +1,27 @@
+"""Tables for people: columns as wide as needed, coloured on a terminal, plain elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import click
+
+_COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Left-aligned columns with two spaces between; the header in bold."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for number, line in enumerate(lines):
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        cells[-1] = cells[-1].rstrip()
+        if number == 0:
+            cells = [click.style(cell, bold=True) for cell in cells]
+        else:
+            cells = [
+                click.style(cell, fg=colour) if (colour := _COLOURS.get(cell.rstrip())) else cell for cell in cells
+            ]
+        text.append("  ".join(cells).rstrip())
+    return "\n".join(text)

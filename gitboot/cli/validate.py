@@ -1,0 +1,45 @@
+"""`gitboot validate`: every problem of a fleet repository."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import Output, fleet_argument, output_option
+from gitboot.cli.problems import FORMATS, counted, prefix_of
+
+
+@click.command()
+@fleet_argument
+@output_option(*FORMATS)
+def command(path: Path, rev: str | None, outputs: tuple[Output, ...]) -> None:
+    """Check the fleet repository at PATH: every problem at once, with its place and its mend.
+
+    PATH is a directory, a Git work tree or a bare repository. The exit code is 3 where there are errors;
+    warnings alone leave it 0. `gitboot explain CODE` says more about a problem.
+    """
+    from gitboot.errors import InvalidRepository, Problem, Severity
+    from gitboot.load import load
+    from gitboot.resolve import decide
+    from gitboot.source import open_snapshot
+
+    problems: tuple[Problem, ...]
+    summary = ""
+    try:
+        repository = load(open_snapshot(path, rev))
+        decisions = decide(repository)
+        problems = decisions.warnings
+        summary = f"{len(repository.servers)} servers, {len(repository.images)} images, "
+    except InvalidRepository as error:
+        problems = error.problems
+    for output in outputs:
+        text = FORMATS[output.format](problems, prefix_of(path))
+        if text:
+            output.write(text)
+    if any(output.format == "text" for output in outputs):
+        click.echo(f"{path}: {summary}{counted(problems)}", err=True)
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        sys.exit(Exit.INVALID)

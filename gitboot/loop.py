@@ -1,0 +1,113 @@
+"""The loop: passes when something happened, when the clock says so, and often enough besides."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import watchfiles
+
+from gitboot.errors import OperatorError, TryAgain
+from gitboot.load import Revision
+from gitboot.reconcile import Reconciler
+from gitboot.report import Event
+from gitboot.source import Source
+
+_JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
+
+
+class Loop:
+    """Fetches beside the passes, so that a remote that hangs delays no window."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        source: Source,
+        *,
+        poll_s: float,
+        clock: Callable[[], datetime],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._reconciler, self._source = reconciler, source
+        self._poll_s, self._clock, self._tell = poll_s, clock, tell
+        self._wake = threading.Event()  # the next pass is due now
+        self._fetch = threading.Event()  # the next fetch is due now
+        self._stop = threading.Event()
+        self._fetched: tuple[Revision | None, TryAgain | OperatorError | None] | None = None
+
+    def wake(self) -> None:
+        """Ask for a pass now; from any thread."""
+        self._wake.set()
+
+    def fetch_now(self) -> None:
+        """Ask for a fetch now; from any thread."""
+        self._fetch.set()
+
+    def stop(self) -> None:
+        """End `run` after the pass that is under way; from any thread or signal handler."""
+        self._stop.set()
+        self._wake.set()
+        self._fetch.set()
+
+    def once(self) -> None:
+        """Fetch, do one pass, and wait for its BMC jobs."""
+        self._fetch_once()
+        self._pass(wait=True)
+
+    def run(self) -> None:
+        """Pass after pass, until `stop`."""
+        threads = [threading.Thread(target=self._keep_fetching, name="fetch", daemon=True)]
+        if watched := self._source.watch_paths():
+            threads.append(threading.Thread(target=self._watch, args=(watched,), name="watch", daemon=True))
+        for thread in threads:
+            thread.start()
+        while not self._stop.is_set():
+            due = self._pass()
+            timeout_s = self._poll_s
+            if due is not None:
+                timeout_s = min(timeout_s, max((due - self._clock()) / timedelta(seconds=1), 0))
+            self._wake.wait(timeout_s)
+            self._wake.clear()
+        for thread in threads:
+            thread.join(timeout=1)  # one that hangs in the network ends with the process
+
+    def _pass(self, *, wait: bool = False) -> datetime | None:
+        at = self._clock()
+        if self._fetched is not None:
+            self._reconciler.source_fetched(self._fetched[1], at)
+        return self._reconciler.reconcile(at, wait=wait)
+
+    def _fetch_once(self) -> None:
+        before = self._fetched
+        try:
+            fetched: tuple[Revision | None, TryAgain | OperatorError | None] = (self._source.fetch(), None)
+        except (TryAgain, OperatorError) as error:
+            fetched = (before[0] if before else None, error)
+        self._fetched = fetched
+        if before is None or before[0] != fetched[0] or str(before[1]) != str(fetched[1]):
+            self._told(fetched)
+            self.wake()
+
+    def _told(self, fetched: tuple[Revision | None, TryAgain | OperatorError | None]) -> None:
+        revision, error = fetched
+        at = self._clock()
+        if error is not None:
+            self._tell(Event(at=at, type="FetchFailed", message=str(error), warning=True))
+        elif revision is not None:
+            self._tell(Event(at=at, type="Fetched", message=f"{revision[:12]}", facts={"commit": revision}))
+
+    def _keep_fetching(self) -> None:
+        while not self._stop.is_set():
+            self._fetch_once()
+            jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
+            self._fetch.wait(self._poll_s * jitter)
+            self._fetch.clear()
+
+    def _watch(self, paths: tuple[Path, ...]) -> None:
+        """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
+        for _ in watchfiles.watch(*paths, stop_event=self._stop, debounce=50, step=20, raise_interrupt=False):
+            self.fetch_now()

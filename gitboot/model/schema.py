@@ -1,0 +1,99 @@
+"""JSON Schemas of the kinds, for editors and CI: one a kind, one for any document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from gitboot.model.fleet import Fleet
+from gitboot.model.image import BootImage, ImageStream
+from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.server import Server
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+KINDS: Final = (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance)
+
+
+def schema(kind: type) -> dict[str, Any]:
+    """The JSON Schema of one kind's documents.
+
+    Editors type plain scalars by YAML 1.2, gitboot by this schema: where gitboot reads text, a number
+    is valid here too.
+    """
+    made = TypeAdapter(kind).json_schema()
+    return {"$schema": _DIALECT, "title": kind.__name__, **_bare(made)}
+
+
+def any_document() -> dict[str, Any]:
+    """The JSON Schema of any document: chosen by its kind, so that an editor shows one kind's errors."""
+    names = [kind.__name__ for kind in KINDS]
+    return {
+        "$schema": _DIALECT,
+        "title": "A gitboot document",
+        "type": "object",
+        "required": ["apiVersion", "kind"],
+        "properties": {
+            "apiVersion": {"const": "gitboot.dev/v1alpha1"},
+            "kind": {"enum": names, "description": "What the document says."},
+        },
+        "allOf": [
+            {
+                "if": {"properties": {"kind": {"const": kind.__name__}}, "required": ["kind"]},
+                "then": {key: value for key, value in _embedded(kind).items() if key != "$defs"},
+            }
+            for kind in KINDS
+        ],
+        "$defs": {name: value for kind in KINDS for name, value in sorted(_embedded(kind)["$defs"].items())},
+    }
+
+
+def _embedded(kind: type) -> dict[str, Any]:
+    return _bare(TypeAdapter(kind).json_schema())
+
+
+def _bare(node: Any) -> Any:
+    """Without titles that only repeat a name, and without defaults, which descriptions tell."""
+    if isinstance(node, Mapping):
+        return {
+            key: _bare(value)
+            for key, value in node.items()
+            if not (key == "title" and isinstance(value, str)) and key != "default"
+        }
+    if isinstance(node, list):
+        return [_bare(each) for each in node]
+    return node
+
+
+def schemas() -> dict[str, str]:
+    """Every schema as the text of its file, by file name."""
+    made = {f"{kind.__name__}.json": schema(kind) for kind in KINDS}
+    made["any.json"] = any_document()
+    return {name: json.dumps(made[name], indent=2, sort_keys=True) + "\n" for name in sorted(made)}
+
+
+def main(arguments: list[str]) -> int:
+    """``DIR`` writes the schemas there; ``--check DIR`` says which differ."""
+    directory = Path(arguments[-1])
+    if "--check" in arguments:
+        differ = [name for name, text in schemas().items() if _read(directory / name) != text]
+        extra = sorted({path.name for path in directory.glob("*.json")} - schemas().keys())
+        for name in differ + extra:
+            print(f"{directory / name} is not what the models say: python -m gitboot.model.schema {directory}")  # noqa: T201
+        return 1 if differ or extra else 0
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in schemas().items():
+        (directory / name).write_text(text)
+    return 0
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Overrides after publication: which BMC is asked for what, when, and what its answers prove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from queue import SimpleQueue
+from typing import Final
+
+from gitboot.answers import ServerState
+from gitboot.bmc.apply import Fleet, Job, Outcome, Result
+from gitboot.journal import Journal
+from gitboot.ledger import Ledger
+from gitboot.load import FleetRepository
+from gitboot.model.image import ConfigFrom
+from gitboot.model.server import Bmc, Firmware
+from gitboot.override import Armed, Enabled, Override, State, Target, Wanted, stands
+from gitboot.plan import BootPlan, Phase
+from gitboot.provisioning import Offer, Provisioning
+from gitboot.report import Observation
+from gitboot.resolve.instant import is_met, provision_reason
+
+ARMED_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC with an armed override is read
+FIRST_RETRY: Final = timedelta(seconds=5)
+LONGEST_RETRY: Final = timedelta(minutes=10)
+
+
+@dataclass(slots=True)
+class _Schedule:
+    """When a server's BMC is asked again."""
+
+    due: datetime
+    wanted: Wanted | None = None  # what it was asked for last
+    failures: int = 0
+
+
+class Overriding:
+    """Brings every BMC to what its server's plan wants, each in its own time."""
+
+    def __init__(
+        self, bmcs: Fleet, ledger: Ledger, provisioning: Provisioning, journal: Journal
+    ) -> None:
+        self._bmcs, self._ledger, self._provisioning, self._journal = bmcs, ledger, provisioning, journal
+        self.observations: SimpleQueue[Observation] = SimpleQueue()  # filled by the endpoint's threads
+        self._fetched: dict[str, Observation] = {}  # by server, until its BMC is read
+        self._schedules: dict[str, _Schedule] = {}
+
+    @property
+    def next_due(self) -> datetime | None:
+        """When the next BMC is asked without anything else having happened."""
+        return min((schedule.due for schedule in self._schedules.values()), default=None)
+
+    def ask(self, repository: FleetRepository, servers: Mapping[str, ServerState], at: datetime) -> None:
+        """Begin a job for every BMC that is due, or whose server wants something else than before."""
+        jobs = []
+        for name, state in servers.items():
+            bmc = repository.servers[name].spec.bmc
+            if bmc is None:
+                continue
+            wanted = _wanted(state.plan)
+            records = self._ledger.armed(state.decision.uuid)
+            if wanted is None and not any(record.state.is_open for record in records):
+                self._schedules.pop(name, None)
+                continue
+            schedule = self._schedules.setdefault(name, _Schedule(due=at))
+            if at < schedule.due and schedule.wanted == wanted and name not in self._fetched:
+                continue
+            schedule.wanted, schedule.due = wanted, at + ARMED_READ_EVERY
+            jobs.append(_job(repository, state, bmc, wanted, records))
+        self._bmcs.submit(jobs)
+
+    def collect(self, servers: Mapping[str, ServerState], at: datetime, *, wait: bool = False) -> None:
+        """Take in what came of the jobs that have ended, and completed fetches of entries."""
+        for name, result in self._bmcs.finished(wait_all=wait).items():
+            self._note(result, at)
+            self._reschedule(name, result, at)
+            if (state := servers.get(name)) is not None:
+                self._judge(state, result, at)
+        while not self.observations.empty():
+            self._observed(self.observations.get(), at)
+
+    def _reschedule(self, name: str, result: Result, at: datetime) -> None:
+        if (schedule := self._schedules.get(name)) is None:
+            return
+        if result.outcome is Outcome.WAITING:
+            schedule.due = at + min(FIRST_RETRY * 2**schedule.failures, LONGEST_RETRY)
+            schedule.failures = min(schedule.failures + 1, 10)
+        else:
+            schedule.failures = 0
+
+    def _note(self, result: Result, at: datetime) -> None:
+        name = result.server
+        for record in result.wrote:
+            self._journal.event(
+                at,
+                f"Override{record.state}",
+                f"{name}: {_text(record)} is {record.state.lower()}",
+                {"server": name, "reason": record.reason, "plan": record.plan_digest},
+            )
+        type = f"Bmc/{name}"
+        if result.outcome in (Outcome.UNCHANGED, Outcome.APPLIED):
+            self._journal.forget(type)
+        elif self._journal.condition(type, False, result.outcome, result.message, at):
+            message = f"{name}: {result.message}"
+            self._journal.event(at, f"Override{result.outcome}", message, {"server": name}, warning=True)
+
+    # Evidence. A fetch proves the machine's boot only if its BMC, read after it, shows the override spent.
+
+    def _observed(self, observation: Observation, at: datetime) -> None:
+        offer = self._provisioning.offered(observation.digest)
+        if offer is None:
+            return
+        if any(_is_armed_once(record) for record in self._ledger.armed(offer.decision.uuid)):
+            self._fetched[observation.server] = observation
+        else:
+            self._provisioning.meet(offer, observation.at, "Fetched", at)
+
+    def _judge(self, state: ServerState, result: Result, at: datetime) -> None:
+        if result.observed is None:
+            return
+        seen = result.observed
+        records = self._ledger.armed(state.decision.uuid)
+        observation = self._fetched.pop(state.decision.server, None)
+        offer = self._provisioning.offered(observation.digest) if observation else None
+        if observation is None or offer is None:
+            self._judge_spent(state, records, at)
+        elif any(_is_armed_once(record) and stands(record.override, seen) for record in records):
+            name = state.decision.server
+            self._journal.event(
+                at,
+                "FetchIgnored",
+                f"{name}: {observation.client} fetched its entry, but the override still stands: another client",
+                {"server": name, "client": observation.client},
+            )
+        else:
+            self._provisioning.meet(offer, observation.at, "Fetched", at)
+
+    def _judge_spent(self, state: ServerState, records: tuple[Armed, ...], at: datetime) -> None:
+        """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
+        plan, policy, record = state.plan, state.decision.policy, state.record
+        if plan is None or plan.boot is None or plan.phase is not Phase.NETWORK or policy is None or record is None:
+            return
+        wanted = provision_reason(policy)
+        own = next((each for each in records if each.reason == wanted), None)
+        if own is None or is_met(policy, record):
+            return
+        fetches = not plan.boot.direct or plan.boot.config_from is ConfigFrom.SYSTEM_UUID
+        if own.state is State.SPENT and not fetches:
+            self._provisioning.meet(Offer(decision=state.decision, plan=plan), at, "Spent", at)
+        elif own.state in (State.SPENT, State.GONE):
+            self._provisioning.spent(state, at)
+
+
+def _is_armed_once(record: Armed) -> bool:
+    return record.state.is_open and record.override.enabled is Enabled.ONCE
+
+
+def _job(
+    repository: FleetRepository, state: ServerState, bmc: Bmc, wanted: Wanted | None, records: tuple[Armed, ...]
+) -> Job:
+    return Job(
+        server=state.decision.server,
+        uuid=state.decision.uuid,
+        address=bmc.address,
+        system=bmc.system,
+        credentials=bmc.credentials,
+        verify=bmc.tls.verify,
+        ca=repository.files[bmc.tls.ca].decode() if bmc.tls.ca else None,
+        wanted=wanted,
+        records=records,
+    )
+
+
+def _wanted(plan: BootPlan | None) -> Wanted | None:
+    """What a plan wants of the BMC, in Redfish's words."""
+    if plan is None or plan.override is None:
+        return None
+    override = plan.override
+    return Wanted(
+        reason=override.reason,
+        plan_digest=plan.digest,
+        override=Override(
+            enabled=Enabled(override.enabled.value),
+            target=Target(override.target.value),
+            mode="UEFI" if plan.firmware is Firmware.UEFI else "Legacy",
+            http_boot_uri=override.http_boot_uri,
+        ),
+        rearm=override.rearm,
+    )
+
+
+def _text(record: Armed) -> str:
+    uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
+    return f"{record.override.enabled} {record.override.target}{uri} for {record.reason}"

@@ -1,0 +1,204 @@
+"""One pass: source -> load -> decide -> plan -> render -> publish -> override -> report."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gitboot.answers import ServerState, server_state
+from gitboot.errors import InvalidRepository, OperatorError, Problem, PublishError, TryAgain
+from gitboot.journal import Journal
+from gitboot.ledger import Ledger
+from gitboot.load import FleetRepository, ParseCache, Revision, Snapshot, load
+from gitboot.overriding import Overriding
+from gitboot.provisioning import Provisioning
+from gitboot.publish.directory import Directory
+from gitboot.records import exported
+from gitboot.render import shared_files
+from gitboot.render.tree import ContentType, File
+from gitboot.report import Answers, Status
+from gitboot.resolve import Decisions, decide
+from gitboot.source import Source
+
+
+class Reconciler:
+    """One instance: what it has accepted, planned and published; `reconcile` is one pass over it.
+
+    A pass never fails for a bad commit, a lost source, a full disk or a BMC: each is a condition, and the
+    last accepted commit goes on being planned, so that windows end while Git is down.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        target: Directory,
+        ledger: Ledger,
+        provisioning: Provisioning,
+        overriding: Overriding,
+        journal: Journal,
+    ) -> None:
+        self._source, self._target, self._ledger = source, target, ledger
+        self._provisioning, self._overriding, self._journal = provisioning, overriding, journal
+        self.answers: Answers | None = None  # what the endpoint answers from; replaced as a whole
+        self.status = Status()
+        self._parsed: ParseCache = {}
+        self._snapshot: Snapshot | None = None
+        self._repository: FleetRepository | None = None
+        self._decisions: Decisions | None = None
+        self._attempted: Revision | None = None
+        self._problems: tuple[Problem, ...] = ()  # of the attempted commit
+        self._applied: str | None = None
+        self._planned_at: datetime | None = None
+        self._servers: dict[str, ServerState] = {}
+
+    def reconcile(self, at: datetime, *, wait: bool = False) -> datetime | None:
+        """Do one pass at ``at``; return when the next is due by the clock. Repeating a pass changes nothing.
+
+        ``wait``: until the BMC jobs of this pass and the one before have ended.
+        """
+        self._accept(at)
+        if self._repository is not None and self._decisions is not None:
+            self._overriding.collect(self._servers, at)
+            self._provisioning.know(self._decisions, at)
+            if self._plan(self._decisions, at):
+                self._publish(self._repository, self._decisions, at)
+            if self._applied is not None:  # a machine that resets at once finds its files
+                self._overriding.ask(self._repository, self._servers, at)
+            if wait:
+                self._overriding.collect(self._servers, at, wait=True)
+        return self._report(at)
+
+    def source_fetched(self, error: TryAgain | OperatorError | None, at: datetime) -> None:
+        """Note how the last fetch went."""
+        if error is None:
+            self._journal.condition("SourceReady", True, "Fetched", "the source was fetched", at)
+        else:
+            self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
+
+    # source -> load -> decide
+
+    def _accept(self, at: datetime) -> None:
+        """Take the newest commit if it holds together; else the one before goes on."""
+        if self._decisions is None and (accepted := self._source.accepted()) is not None:
+            self._take(accepted, at)
+        latest = self._source.latest()
+        if latest is not None and latest != self._attempted:
+            self._take(latest, at)
+
+    def _take(self, revision: Revision, at: datetime) -> None:
+        """Accept a commit as a whole, or refuse it as a whole."""
+        known = dict(self._parsed)
+        try:
+            snapshot = self._source.snapshot(revision, previous=self._snapshot)
+            repository = load(snapshot, known)
+            decisions = decide(repository)
+        except InvalidRepository as error:
+            self._refuse(revision, error, at)
+            return
+        except TryAgain as error:
+            self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
+            return
+        self._ledger.accept(revision)
+        self._source.accept(revision)
+        self._attempted, self._problems = revision, decisions.warnings
+        self._snapshot, self._repository, self._decisions = snapshot, repository, decisions
+        self._parsed = {blob: known[blob] for blob in snapshot.blobs.values() if blob in known}
+        message = f"{revision[:12]} decides what {len(decisions.servers)} servers boot"
+        self._journal.condition("CommitAccepted", True, "Valid", message, at)
+        self._journal.event(at, "Accepted", message, {"commit": revision})
+
+    def _refuse(self, revision: Revision, error: InvalidRepository, at: datetime) -> None:
+        self._attempted, self._problems = revision, error.problems
+        rest = f", and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
+        message = f"{revision[:12]} is invalid: {error.problems[0]}{rest}"
+        self._journal.condition("CommitAccepted", False, "Invalid", message, at)
+        facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
+        self._journal.event(at, "Refused", message, facts, warning=True)
+
+    # plan -> render
+
+    def _plan(self, decisions: Decisions, at: datetime) -> bool:
+        """Plan and render each server whose decision, record or instant asks for it; tell whether any did."""
+        before, records = self._servers, self._provisioning.records
+        if self._planned_at is not None and at < self._planned_at:
+            before = {}  # the clock was set back: what was planned for later does not hold
+        self._servers = {}
+        for name, decision in decisions.servers.items():
+            state, record = before.get(name), records.get(decision.uuid)
+            if state is None or not state.holds(decision, record, at):
+                state = server_state(decisions, decision, record, at)
+                self._provisioning.offer(state)
+            self._servers[name] = state
+        same = self._servers.keys() == before.keys() and all(
+            state is before[name] for name, state in self._servers.items()
+        )
+        return not same or self._applied != decisions.revision
+
+    # publish
+
+    def _publish(self, repository: FleetRepository, decisions: Decisions, at: datetime) -> None:
+        """Bring the endpoint and the tree to what was planned.
+
+        The endpoint answers from memory: a full disk keeps no window open there.
+        """
+        states = self._servers.values()
+        known = {state.decision.uuid: state.record for state in states if state.record is not None}
+        files = {path: file for state in states for path, file in state.files.items()}
+        files |= shared_files(decisions)
+        files["ops/records.json"] = File(exported(known), ContentType.JSON)
+        self.answers = Answers(
+            files=files,
+            upcoming={path: each for state in states for path, each in state.upcoming.items()},
+            entries={path: each for state in states for path, each in state.entries.items()},
+            servers={name: state.summary for name, state in self._servers.items()},
+            addresses=_addresses(repository),
+        )
+        self._planned_at = at
+        try:
+            published = self._target.publish(files, commit=decisions.revision, at=at)
+        except PublishError as error:
+            if self._journal.condition("Published", False, type(error).__name__, str(error), at):
+                self._journal.event(at, "PublishFailed", str(error), warning=True)
+            return
+        self._applied = decisions.revision
+        self._journal.condition("Published", True, "Published", f"{len(files)} files stand", at)
+        if published.written or published.withdrawn:
+            counts = {
+                "written": len(published.written),
+                "withdrawn": len(published.withdrawn),
+                "unchanged": published.unchanged,
+            }
+            message = ", ".join(f"{count} {what}" for what, count in counts.items())
+            self._journal.event(at, "Published", message, {"commit": decisions.revision, **counts})
+
+    # report
+
+    def _report(self, at: datetime) -> datetime | None:
+        """Say where this instance stands; return when something is due next."""
+        phases: dict[str, int] = {}
+        for state in self._servers.values():
+            phase = str(state.plan.phase) if state.plan else "NoPlan"
+            phases[phase] = phases.get(phase, 0) + 1
+        transitions = [state.transition for state in self._servers.values() if state.transition is not None]
+        next_transition = min(transitions, default=None)
+        self.status = Status(
+            attempted=self._attempted,
+            problems=self._problems,
+            applied=self._applied,
+            planned_at=self._planned_at,
+            next_transition=next_transition,
+            phases=phases,
+            conditions=self._journal.conditions,
+        )
+        dues = (next_transition, self._overriding.next_due)
+        return min((due for due in dues if due is not None), default=None)
+
+
+def _addresses(repository: FleetRepository) -> dict[str, str]:
+    """Which server has an IP address."""
+    return {
+        address.partition("/")[0]: name
+        for name, server in repository.servers.items()
+        for interface in server.spec.interfaces
+        for address in interface.addresses
+    }

@@ -1,0 +1,95 @@
+"""Records of provisioning as JSON, and the first records of servers that a ledger has not seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from gitboot.errors import UsageError
+from gitboot.model.scalars import Digest, Malformed, SystemUuid, format_instant, parse_instant, parse_uuid
+from gitboot.plan import Decision, Record, canonical
+
+
+def first_records(
+    decisions: Iterable[Decision], known: Mapping[SystemUuid, Record], *, adopt_all: bool
+) -> list[tuple[SystemUuid, str, Record]]:
+    """Records for servers that a ledger sees for the first time.
+
+    A server is adopted as it stands, its wanted key as met, when its provision number is 0 (nothing is
+    reinstalled by taking over a running fleet), and is not met when it is 1 or more; with ``adopt_all``
+    all are adopted.
+    """
+    records = []
+    for decision in decisions:
+        if decision.uuid in known or decision.policy is None:
+            continue
+        record = Record()
+        if adopt_all or decision.policy.provision == 0:
+            record = replace(
+                record,
+                provision=decision.policy.provision,
+                image=decision.policy.boot.image if decision.policy.boot else None,
+                pool=decision.policy.policy,
+                decision=decision.digest,
+                evidence="Adopted",
+            )
+        records.append((decision.uuid, decision.server, record))
+    return records
+
+
+def exported(records: Mapping[SystemUuid, Record]) -> bytes:
+    """Records as ``ops/records.json`` has them, and as ``--records FILE`` reads them."""
+    items = [{"uuid": uuid, **_facts(record)} for uuid, record in sorted(records.items())]
+    return canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
+
+
+def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
+    """Exported records; raise `UsageError` naming ``path`` where they are something else."""
+    try:
+        items = json.loads(data)["items"]
+        return {parse_uuid(item["uuid"]): _record(item) for item in items}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"{path}: not exported records ({reason}); take ops/records.json of a published tree"
+        ) from None
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    def instant(at: datetime | None) -> str | None:
+        return format_instant(at) if at else None
+
+    return {
+        "provision": record.provision,
+        "image": record.image,
+        "pool": record.pool,
+        "decisionDigest": record.decision,
+        "evidence": record.evidence,
+        "metAt": instant(record.met_at),
+        "graceUntil": instant(record.grace_until),
+        "spentAt": instant(record.spent_at),
+        "runs": {name: {"run": run, "at": format_instant(at)} for name, (run, at) in sorted(record.runs.items())},
+    }
+
+
+def _record(item: Mapping[str, Any]) -> Record:
+    def instant(name: str) -> datetime | None:
+        return parse_instant(item[name]) if item[name] is not None else None
+
+    provision = item["provision"]
+    if provision is not None and (not isinstance(provision, int) or isinstance(provision, bool)):
+        raise ValueError("provision is a whole number or null")
+    return Record(
+        provision=provision,
+        image=item["image"],
+        pool=item["pool"],
+        decision=Digest(item["decisionDigest"]) if item["decisionDigest"] else None,
+        evidence=item["evidence"],
+        met_at=instant("metAt"),
+        grace_until=instant("graceUntil"),
+        spent_at=instant("spentAt"),
+        runs={name: (made["run"], parse_instant(made["at"])) for name, made in item["runs"].items()},
+    )

@@ -1,0 +1,609 @@
+"""Who boots what: rules R1 to R10, a table each."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from gitboot.errors import InvalidRepository
+from gitboot.plan import Cause, Phase, Record
+from gitboot.resolve import plan, transition
+from gitboot.resolve.choice import in_rollout
+from tests.fleets import (
+    SEED,
+    at,
+    decided,
+    decision,
+    document,
+    fleet,
+    image,
+    maintenance,
+    planned,
+    policy,
+    profile,
+    server,
+    uuid_of,
+)
+
+NOON = at("20T12:00")
+MET = Record(provision=1, image="flatcar-1", pool="web")
+NOT_MET = Record()
+
+
+def codes(*documents: str, files: dict[str, str] | None = None) -> list[str]:
+    """The codes of the problems that speak against a fleet; none: it is valid."""
+    try:
+        return [str(problem.code) for problem in decided(*documents, files=files).warnings]
+    except InvalidRepository as error:
+        return [str(problem.code) for problem in error.problems]
+
+
+def boots(instant: datetime, *documents: str, record: Record | None = None) -> str:
+    """The image that web01 boots, "disk", or "no plan"."""
+    found = planned(instant, *documents, record=record)
+    if found is None:
+        return "no plan"
+    return found.boot.image if found.boot else "disk"
+
+
+# R1
+
+
+@pytest.mark.parametrize(
+    ("lifecycle", "expected"), [("Active", "flatcar-1"), ("Parked", "no plan"), ("Retired", "no plan")]
+)
+def test_r1_only_active_servers_have_a_plan(lifecycle: str, expected: str) -> None:
+    seed = (*SEED[:1], server("web01", "role: web", f"lifecycle: {lifecycle}"), *SEED[2:])
+    assert boots(NOON, *seed, maintenance("repair")) == ("memtest-7" if expected == "flatcar-1" else expected)
+    assert boots(NOON, *seed) == expected
+
+
+# R2
+
+WINDOW = maintenance("repair", "20T22:00 21T04:00")
+
+
+@pytest.mark.parametrize(
+    ("instant", "expected"),
+    [
+        ("20T21:59:59", "flatcar-1"),
+        ("20T22:00:00", "memtest-7"),  # from the very instant that it opens
+        ("21T03:59:59", "memtest-7"),
+        ("21T04:00:00", "flatcar-1"),  # its end is exclusive, with the document still in Git
+    ],
+)
+def test_r2_a_window_is_half_open(instant: str, expected: str) -> None:
+    assert boots(at(instant), *SEED, WINDOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ("", "memtest-7"),
+        ("19T00:00 -", "memtest-7"),
+        ("- 21T00:00", "memtest-7"),
+        ("21T00:00 -", "flatcar-1"),
+        ("- 20T00:00", "flatcar-1"),
+    ],
+)
+def test_r2_either_end_of_a_window_is_optional(window: str, expected: str) -> None:
+    assert boots(NOON, *SEED, maintenance("repair", window)) == expected
+
+
+def test_r2_a_maintenance_beats_a_policy_of_any_priority() -> None:
+    seed = (*SEED[:-1], policy("web", "All", "priority: 999999"))
+    assert boots(NOON, *seed, maintenance("repair", spec="priority: -5")) == "memtest-7"
+
+
+def test_r2_of_several_maintenances_the_highest_priority_wins() -> None:
+    other = (image("bios-2", "writesDisk: false"), profile("bios", "bios-2"))
+    low, high = maintenance("a", spec="priority: 1"), maintenance("b", spec="priority: 2", boots="bios")
+    assert boots(NOON, *SEED, *other, low, high) == "bios-2"
+    assert boots(NOON, *SEED, *other, high, low) == "bios-2"
+
+
+@pytest.mark.parametrize(
+    ("case", "second", "expected"),
+    [
+        ("they overlap", maintenance("b", "21T03:00 22T00:00"), ["GB2012"]),
+        ("they overlap in the past", maintenance("b", "- 20T22:00:01"), ["GB2012"]),
+        ("they touch", maintenance("b", "21T04:00 22T00:00"), []),
+        ("one has a higher priority", maintenance("b", "21T03:00 22T00:00", "priority: 1"), []),
+        ("they share no server", maintenance("b", select="{servers: [web02]}"), []),
+    ],
+)
+def test_r2_overlapping_maintenances_of_one_priority_are_an_error(
+    case: str, second: str, expected: list[str]
+) -> None:
+    web02 = server("web02", "role: web")
+    first = maintenance("a", "20T22:00 21T04:00", select="{servers: [web01]}")
+    assert codes(*SEED, web02, first, second) == expected, case
+
+
+def test_r2_no_policy_field_applies_under_a_maintenance() -> None:
+    seed = (
+        *SEED[:-2],
+        profile("repair", "memtest-7", "kernelArguments: ['c={{ vars.console }}', 'p={{ vars.pool is defined }}']"),
+        policy("web", "All", "kernelArguments: [from-policy], vars: {pool: web}, nodeLabels: {a: b}"),
+    )
+    seed = (seed[0], server("web01", "role: web", "vars: {console: ttyS1}, kernelArguments: [from-server]"), *seed[2:])
+    found = planned(NOON, *seed, maintenance("repair"))
+    assert found is not None and found.boot is not None
+    assert found.boot.kernel_arguments == ("c=ttyS1", "p=False")
+    assert found.boot.node_labels == {}
+
+
+# R3
+
+POOLS = {
+    "low": policy("low", "All", "priority: 1"),
+    "high": policy("high", "All", "priority: 2"),
+    "tie": policy("tie", "All", "priority: 2"),
+    "child": policy("child", "All", "inherits: high"),
+    "grandchild": policy("grandchild", "All", "inherits: child"),
+    "none": policy("none", "None", "priority: 9"),
+    "others": policy("others", "{matchLabels: {role: db}}", "priority: 9"),
+}
+
+
+@pytest.mark.parametrize(
+    ("pools", "expected"),
+    [
+        ("low high", "high"),
+        ("high low", "high"),
+        ("high child", "child"),  # a custom pool beats its parent with the parent's own priority
+        ("high child grandchild", "grandchild"),
+        ("low others none", "low"),
+        ("high tie", ["GB2011"]),
+        ("high child tie", ["GB2011"]),  # an ancestor that is dropped does not settle a tie
+        ("none", ["GB2010"]),
+        ("", ["GB2010"]),
+    ],
+)
+def test_r3_the_policy_of_a_server(pools: str, expected: str | list[str]) -> None:
+    documents = (*SEED[:-1], *(POOLS[name] for name in pools.split()))
+    if isinstance(expected, list):
+        assert codes(*documents) == expected
+    else:
+        found = decision("web01", *documents).policy
+        assert found is not None and found.policy == expected
+
+
+def test_r3_a_server_may_name_its_policy() -> None:
+    seed = (SEED[0], server("web01", "role: web", "policy: none"), *SEED[2:-1])
+    found = decision("web01", *seed, POOLS["none"], POOLS["high"], POOLS["tie"]).policy
+    assert found is not None and found.policy == "none"
+
+
+def test_r3_without_a_required_policy_it_is_a_warning_and_no_plan() -> None:
+    seed = (fleet("baseURL: 'http://boot.test', requirePolicy: false"), *SEED[1:-1])
+    assert codes(*seed) == ["GB2010"]
+    assert boots(NOON, *seed) == "no plan"
+
+
+def test_r3_a_maintenance_reaches_a_server_without_a_policy() -> None:
+    seed = (fleet("baseURL: 'http://boot.test', requirePolicy: false"), *SEED[1:-1])
+    assert boots(at("20T23:00"), *seed, WINDOW) == "memtest-7"
+    assert boots(NOON, *seed, WINDOW) == "no plan"
+
+
+# Inheritance
+
+
+def test_a_child_takes_its_parents_fields_merges_maps_and_appends_lists() -> None:
+    parent = policy(
+        "parent",
+        "None",
+        "priority: 7, kernelArguments: [a], nodeLabels: {l: parent, p: x}, vars: {v: parent, w: x}, "
+        "nodeTaints: [{key: t, effect: NoSchedule}]",
+    )
+    child = policy(
+        "child",
+        "All",
+        "inherits: parent, kernelArguments: [b], nodeLabels: {l: child}, vars: {v: child}, "
+        "nodeTaints: [{key: u, effect: NoExecute}]",
+    )
+    arguments = profile("web", "flatcar-1", "kernelArguments: ['{{ vars.v }}{{ vars.w }}']")
+    found = planned(NOON, *SEED[:4], arguments, SEED[5], parent, child)
+    assert found is not None and found.boot is not None
+    assert found.boot.kernel_arguments == ("a", "b", "childx")
+    assert found.boot.node_labels == {"l": "child", "p": "x"}
+    assert [str(taint) for taint in found.boot.node_taints] == ["t=:NoSchedule", "u=:NoExecute"]
+
+
+@pytest.mark.parametrize(
+    ("case", "documents", "expected"),
+    [
+        ("itself", [policy("a", "All", "inherits: a")], ["GB2005"]),
+        ("in a circle", [policy("a", "All", "inherits: b"), policy("b", "All", "inherits: a")], ["GB2005"] * 2),
+        ("nothing to inherit", [document("BootPolicy", "a", "select: All")], ["GB2006"]),
+        (
+            "a parent without either",
+            [document("BootPolicy", "a", "select: None"), policy("b", "All", "inherits: a")],
+            ["GB2006"],
+        ),
+    ],
+)
+def test_inheritance_that_leads_nowhere(case: str, documents: list[str], expected: list[str]) -> None:
+    assert codes(*SEED[:-1], *documents) == expected, case
+
+
+# R4
+
+STREAM = "current: flatcar-1, rollout: {{image: flatcar-2, {rollout}}}"
+HOLD = "holds: [{select: {matchLabels: {role: web}}, image: flatcar-0, reason: held}]"
+PIN = "pin: {image: flatcar-9, reason: pinned}"
+
+
+@pytest.mark.parametrize(
+    ("case", "stream", "server_spec", "expected"),
+    [
+        ("the stream's current image", "current: flatcar-1", "", "flatcar-1"),
+        ("the rollout, with all", STREAM.format(rollout="percent: 100"), "", "flatcar-2"),
+        ("the rollout, with none", STREAM.format(rollout="percent: 0"), "", "flatcar-1"),
+        ("the rollout, elsewhere", STREAM.format(rollout="selector: {matchLabels: {a: b}}"), "", "flatcar-1"),
+        ("a hold before the rollout", f"{STREAM.format(rollout='percent: 100')}, {HOLD}", "", "flatcar-0"),
+        ("a pin before all", f"{STREAM.format(rollout='percent: 100')}, {HOLD}", PIN, "flatcar-9"),
+    ],
+)
+def test_r4_the_image_under_a_policy(case: str, stream: str, server_spec: str, expected: str) -> None:
+    documents = (
+        fleet(),
+        server("web01", "role: web", server_spec),
+        *(image(f"flatcar-{number}") for number in (0, 1, 2, 9)),
+        document("ImageStream", "flatcar", stream),
+        profile("web", "stream: flatcar"),
+        policy("web"),
+    )
+    assert boots(NOON, *documents) == expected, case
+    # Under a maintenance only the profile's image or the stream's current one count.
+    assert boots(NOON, *documents, maintenance("repair", boots="web")) == "flatcar-1", case
+
+
+def test_r4_a_pin_beats_the_profiles_own_image_too() -> None:
+    seed = (SEED[0], server("web01", "role: web", PIN), *SEED[2:], image("flatcar-9"))
+    assert boots(NOON, *seed) == "flatcar-9"
+
+
+def test_r4_raising_a_percentage_only_adds() -> None:
+    uuids = [uuid_of(f"server{number}") for number in range(500)]
+    reached: set[str] = set()
+    for percent in range(101):
+        now = {uuid for uuid in uuids if in_rollout("flatcar", uuid, percent)}  # type: ignore[arg-type]
+        assert reached <= now
+        reached = now
+    assert reached == set(uuids)
+
+
+def test_r4_a_percentage_places_servers_by_the_published_hash() -> None:
+    # sha256("flatcar-stable\0" + uuid) begins 0x8a2f9c…: worked out with sha256sum, not with gitboot.
+    import hashlib
+
+    uuid = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
+    first = hashlib.sha256(b"flatcar-stable\0" + uuid.encode()).digest()[:8]
+    place = int.from_bytes(first) / 2**64 * 100
+    assert not in_rollout("flatcar-stable", uuid, int(place))  # type: ignore[arg-type]
+    assert in_rollout("flatcar-stable", uuid, int(place) + 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mode", "minimum", "expected"),
+    [
+        ("Enforce", "1", []),
+        ("Enforce", "1.0.1", ["GB2013"]),
+        ("Warn", "1.0.1", ["GB2013"]),
+        ("None", "1.0.1", []),
+        ("Enforce", "0.9.99", []),
+    ],
+)
+def test_r4_skew_looks_at_what_really_boots(mode: str, minimum: str, expected: list[str]) -> None:
+    skew = f"current: flatcar-2, {HOLD.replace('flatcar-0', 'flatcar-1')}, skew: {{mode: {mode}, minimumVersion: '{minimum}'}}"
+    documents = (*SEED[:4], image("flatcar-2"), document("ImageStream", "flatcar", skew))
+    assert codes(*documents, profile("web", "stream: flatcar"), policy("web")) == expected
+
+
+# R5
+
+ONCE = "Once"
+CHANGE = "OnImageChange"
+
+
+@pytest.mark.parametrize(
+    ("often", "provision", "record", "phase", "cause"),
+    [
+        ("Always", 0, None, Phase.NETWORK, Cause.ALWAYS),  # unknown stops no diskless machine
+        ("Never", 1, NOT_MET, Phase.DISK, Cause.NEVER),
+        (ONCE, 1, NOT_MET, Phase.NETWORK, Cause.NOT_MET),
+        (ONCE, 1, MET, Phase.DISK, Cause.MET),
+        (ONCE, 2, MET, Phase.NETWORK, Cause.NOT_MET),
+        (ONCE, 0, MET, Phase.DISK, Cause.MET),  # lowering it never installs
+        (ONCE, 1, None, Phase.DISK, Cause.UNKNOWN),  # unknown never installs
+        (CHANGE, 1, MET, Phase.DISK, Cause.MET),
+        (CHANGE, 1, Record(provision=1, image="flatcar-0"), Phase.NETWORK, Cause.NOT_MET),
+        (CHANGE, 1, None, Phase.DISK, Cause.UNKNOWN),
+        (ONCE, 1, Record(provision=1, image="flatcar-0"), Phase.DISK, Cause.MET),
+    ],
+)
+def test_r5_the_phase_under_a_policy(
+    often: str, provision: int, record: Record | None, phase: Phase, cause: Cause
+) -> None:
+    seed = (SEED[0], server("web01", "role: web", f"provision: {provision}"), *SEED[2:-1], policy("web", often=often))
+    found = planned(NOON, *seed, record=record)
+    assert found is not None
+    assert (found.phase, found.cause) == (phase, cause)
+    assert (found.boot is not None) == (phase is Phase.NETWORK)
+
+
+def test_r5_a_profile_of_method_disk_boots_the_disk() -> None:
+    found = planned(NOON, *SEED[:4], profile("web", "", method="Disk"), SEED[5], policy("web"))
+    assert found is not None and (found.phase, found.cause) == (Phase.DISK, Cause.DISK)
+
+
+MADE = Record(provision=1, image="flatcar-1", runs={"repair": (1, at("20T23:00"))})
+
+
+@pytest.mark.parametrize(
+    ("instant", "run", "record", "expected"),
+    [
+        ("20T22:30", 1, MET, "memtest-7"),
+        ("20T23:00:30", 1, MADE, "memtest-7"),  # a loader's own retry still finds the boot
+        ("20T23:01", 1, MADE, "disk"),  # to the end of the window
+        ("21T03:59", 1, MADE, "disk"),
+        ("21T04:00", 1, MADE, "flatcar-1"),
+        ("20T23:30", 2, MADE, "memtest-7"),  # run 2 is another boot
+        ("20T22:30", 1, None, "disk"),  # unknown never installs
+    ],
+)
+def test_r5_a_maintenances_once_is_one_boot(
+    instant: str, run: int, record: Record | None, expected: str
+) -> None:
+    once = maintenance("repair", "20T22:00 21T04:00", f"networkBoot: Once, run: {run}")
+    assert boots(at(instant), *SEED, once, record=record) == expected
+
+
+def test_r5_the_boot_that_met_the_key_stays_for_the_grace_of_a_fetch() -> None:
+    fetched = at("20T12:00")
+    record = Record(
+        provision=1, image="flatcar-1", evidence="Fetched", met_at=fetched, grace_until=fetched + timedelta(seconds=60)
+    )
+    seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=ONCE))
+    assert boots(fetched + timedelta(seconds=59), *seed, record=record) == "flatcar-1"
+    assert boots(fetched + timedelta(seconds=60), *seed, record=record) == "disk"
+    within = planned(fetched, *seed, record=record)
+    assert within is not None and within.override is None  # nothing is armed any more
+
+
+def test_r5_an_override_spent_without_evidence_turns_to_the_disk_after_30_minutes() -> None:
+    record = Record(spent_at=NOON)
+    seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=ONCE))
+    within = planned(NOON + timedelta(minutes=29), *seed, record=record)
+    assert within is not None and within.boot is not None and within.override is None
+    after = planned(NOON + timedelta(minutes=30), *seed, record=record)
+    assert after is not None and (after.phase, after.cause) == (Phase.DISK, Cause.SPENT)
+
+
+# R6
+
+IGNITION = '{"ignition": {"version": "3.4.0"}}'
+UKI = "httpBoot: uki"
+
+
+@pytest.mark.parametrize(
+    ("case", "artifacts", "method", "profile_spec", "firmware", "image_spec", "expected"),
+    [
+        ("a kernel by PXE", "kernel", "Pxe", "", "BIOS", "", []),
+        ("a uki by PXE under UEFI", "uki", "Pxe", "", "UEFI", "", []),
+        ("a uki by PXE under BIOS", "uki", "Pxe", "", "BIOS", "", ["GB4002"]),
+        ("an iso by PXE", "iso", "Pxe", "", "UEFI", "", ["GB4001"]),
+        ("a uki over HTTP", "uki", "UefiHttp", UKI, "UEFI", "", []),
+        ("a uki over HTTP under BIOS", "uki", "UefiHttp", UKI, "BIOS", "", ["GB4002"]),
+        ("no uki over HTTP", "kernel", "UefiHttp", UKI, "UEFI", "", ["GB4001"]),
+        ("an iso over HTTP", "iso", "UefiHttp", "httpBoot: iso", "UEFI", "", []),
+        ("a loader over HTTP", "kernel, loader", "UefiHttp", "httpBoot: loader", "UEFI", "", []),
+        ("no loader over HTTP", "kernel", "UefiHttp", "httpBoot: loader", "UEFI", "", ["GB4001"]),
+        ("an iso as virtual medium", "iso", "VirtualMedia", "", "UEFI", "", []),
+        ("no iso as virtual medium", "kernel", "VirtualMedia", "", "UEFI", "", ["GB4001"]),
+        ("arguments to a uki", "uki", "UefiHttp", f"{UKI}, kernelArguments: [a]", "UEFI", "", ["GB4003"]),
+        ("an image's own arguments, built into its uki", "uki", "UefiHttp", UKI, "UEFI", "kernelArguments: [a]", []),
+        ("user data to a uki", "uki", "UefiHttp", f"{UKI}, @", "UEFI", "userData: Ignition/3.4", ["GB4003"]),
+        (
+            "user data to a uki that asks for it",
+            "uki",
+            "UefiHttp",
+            f"{UKI}, @, kernelArguments: [a]",
+            "UEFI",
+            "userData: Ignition/3.4, configFrom: SystemUUID",
+            [],
+        ),
+        (
+            "arguments to a uki that asks, and nothing to ask for",
+            "uki",
+            "UefiHttp",
+            f"{UKI}, kernelArguments: [a]",
+            "UEFI",
+            "configFrom: SystemUUID",
+            ["GB4003"],
+        ),
+        ("user data that the image understands", "kernel", "Pxe", "@", "UEFI", "userData: Ignition/3.5", []),
+        ("user data that is too new", "kernel", "Pxe", "@", "UEFI", "userData: Ignition/3.3", ["GB4004"]),
+        ("user data of another kind", "kernel", "Pxe", "@", "UEFI", "userData: CloudInit", ["GB4004"]),
+        ("user data for none", "kernel", "Pxe", "@", "UEFI", "", ["GB4004"]),
+    ],
+)
+def test_r6_image_and_method_agree(
+    case: str, artifacts: str, method: str, profile_spec: str, firmware: str, image_spec: str, expected: list[str]
+) -> None:
+    user_data = "userData: {format: Ignition/3.4, template: web.ign}"
+    documents = (
+        fleet(),
+        server("web01", firmware=firmware),
+        image("a-1", image_spec, artifacts),
+        profile("web", "a-1", profile_spec.replace("@", user_data), method=method),
+        policy("web"),
+    )
+    files = {"web.ign": IGNITION} if "@" in profile_spec else None
+    assert codes(*documents, files=files) == expected, case
+
+
+def test_r6_checks_the_boots_of_every_phase() -> None:
+    next_year = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="broken")
+    documents = (*SEED, image("iso-1", "", "iso"), profile("broken", "iso-1"), next_year)
+    assert codes(*documents) == ["GB4001"]
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "expected"),
+    [
+        ("Ignition/3.4", IGNITION, []),
+        ("Ignition/3.4", "{", ["GB4005"]),
+        ("Ignition/3.4", "{}", ["GB4005"]),
+        ("Ignition/3.4", '{"ignition": {"version": "2.3.0"}}', ["GB4005"]),
+        ("Ignition/3.4", '{"ignition": {"version": "3.3.0"}}', ["GB4005"]),
+        ("CloudInit", "#cloud-config\n", []),
+        ("CloudInit", "cloud-config\n", ["GB4005"]),
+        ("Autoinstall", "#cloud-config\nautoinstall:\n  version: 1\n", []),
+        ("Autoinstall", "#cloud-config\n", ["GB4005"]),
+        ("Kickstart", "lang en_US\n%post\necho $x\n%end\n", []),
+        ("Kickstart", "%post\n", ["GB4005"]),
+        ("Kickstart", "{}\n", ["GB4005"]),
+        ("Preseed", "# c\nd-i clock-setup/utc boolean \\\n true\n", []),
+        ("Preseed", "d-i x\n", ["GB4005"]),
+    ],
+)
+def test_r6_rendered_user_data_is_what_its_format_says(format: str, text: str, expected: list[str]) -> None:
+    documents = (
+        fleet(),
+        server("web01"),
+        image("a-1", f"userData: {format}"),
+        profile("web", "a-1", f"userData: {{format: {format}, template: t}}"),
+        policy("web"),
+    )
+    assert codes(*documents, files={"t": text}) == expected
+
+
+@pytest.mark.parametrize(
+    ("case", "policy_spec", "profile_spec", "method", "expected"),
+    [
+        ("Continuous with a loader", "override: Continuous", "httpBoot: loader", "UefiHttp", []),
+        ("Continuous with a uki", "override: Continuous", UKI, "UefiHttp", ["GB2014"]),
+        ("Continuous with PXE", "override: Continuous", "", "Pxe", []),
+    ],
+)
+def test_r6_only_an_entry_can_end_continuous(
+    case: str, policy_spec: str, profile_spec: str, method: str, expected: list[str]
+) -> None:
+    documents = (
+        fleet(),
+        server("web01"),
+        image("a-1", "", "kernel, loader, uki"),
+        profile("web", "a-1", profile_spec, method=method),
+        policy("web", "All", policy_spec),
+    )
+    assert codes(*documents) == expected, case
+
+
+# What a BMC is told
+
+
+@pytest.mark.parametrize(
+    ("often", "method", "policy_spec", "expected"),
+    [
+        (ONCE, "Pxe", "", ("Once", "Pxe", None, "provision/1", False)),
+        (CHANGE, "Pxe", "", ("Once", "Pxe", None, "provision/1/a-1", False)),
+        ("Always", "Pxe", "", ("Continuous", "Pxe", None, "policy/web/always", False)),
+        ("Always", "Pxe", "override: Once", ("Once", "Pxe", None, "policy/web/always", True)),
+        ("Always", "Pxe", "override: None", None),
+        (ONCE, UKI, "", ("Once", "UefiHttp", "http://boot.test/assets/a-1/uki", "provision/1", False)),
+        ("Always", UKI, "", ("Once", "UefiHttp", "http://boot.test/assets/a-1/uki", "policy/web/always", True)),
+        (
+            "Always",
+            "httpBoot: loader",
+            "",
+            ("Continuous", "UefiHttp", "http://boot.test/assets/a-1/loader", "policy/web/always", False),
+        ),
+        ("Never", "Pxe", "", None),
+        ("Never", "Pxe", "diskBoot: Hdd", ("Continuous", "Hdd", None, "disk", False)),
+    ],
+)
+def test_the_override_that_a_plan_wants(
+    often: str, method: str, policy_spec: str, expected: tuple[object, ...] | None
+) -> None:
+    http = method.startswith("httpBoot")
+    documents = (
+        fleet(),
+        server("web01", spec="provision: 1"),
+        image("a-1", "", "kernel, loader, uki"),
+        profile("web", "a-1", method if http else "", method="UefiHttp" if http else method),
+        policy("web", "All", policy_spec, often=often),
+    )
+    found = planned(NOON, *documents, record=NOT_MET)
+    assert found is not None
+    wanted = found.override
+    shown = (wanted.enabled, wanted.target, wanted.http_boot_uri, wanted.reason, wanted.rearm) if wanted else None
+    assert shown == expected
+
+
+# R10
+
+
+@pytest.mark.parametrize(
+    ("instant", "record", "expected"),
+    [
+        ("20T12:00", None, "20T22:00"),
+        ("20T22:00", None, "21T04:00"),
+        ("21T04:00", None, None),
+    ],
+)
+def test_r10_the_next_transition(instant: str, record: Record | None, expected: str | None) -> None:
+    found = decision("web01", *SEED, WINDOW)
+    assert transition(found, at(instant), record) == (at(expected) if expected else None)
+
+
+def test_r10_an_instant_that_changes_nothing_is_no_transition() -> None:
+    over = maintenance("over", "20T23:00 21T01:00", "priority: -1")
+    found = decision("web01", *SEED, WINDOW, over)
+    assert transition(found, at("20T22:00"), None) == at("21T04:00")
+
+
+# R7, R8
+
+
+def test_r8_a_comment_a_moved_line_and_a_renamed_file_change_no_digest() -> None:
+    before = decision("web01", *SEED, WINDOW)
+    after = decision("web01", *(f"\n# a comment\n{text}" for text in reversed((*SEED, WINDOW))))
+    assert before.digest == after.digest
+    one, other = plan(before, NOON, None), plan(after, NOON, None)
+    assert one == other
+
+
+def test_r8_a_maintenance_of_next_week_changes_no_plan_but_the_decision() -> None:
+    without, having = decision("web01", *SEED), decision("web01", *SEED, WINDOW)
+    assert without.digest != having.digest
+    before, after = plan(without, NOON, None), plan(having, NOON, None)
+    assert before is not None and after is not None
+    assert before.digest == after.digest
+
+
+# Machines without a document
+
+
+@pytest.mark.parametrize(
+    ("unknown", "expected"),
+    [
+        ("LocalDisk", []),
+        ("NotFound", []),
+        ("{profile: repair}", []),
+        ("{profile: web}", ["GB2015"]),
+        ("{profile: disk}", ["GB1044"]),
+        ("{profile: nobody}", ["GB2004"]),
+    ],
+)
+def test_unknown_servers_never_boot_what_writes_disks(unknown: str, expected: list[str]) -> None:
+    seed = (fleet(f"baseURL: 'http://boot.test', unknownServers: {unknown}"), *SEED[1:])
+    assert codes(*seed, profile("disk", "", method="Disk")) == expected
+
+
+@pytest.mark.parametrize("output", ["pxelinux", "uuid", "dhcp-dnsmasq", "dhcp-kea", "mirror", "pages"])
+def test_an_output_that_this_version_does_not_make_is_refused(output: str) -> None:
+    assert codes(fleet(f"baseURL: 'http://boot.test', outputs: [ipxe, {output}]"), *SEED[1:]) == ["GB2017"]
