@@ -1,0 +1,402 @@
+"""YAML text -> documents whose scalars keep their source text, with the place of each value.
+
+The schema decides what a scalar is, so each stays as it was written: ``no``, ``0755``, ``12:30`` and
+``52:54:00:12:34:56`` are text. Values are built from libyaml's events, since PyYAML builds nodes by recursion
+in C, which 100,000 nested brackets crash. A file is cut before each ``---`` line, which YAML allows nowhere
+inside a document: so a fault in one document hides nothing in the next.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from yaml._yaml import CParser  # fails without libyaml, as it should: PyYAML's own parser is no substitute
+from yaml.error import MarkedYAMLError
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from yaml.reader import ReaderError
+
+from gitboot.errors import Problem
+
+NOT_YAML = "GB1001"  # libyaml cannot read on
+NOT_UTF8 = "GB1002"  # or UTF-16 or UTF-32, by its byte order mark
+CONTROL_CHARACTER = "GB1003"  # NUL and others that YAML forbids
+FILE_TOO_LARGE = "GB1004"  # in bytes or in documents
+DOCUMENT_TOO_LARGE = "GB1005"
+TOO_DEEP = "GB1006"
+ALIAS = "GB1007"  # *name
+ANCHOR = "GB1008"  # &name
+TAG = "GB1009"  # !!str, !name, and ! alone
+MERGE_KEY = "GB1010"  # <<
+DUPLICATE_KEY = "GB1011"
+INVALID_KEY = "GB1012"  # empty, a list or a mapping
+ROOT_NOT_MAPPING = "GB1013"
+DIRECTIVE = "GB1014"  # %YAML, %TAG
+TOO_MANY_PROBLEMS = "GB1015"  # the rest of the file's problems are not shown
+
+MAX_FILE_BYTES = 16 * 1024 * 1024
+MAX_FILE_DOCUMENTS = 32 * 1024
+MAX_DOCUMENT_BYTES = 1024 * 1024
+MAX_DEPTH = 64  # of lists and mappings within each other
+MAX_PROBLEMS = 100  # of a file
+
+
+class Quoted(str):
+    """A scalar written in quotes or as a block: never null, never a plain true or false."""
+
+    __slots__ = ()
+
+
+# A scalar is None if it is plain and empty, `null` or `~`; an exact `str` if it is plain; else `Quoted`.
+Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
+Step: TypeAlias = str | int
+Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
+
+
+class Place(NamedTuple):
+    line: int  # 1-based
+    column: int  # 1-based, in characters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    value: dict[str, Value]
+    index: int  # 0-based among the documents of its file, not counting empty ones
+    place: Place  # of its first key, or of the "{" before it
+
+
+_UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+_NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
+# "%" behind whatever libyaml takes for the end of a line. In quotes YAML allows it there, but nobody does it.
+_DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
+_NULLS = frozenset({"", "null", "~"})
+_NO_KEYS = frozenset({"", "<<"})
+_T = TypeVar("_T")
+
+
+def parse(data: bytes, path: str) -> tuple[tuple[Document, ...], tuple[Problem, ...]]:
+    """Every sound document of a file, and what is wrong with the others.
+
+    Documents with nothing in them are passed over.
+    """
+    if problem := _problem_of_file(data, path):
+        return (), (problem,)
+    documents: list[Document] = []
+    problems: list[Problem] = []
+    for index, reader in enumerate(_readers(data, path)):
+        if document := reader.read(index):
+            documents.append(document)
+        problems += reader.faults.problems
+        if len(problems) > MAX_PROBLEMS:
+            break
+    return tuple(documents), _first_of(problems)
+
+
+def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
+    """The place of a value, or of its key, in the document that ``parse`` gave with this ``index``.
+
+    An absent value stands where its key does. A path that leads nowhere gives the last value on its way.
+    """
+    for number, reader in enumerate(_readers(data, path="")):
+        if number == index:
+            return reader.find(path, key=key)
+    raise IndexError(f"no document {index}")
+
+
+def _problem_of_file(data: bytes, path: str) -> Problem | None:
+    if len(data) > MAX_FILE_BYTES:
+        code, mend = FILE_TOO_LARGE, _SPREAD
+        message = f"the file has {len(data):,} bytes, over {MAX_FILE_BYTES:,}"
+    elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
+        code, mend = FILE_TOO_LARGE, _SPREAD
+        message = f"the file has over {MAX_FILE_DOCUMENTS:,} documents"
+    elif data.startswith(_UTF16_OR_UTF32):
+        code, mend = NOT_UTF8, "save it as UTF-8"
+        message = "the file is UTF-16 or UTF-32, by its byte order mark"
+    else:
+        return None
+    return Problem(path=path, line=1, column=1, code=code, message=message, mend=mend)
+
+
+def _first_of(problems: list[Problem]) -> tuple[Problem, ...]:
+    """The problems, sorted; of too many the first ones, and one that says so."""
+    if len(problems) <= MAX_PROBLEMS:
+        return tuple(sorted(problems))
+    message = f"the file has over {MAX_PROBLEMS} problems; those from here on are not shown"
+    more = replace(problems[MAX_PROBLEMS], code=TOO_MANY_PROBLEMS, message=message, mend="")
+    return (*sorted(problems[:MAX_PROBLEMS]), more)
+
+
+def _readers(data: bytes, path: str) -> Iterator[_Reader]:
+    """A reader for each document of a file that is not empty, in the file's order."""
+    start = lines = 0
+    while start < len(data):
+        following = _NEXT_DOCUMENT.search(data, start)
+        end = following.start() + 1 if following else len(data)
+        reader = _Reader(_Faults(path=path, source=data[start:end], lines_before=lines))
+        if not reader.is_empty:
+            yield reader
+        lines += data.count(b"\n", start, end)
+        start = end
+
+
+class _CannotReadOn(Exception):
+    """Ends the reading of a document once its problem is noted."""
+
+
+class _Faults:
+    """What is wrong with one document, in words that help its author."""
+
+    def __init__(self, *, path: str, source: bytes, lines_before: int) -> None:
+        self.problems: list[Problem] = []
+        self.source = source
+        self._path = path
+        self._lines_before = lines_before  # in the file, above the source
+
+    @property
+    def start(self) -> Place:
+        return Place(self._lines_before + 1, 1)
+
+    def place(self, mark: Any) -> Place:
+        # Not the mark's own line and column: libyaml also ends a line at CR, U+0085, U+2028 and U+2029.
+        return self._place_behind(self.source.decode("utf-8-sig", "replace")[: mark.index])
+
+    def place_of_byte(self, offset: int) -> Place:
+        return self._place_behind(self.source[:offset].decode("utf-8-sig", "ignore"))
+
+    def _place_behind(self, text: str) -> Place:
+        return Place(self._lines_before + text.count("\n") + 1, len(text) - text.rfind("\n"))
+
+    def note(self, place: Place, code: str, message: str, mend: str) -> None:
+        line, column = place
+        self.problems.append(
+            Problem(path=self._path, line=line, column=column, code=code, message=message, mend=mend)
+        )
+
+    def note_bytes(self, error: ReaderError) -> None:
+        place = self.place_of_byte(error.position)
+        if error.reason == "control characters are not allowed":
+            message = f"the control character U+{error.character:04X}, which YAML forbids"
+            self.note(place, CONTROL_CHARACTER, message, "remove it")
+        else:
+            self.note(place, NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
+
+    def note_syntax(self, error: MarkedYAMLError) -> None:
+        problem, context = error.problem or "", error.context or ""
+        began: Any = error.context_mark
+        mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
+        character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
+        if character == "\t" or "tab character" in problem:
+            code, message, mend = NOT_YAML, "a tab, where YAML wants spaces", "indent with spaces"
+        elif " tag" in context + problem:
+            code, message, mend = TAG, f"a tag: {problem}", _NO_TAGS
+        else:
+            code, mend = NOT_YAML, _MENDS.get(problem, "")
+            message = "not YAML: " + problem.replace("found character", f"found {character!r}, a character")
+            if began and began.line != mark.line:
+                message += f" ({context} that begins in line {self.place(began).line})"
+        self.note(self.place(mark), code, message, mend)
+
+
+class _Reader:
+    """Reads one document, event by event, and goes on behind a fault where libyaml can."""
+
+    def __init__(self, faults: _Faults) -> None:
+        self.faults = faults
+        self._next: Callable[[], Any] = CParser(faults.source).get_event
+        self._may_have_properties = b"&" in faults.source or b"!" in faults.source
+        self._root: Any = self._attempt(self._begin)  # the event that begins the document's value
+
+    @property
+    def is_empty(self) -> bool:
+        return self._root is None and not self.faults.problems
+
+    def read(self, index: int) -> Document | None:
+        """The document, or None where it has faults."""
+        value = self._attempt(self._whole) if self._root else None
+        if self.faults.problems or not isinstance(value, dict):
+            return None
+        return Document(value=value, index=index, place=self.faults.place(self._root.start_mark))
+
+    def find(self, path: Path, *, key: bool) -> Place:
+        return self._seek(self._root, path, key)
+
+    def _attempt(self, step: Callable[[], _T]) -> _T | None:
+        """What ``step`` returns; None, and a problem noted, where the document cannot be read on."""
+        try:
+            return step()
+        except ReaderError as error:
+            self.faults.note_bytes(error)
+        except MarkedYAMLError as error:
+            self.faults.note_syntax(error)
+        except UnicodeDecodeError:  # from PyYAML, of the %-escapes in a tag
+            self.faults.note(self.faults.start, TAG, "a tag that is not UTF-8", _NO_TAGS)
+        except _CannotReadOn:
+            pass
+        return None
+
+    def _begin(self) -> Any:
+        faults, source = self.faults, self.faults.source
+        if len(source) > MAX_DOCUMENT_BYTES:
+            message = f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}"
+            faults.note(faults.start, DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
+            raise _CannotReadOn
+        if b"%" in source and (directive := _DIRECTIVE.search(source)):
+            place = faults.place_of_byte(directive.end())
+            faults.note(place, DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
+            raise _CannotReadOn
+        self._next()  # the stream's start
+        return self._next_root()
+
+    def _next_root(self) -> Any:
+        """The event that begins the next value at a document's root; None behind the last."""
+        while type(self._next()) is DocumentStartEvent:
+            root = self._next()
+            if not _is_absent(root):
+                return root
+            self._next()  # the document's end
+        return None
+
+    def _whole(self) -> Value:
+        value = self._value(self._root, 1)
+        self._next()  # the document's end
+        if another := self._next_root():
+            message = "another document, but no line of its own for its '---'"
+            self._refuse(another, NOT_YAML, message, "end lines with LF or CRLF")
+        if not isinstance(value, dict):
+            message = "the document is no mapping of apiVersion, kind, metadata and spec"
+            self._refuse(self._root, ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
+        return value
+
+    def _value(self, event: Any, depth: int) -> Value:
+        """The value that ``event`` begins, read to its end; a list or a mapping would be the ``depth``-th."""
+        if self._may_have_properties:
+            self._refuse_properties(event)
+        kind = type(event)  # quicker than isinstance(), and events have no subclasses
+        if kind is ScalarEvent:
+            text: str = event.value
+            if event.style:
+                return Quoted(text)
+            return None if text in _NULLS else text
+        if kind is AliasEvent:
+            mend = "write the value out; put text that begins with '*' in quotes"
+            self._refuse(event, ALIAS, "an alias", mend)
+            return None
+        if depth > MAX_DEPTH:
+            message = f"over {MAX_DEPTH} lists and mappings within each other"
+            self._refuse(event, TOO_DEEP, message, "nest less")
+            raise _CannotReadOn
+        return self._mapping(depth) if kind is MappingStartEvent else self._list(depth)
+
+    def _mapping(self, depth: int) -> dict[str, Value]:
+        read, wary = self._next, self._may_have_properties
+        mapping: dict[str, Value] = {}
+        firsts: dict[str, Any] = {}  # where each key stands
+        while type(event := read()) is not MappingEndEvent:
+            key = event.value if type(event) is ScalarEvent else ""
+            if wary or key in _NO_KEYS or key in firsts:
+                self._check_key(event, firsts, depth)
+            else:
+                firsts[key] = event.start_mark
+            mapping[key] = self._value(read(), depth + 1)
+        return mapping
+
+    def _list(self, depth: int) -> list[Value]:
+        read = self._next
+        items: list[Value] = []
+        while type(event := read()) is not SequenceEndEvent:
+            items.append(self._value(event, depth + 1))
+        return items
+
+    def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
+        if type(event) is not ScalarEvent:
+            if type(event) is not AliasEvent:
+                self._refuse(event, INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
+            self._value(event, depth + 1)
+            return
+        self._refuse_properties(event)
+        key = event.value
+        if not key:
+            self._refuse(event, INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes")
+        elif key == "<<" and not event.style:
+            self._refuse(event, MERGE_KEY, "a merge key, '<<'", "write the keys out")
+        elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
+            message = f"the key {key[:80]!r} again, which line {self.faults.place(first).line} has already"
+            self._refuse(event, DUPLICATE_KEY, message, "remove one of the two")
+
+    def _refuse_properties(self, event: Any) -> None:
+        if type(event) is AliasEvent:
+            return  # the anchor that it has is the one it names
+        if event.anchor is not None:
+            self._refuse(event, ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
+        if event.tag is not None:
+            self._refuse(event, TAG, "a tag", _NO_TAGS)
+
+    def _refuse(self, event: Any, code: str, message: str, mend: str) -> None:
+        self.faults.note(self.faults.place(event.start_mark), code, message, mend)
+        if len(self.faults.problems) > MAX_PROBLEMS:
+            raise _CannotReadOn
+
+    def _seek(self, event: Any, path: Path, key: bool) -> Place:
+        """The place of ``path`` within the value that ``event`` begins."""
+        here = self.faults.place(event.start_mark)
+        if not path:
+            return here
+        step, rest = path[0], path[1:]
+        if type(event) is MappingStartEvent:
+            while type(name := self._next()) is not MappingEndEvent:
+                value = self._next()
+                if name.value == step:
+                    at_key = _is_absent(value) or (key and not rest)
+                    return self.faults.place(name.start_mark) if at_key else self._seek(value, rest, key)
+                self._value(value, 1)
+        elif type(event) is SequenceStartEvent:
+            position = 0
+            while type(item := self._next()) is not SequenceEndEvent:
+                if position == step:
+                    return self._seek(item, rest, key)
+                self._value(item, 1)
+                position += 1
+        return here
+
+
+def _is_absent(event: Any) -> bool:
+    """Whether nothing is written where ``event`` has a scalar."""
+    length: int = event.end_mark.index - event.start_mark.index
+    return length == 0 and type(event) is ScalarEvent
+
+
+_SPREAD = "spread its documents over several files"
+_NO_TAGS = "remove it; put text that begins with '!' in quotes"
+_QUOTE_TEMPLATES = "use text as a key; put a value that begins with '{{' in quotes"
+# What libyaml notices only behind the place where its author has to look.
+_SEEN_TOO_LATE = frozenset(
+    {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
+)
+_MENDS = {
+    "block sequence entries are not allowed in this context": "begin the list on a line of its own",
+    "could not find expected ':'": "write `key: value`, or put the text in quotes",
+    "did not find expected '-' indicator": "indent all items of a list alike",
+    "did not find expected ',' or ']'": "close the list with ']'",
+    "did not find expected ',' or '}'": "close the mapping with '}'",
+    "did not find expected <document start>": "put it into the document, or a '---' line before it",
+    "did not find expected alphabetic or numeric character": "put text that begins with '*' or '&' in quotes",
+    "did not find expected key": "indent all keys of a mapping alike; put the whole value in quotes",
+    "did not find expected node content": "put text that begins with one of ,[]{} in quotes",
+    "found character that cannot start any token": "put the text in quotes",
+    "found unexpected document indicator": "close the quotes",
+    "found unexpected end of stream": "close the quotes",
+    "found unknown escape character": "use single quotes, in which a backslash is a backslash",
+    "mapping values are not allowed in this context": "put text that holds ': ' in quotes; indent keys alike",
+}
