@@ -1,0 +1,751 @@
+"""Sandboxed Jinja2 over the fleet's own files: strict, bounded, deterministic.
+
+A template sees plain data: texts, numbers, booleans, lists, mappings. It can do with them what `_FILTERS`,
+`_TESTS`, `_FUNCTIONS` and `_METHODS` list, and nothing else. A dot looks up a key, never a Python attribute.
+
+What could grow without end is counted while it happens, and never timed, so that a template gives the same
+text or the same fault on any machine. For that its syntax tree is changed before it is compiled: wherever a
+loop turns, texts are joined or values compared, the `_Budget` of the rendering is asked first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from jinja2 import Template, nodes, pass_context
+from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
+from jinja2.ext import Extension
+from jinja2.filters import FILTERS as JINJA_FILTERS
+from jinja2.lexer import Token, TokenStream
+from jinja2.meta import find_undeclared_variables
+from jinja2.runtime import Context, LoopContext, Macro, StrictUndefined, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS as JINJA_TESTS
+from jinja2.utils import missing
+
+from gitboot.codes import Code
+from gitboot.quote import (
+    Unquotable,
+    command_line,
+    grub_arguments,
+    grub_word,
+    ipxe_arguments,
+    ipxe_word,
+    kernel_argument,
+)
+
+MAX_CHARACTERS: Final = 1024 * 1024  # of a template, and of what it renders
+MAX_STEPS: Final = 100_000  # of all its loops together
+MAX_WORK: Final = 2_000_000  # expressions evaluated, elements looked at, and each 16 characters of text
+MAX_TOKENS: Final = 20_000  # of a template; the text between two expressions is one
+MAX_NESTING: Final = 50  # of expressions and blocks, of lists in lists, of macros that call each other
+MAX_BRACKETS: Final = 25  # in each other
+MAX_INTEGER: Final = 2**63 - 1
+
+
+class TemplateFault(Exception):
+    """A template that cannot be read, or not be rendered with these values."""
+
+    def __init__(self, code: Code, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+        self.path: str | None = None  # None where the template stands in the YAML itself
+        self.line = line  # 1-based, in the template
+
+
+class Templates:
+    """The template files of a commit, by path, and the templates in its YAML; each is compiled once."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._sources: dict[str, str] = {}  # by path
+        self._names: dict[str, frozenset[str]] = {}  # by path
+        self._compiled: dict[str, Template | str | TemplateFault] = {}  # by source
+
+    def render_file(self, path: str, context: Mapping[str, object]) -> str:
+        with _faults_in(path):
+            return self.render_text(self._source(path), context)
+
+    def render_text(self, source: str, context: Mapping[str, object]) -> str:
+        """What the template gives; text without markup is given back as it is."""
+        template = self._compiled.get(source)
+        if template is None:
+            template = self._compiled[source] = _compiled(source)
+        if isinstance(template, TemplateFault):
+            raise TemplateFault(template.code, template.message, template.line)
+        return template if isinstance(template, str) else _render(template, context)
+
+    def names(self, path: str) -> frozenset[str]:
+        """The names that the template takes from its context."""
+        if path not in self._names:
+            with _faults_in(path), _faults_of_syntax():
+                tree = _ENVIRONMENT.parse(self._source(path))
+                self._names[path] = frozenset(find_undeclared_variables(tree))
+        return self._names[path]
+
+    def _source(self, path: str) -> str:
+        if path not in self._sources:
+            self._sources[path] = _decoded(self._files[path])
+        return self._sources[path]
+
+
+class _Budget:
+    """What a rendering may still do."""
+
+    __slots__ = ("calls", "steps", "work")
+
+    def __init__(self) -> None:
+        self.calls, self.steps, self.work = MAX_NESTING, MAX_STEPS, MAX_WORK
+
+    def spend(self, work: int) -> None:
+        self.work -= work
+        if self.work < 0:
+            raise _out_of_bounds("it does more than any boot file can need")
+
+    def step(self, work: int) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise _out_of_bounds(f"its loops take more than {MAX_STEPS:,} steps")
+        self.spend(work)
+
+    def weigh(self, value: object, depth: int = 0) -> None:
+        """Spend what it takes to look at all of a value, each part as often as it stands there."""
+        if isinstance(value, str):
+            self.spend(1 + len(value) // 16)
+        elif isinstance(value, list | tuple | dict | range):
+            self.spend(1 + len(value))
+            if depth > MAX_NESTING:
+                raise _out_of_bounds("its lists are nested too deeply")
+            if isinstance(value, dict):
+                self.weigh(list(value.values()), depth)
+            if not isinstance(value, range):
+                for element in value:
+                    self.weigh(element, depth + 1)
+        elif isinstance(value, Undefined):
+            str(value)
+        elif value is not None and not isinstance(value, int | float):
+            raise _failed(f"{_kind(value)} is not a value")
+
+
+class _Context(Context):
+    """The names that a rendering sees, and its budget."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.budget = _Budget()
+
+
+class _NotDefined(UndefinedError):
+    """The use of a name that is not there, with the value in which it was looked for."""
+
+    def __init__(self, message: str | None, value: object, name: object) -> None:
+        super().__init__(message)
+        self.value, self.name = value, name
+
+
+class _Missing(StrictUndefined):
+    """What stands for a name that is not there: any use but a test or a default is a fault."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, hint: str | None = None, obj: Any = missing, name: str | None = None, exc: Any = None
+    ) -> None:
+        super().__init__(hint, obj, name, exc or partial(_NotDefined, value=obj, name=name))  # type: ignore[arg-type]
+
+
+class _TokenCount(Extension):
+    """Counts a template's tokens before they are parsed."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        open_brackets = 0
+        for count, token in enumerate(stream):
+            open_brackets += _BRACKETS.get(token.type, 0)
+            if count == MAX_TOKENS or open_brackets > MAX_BRACKETS:
+                raise _out_of_bounds("it is too long or nested too deeply", token.lineno)
+            yield token
+
+
+_BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbracket": -1, "rbrace": -1}
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+    context_class = _Context
+
+    def __init__(self) -> None:
+        super().__init__(
+            undefined=_Missing,
+            extensions=[_TokenCount],
+            finalize=_written,
+            keep_trailing_newline=True,
+            optimized=False,  # nothing is computed while there is no budget
+        )
+        self.globals = dict(_FUNCTIONS)
+        self.filters = _FILTERS | _HIDDEN_FILTERS
+        self.tests = dict(_TESTS)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        _metered(template)
+        template.set_environment(self)
+        return template
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        if method := _METHODS.get(type(obj), {}).get(attribute):
+            return partial(method, obj)
+        if isinstance(obj, LoopContext) and attribute in _LOOP:
+            return getattr(obj, attribute)
+        return self.getitem(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, Undefined):
+            obj._fail_with_undefined_error()
+        try:
+            match obj, argument:
+                case (
+                    (dict(), str() | int()) | (list() | tuple() | range(), int() | slice()) | (str(), slice())
+                ):
+                    return obj[argument]
+        except LookupError:
+            pass
+        return self.undefined(obj=obj, name=argument)
+
+    def call(__self, __context: Any, __function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        if isinstance(__function, Undefined):
+            __function._fail_with_undefined_error()
+        if not isinstance(__function, Macro | partial) and __function not in _FUNCTIONS.values():
+            raise _failed(f"{_kind(__function)} cannot be called")
+        budget: _Budget = __context.budget
+        budget.spend(1)
+        budget.calls -= 1
+        if budget.calls < 0:
+            raise _out_of_bounds("its macros call each other too deeply")
+        if isinstance(__function, partial):
+            budget.weigh([*__function.args, *args])
+        result = super().call(__context, __function, *args, **kwargs)
+        budget.weigh(result)
+        budget.calls += 1
+        return result
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        budget: _Budget = context.budget
+        budget.weigh([left, right])
+        if operator == "+" and (_are(str, left, right) or _are(list, left, right)):
+            return left + right
+        if operator == "**" or not _are(int | float, left, right):
+            raise _failed(f"{operator} does not take {_kind(left)} and {_kind(right)}")
+        result = self.binop_table[operator](left, right)
+        if abs(result) > MAX_INTEGER:
+            raise _out_of_bounds("a number is too large")
+        return result
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in _FILTERS:
+            raise _failed(f"there is no filter {name}{_did_you_mean(name, _FILTERS)}")
+        return super().call_filter(name, *args, **kwargs)
+
+
+def _compiled(source: str) -> Template | str | TemplateFault:
+    if len(source) > MAX_CHARACTERS:
+        return _out_of_bounds(f"it has more than {MAX_CHARACTERS:,} characters")
+    if not re.search(r"\{[{%#]", source):
+        return source
+    try:
+        with _faults_of_syntax():
+            return _ENVIRONMENT.from_string(source)
+    except TemplateFault as fault:
+        return fault
+
+
+def _render(template: Template, context: Mapping[str, object]) -> str:
+    names = {**_FUNCTIONS, **context}
+    try:
+        text = "".join(template.root_render_func(template.new_context(names, shared=True)))
+        if len(text) > MAX_CHARACTERS:
+            raise _out_of_bounds(f"it renders more than {MAX_CHARACTERS:,} characters")
+    except _FAILURES as failure:
+        fault = _fault(failure, names)
+        if fault.line is None:
+            fault.line = _line(failure, template)
+        raise fault from failure
+    return text
+
+
+_FAILURES: Final = (
+    TemplateFault,
+    TemplateError,
+    Unquotable,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def _metered(node: nodes.Node, depth: int = 0) -> nodes.Node:
+    """The same node, with the budget asked wherever something can grow."""
+    if depth > MAX_NESTING:
+        raise _out_of_bounds("it is nested too deeply", node.lineno)
+    for field, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            setattr(node, field, _metered(value, depth + 1))
+        elif isinstance(value, list):
+            value[:] = [_metered(each, depth + 1) if isinstance(each, nodes.Node) else each for each in value]
+    return _meter(node)
+
+
+def _meter(node: nodes.Node) -> nodes.Node:
+    match node:
+        case nodes.For(recursive=False):
+            node.iter = _asking("-steps", node.iter, _work([*node.body, *([node.test] if node.test else [])]))
+        case nodes.Macro() | nodes.CallBlock():
+            spending = _asking("-spent", nodes.Const(None, lineno=node.lineno), _work(node.body))
+            node.body.insert(0, nodes.ExprStmt(spending, lineno=node.lineno))
+        case nodes.Concat():
+            return _asking("-joined", nodes.List(node.nodes, lineno=node.lineno))
+        case nodes.Compare(expr=expr) | nodes.Operand(expr=expr) if not isinstance(expr, nodes.Const):
+            node.expr = _asking("-weighed", expr)
+        case nodes.List() | nodes.Dict() | nodes.Tuple(ctx="load") | nodes.Getitem(arg=nodes.Slice()):
+            return _asking("-weighed", node)
+        case nodes.Const(value=int(value) | float(value)) if value > MAX_INTEGER:
+            raise _out_of_bounds("a number is too large", node.lineno)
+        case nodes.Filter(name=name) if name not in _FILTERS:
+            raise _failed(f"there is no filter {name}{_did_you_mean(name, _FILTERS)}", node.lineno)
+        case nodes.Test(name=name) if name not in _TESTS:
+            raise _failed(f"there is no test {name}{_did_you_mean(name, _TESTS)}", node.lineno)
+        case nodes.Stmt() if not isinstance(node, _STATEMENTS):
+            tag = _TAGS.get(type(node), type(node).__name__.lower())
+            raise _failed(f"{tag} is not available: a template stands alone", node.lineno)
+    return node
+
+
+_STATEMENTS: Final = (
+    nodes.Assign,
+    nodes.AssignBlock,
+    nodes.CallBlock,
+    nodes.ExprStmt,
+    nodes.FilterBlock,
+    nodes.If,
+    nodes.Macro,
+    nodes.Output,
+    nodes.With,
+)
+
+
+_TAGS: Final = {
+    nodes.For: "a recursive for",
+    nodes.FromImport: "import",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
+
+
+def _asking(hidden_filter: str, node: Any, *arguments: int) -> nodes.Filter:
+    constants = [nodes.Const(argument, lineno=node.lineno) for argument in arguments]
+    return nodes.Filter(node, hidden_filter, constants, [], None, None, lineno=node.lineno)
+
+
+def _work(body: Iterable[nodes.Node]) -> int:
+    """What one turn of a loop or one call of a macro costs, what is counted by itself left out."""
+    work = 0
+    for node in body:
+        work += 1
+        match node:
+            case nodes.TemplateData():
+                work += len(node.data) // 16
+            case nodes.For():
+                work += _work([node.iter, *node.else_])
+            case nodes.Macro():
+                pass
+            case nodes.CallBlock():
+                work += _work([node.call])
+            case _:
+                work += _work(node.iter_child_nodes())
+    return work
+
+
+@pass_context
+def _steps(context: _Context, value: object, work: int) -> Iterator[object]:
+    for element in _elements(value):
+        context.budget.step(work)
+        yield element
+
+
+@pass_context
+def _spent(context: _Context, _: None, work: int) -> None:
+    context.budget.spend(work)
+
+
+@pass_context
+def _weighed(context: _Context, value: object) -> object:
+    context.budget.weigh(value)
+    return value
+
+
+@pass_context
+def _joined(context: _Context, values: Sequence[object], separator: str = "") -> str:
+    texts = [_text(value) for value in values]
+    context.budget.spend((sum(map(len, texts)) + len(separator) * len(texts)) // 16)
+    return separator.join(texts)
+
+
+@pass_context
+def _written(context: _Context, value: object) -> str:
+    """An expression's value as it stands in the output."""
+    text = _text(value)
+    context.budget.spend(len(text) // 16)
+    return text
+
+
+_HIDDEN_FILTERS: Final[dict[str, Callable[..., object]]] = {  # names that no template can write
+    "-steps": _steps,
+    "-spent": _spent,
+    "-weighed": _weighed,
+    "-joined": _joined,
+}
+
+
+def _priced(function: Any) -> Callable[..., Any]:
+    """A filter or test that spends what its values weigh; ``function`` is linear in them."""
+    return _priced_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
+
+
+def _priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    @pass_context
+    def priced(context: _Context, *args: Any, **kwargs: Any) -> Any:
+        context.budget.spend(1)
+        for value in (*args, *kwargs.values()):
+            context.budget.weigh(value)
+        result = function(context, *args, **kwargs)
+        if not isinstance(result, Undefined):
+            context.budget.weigh(result)
+        return result
+
+    return priced
+
+
+def _of_elements(name: str, *, environment: bool = False) -> Callable[..., Any]:
+    """Jinja2's own filter of lists; it wants the context or the environment first."""
+    function = JINJA_FILTERS[name]
+
+    def of_elements(context: _Context, value: object, *args: Any, **kwargs: Any) -> list[Any]:
+        given = context.environment if environment else context
+        return list(function(given, _elements(value), *args, **kwargs))
+
+    return _priced_in_context(of_elements)
+
+
+def _default(value: object, default: object = "", boolean: bool = False) -> object:
+    return default if value is None or isinstance(value, Undefined) or (boolean and not value) else value
+
+
+def _first(value: object) -> object:
+    elements = _elements(value)
+    return elements[0] if elements else _Missing("the list is empty, so it has no first element")
+
+
+def _last(value: object) -> object:
+    elements = _elements(value)
+    return elements[-1] if elements else _Missing("the list is empty, so it has no last element")
+
+
+def _indent(context: _Context, text: str, width: int = 4, first: bool = False) -> str:
+    context.budget.spend(text.count("\n") * abs(width) // 16)
+    indented = re.sub(r"(?<=\n)(?=[^\n])", " " * width, text)
+    return " " * width + indented if first else indented
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+        return int(value)
+    raise _failed(f"{value!r:.60} is not a whole number")
+
+
+def _join(context: _Context, value: object, separator: str = "") -> str:
+    return _joined(context, _elements(value), separator)
+
+
+def _replace(context: _Context, text: str, old: str, new: str) -> str:
+    context.budget.spend(text.count(old) * len(new) // 16)
+    return text.replace(old, new)
+
+
+def _base64(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+def _data_url(text: str) -> str:
+    """A file's contents for Ignition: RFC 2397, as its specification asks for it."""
+    return f"data:;base64,{_base64(text)}"
+
+
+def _kubelet_labels(labels: Mapping[str, str]) -> str:
+    """The value of kubelet's ``--node-labels``."""
+    return ",".join(f"{key}={_text(value)}" for key, value in sorted(labels.items()))
+
+
+def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
+    """The value of kubelet's ``--register-with-taints``."""
+    return ",".join(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints)
+
+
+def _quoted(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
+    """One value as a word, a list of kernel arguments as the rest of a line."""
+    return _priced(lambda value: arguments(value) if isinstance(value, list | tuple) else word(_text(value)))
+
+
+_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    "b64encode": _priced(_base64),
+    "count": _priced(len),
+    "d": _default,
+    "data_url": _priced(_data_url),
+    "default": _default,
+    "dictsort": _priced(JINJA_FILTERS["dictsort"]),
+    "first": _priced(_first),
+    "grub": _quoted(grub_word, grub_arguments),
+    "indent": _priced_in_context(_indent),
+    "int": _priced(_integer),
+    "ipxe": _quoted(ipxe_word, ipxe_arguments),
+    "items": _priced(lambda mapping: list(mapping.items())),
+    "join": _priced_in_context(_join),
+    "kernel": _quoted(kernel_argument, command_line),
+    "kubelet_labels": _priced(_kubelet_labels),
+    "kubelet_taints": _priced(_kubelet_taints),
+    "last": _priced(_last),
+    "length": _priced(len),
+    "list": _priced(lambda value: list(_elements(value))),
+    "lower": _priced(lambda value: _text(value).lower()),
+    "map": _of_elements("map"),
+    "reject": _of_elements("reject"),
+    "rejectattr": _of_elements("rejectattr"),
+    "replace": _priced_in_context(_replace),
+    "select": _of_elements("select"),
+    "selectattr": _of_elements("selectattr"),
+    "sort": _of_elements("sort", environment=True),
+    "string": _priced(lambda value: _text(value)),
+    "tojson": _priced(partial(json.dumps, sort_keys=True, allow_nan=False)),
+    "trim": _priced(lambda value: _text(value).strip()),
+    "unique": _of_elements("unique", environment=True),
+    "upper": _priced(lambda value: _text(value).upper()),
+}
+
+_PRICED_TESTS: Final = (
+    "== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in "
+    "boolean false integer mapping none number sequence string true"
+)
+_TESTS: Final[dict[str, Any]] = {
+    **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
+    **{name: _priced(JINJA_TESTS[name]) for name in _PRICED_TESTS.split()},
+}
+
+_METHODS: Final[dict[type, dict[str, Callable[..., Any]]]] = {
+    dict: {
+        "get": dict.get,
+        "items": lambda mapping: list(mapping.items()),
+        "keys": lambda mapping: list(mapping),
+        "values": lambda mapping: list(mapping.values()),
+    },
+    str: {
+        "endswith": str.endswith,
+        "lower": str.lower,
+        "removeprefix": str.removeprefix,
+        "removesuffix": str.removesuffix,
+        "split": str.split,
+        "startswith": str.startswith,
+        "strip": str.strip,
+        "upper": str.upper,
+    },
+}
+
+_LOOP: Final = frozenset(
+    {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
+)
+
+
+def _range(*bounds: int) -> range:
+    numbers = range(*bounds)
+    if len(numbers) > MAX_STEPS:
+        raise _out_of_bounds(f"its loops take more than {MAX_STEPS:,} steps")
+    return numbers
+
+
+def _secret(_: str) -> NoReturn:
+    raise TemplateFault(
+        Code.SECRET, "secret() is not available yet in this version; let the machine fetch its secret itself"
+    )
+
+
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {"range": _range, "secret": _secret}
+
+
+def _text(value: object) -> str:
+    """A value as it stands in a text; booleans as YAML has them."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float | Undefined):
+        return str(value)
+    raise _failed(f"{_kind(value)} cannot stand in a text; join, tojson or default make one of it")
+
+
+def _elements(value: object) -> Sequence[object]:
+    """What a loop or a filter of lists goes through: a mapping's keys, but never a text's characters."""
+    match value:
+        case list() | tuple() | range():
+            return value
+        case dict():
+            return list(value)
+        case Undefined():
+            str(value)
+    raise _failed(f"{_kind(value)} has no elements")
+
+
+def _are(kind: Any, left: object, right: object) -> bool:
+    """Whether both are of this kind; a boolean is no number here."""
+    return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
+
+
+def _kind(value: object) -> str:
+    match value:
+        case Undefined():
+            return str(value) or "nothing"
+        case str():
+            return "a text"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case list() | tuple() | range():
+            return "a list"
+        case dict():
+            return "a mapping"
+        case None:
+            return "null"
+        case Macro():
+            return "a macro"
+        case LoopContext():
+            return "a loop"
+        case _:
+            return "a function"
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")  # a byte order mark would be published in front of "#!ipxe"
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise TemplateFault(Code.TEMPLATE_SYNTAX, "it is not UTF-8", line) from error
+
+
+@contextmanager
+def _faults_in(path: str) -> Iterator[None]:
+    try:
+        yield
+    except TemplateFault as fault:
+        fault.path = path
+        raise
+
+
+@contextmanager
+def _faults_of_syntax() -> Iterator[None]:
+    try:
+        yield
+    except TemplateSyntaxError as error:
+        raise TemplateFault(
+            Code.TEMPLATE_SYNTAX, error.message or "it is no template", error.lineno
+        ) from error
+    except (RecursionError, SyntaxError, MemoryError) as error:  # of Jinja2's parser, of Python's
+        raise _out_of_bounds("it is nested too deeply") from error
+    except ValueError as error:  # Python reads no integer of more than 4,300 digits
+        raise _out_of_bounds("a number is too large") from error
+
+
+def _fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
+    match failure:
+        case TemplateFault():
+            return failure
+        case _NotDefined():
+            return _failed(_not_defined(failure, names))
+        case Unquotable():
+            return TemplateFault(Code.UNQUOTABLE, failure.message)
+        case RecursionError() | MemoryError() | OverflowError():
+            return _out_of_bounds("a value is too large or nested too deeply")
+        case _:
+            return _failed(str(failure))
+
+
+def _failed(message: str, line: int | None = None) -> TemplateFault:
+    return TemplateFault(Code.TEMPLATE_FAILED, message, line)
+
+
+def _out_of_bounds(message: str, line: int | None = None) -> TemplateFault:
+    return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
+
+
+def _line(failure: BaseException, template: Template) -> int | None:
+    """The line of a template that an exception came from."""
+    line = None
+    traceback = failure.__traceback__
+    while traceback:
+        if traceback.tb_frame.f_globals.get("__jinja_template__") is template:
+            line = template.get_corresponding_lineno(traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return line
+
+
+def _not_defined(failure: _NotDefined, names: Mapping[str, object]) -> str:
+    """What is missing where, and what may have been meant."""
+    value, name = failure.value, failure.name
+    if name is None:
+        return str(failure)
+    if value is missing:
+        variables = names.get("vars")
+        suggestion = _did_you_mean(name, names) or _did_you_mean(name, variables, "vars")
+        return f"{name} is not defined{suggestion}"
+    if isinstance(value, dict | list) and (path := _path(value, names)):
+        return f"{path}{_key(name)} is not defined{_did_you_mean(name, value, path)}"
+    as_filter = f": use the filter, | {name}" if name in _FILTERS else ""
+    return f"{_kind(value)} has no {name!s:.60}{as_filter}"
+
+
+def _did_you_mean(name: object, known: object, path: str = "") -> str:
+    if not isinstance(known, dict) or not isinstance(name, str) or len(name) > 60:
+        return ""
+    near = get_close_matches(name, filter(lambda key: isinstance(key, str), known), n=1)
+    return f": did you mean {(path + _key(near[0])).removeprefix('.')}?" if near else ""
+
+
+def _path(wanted: object, value: object, path: str = "") -> str | None:
+    """How a template comes to a value of its context."""
+    if value is wanted:
+        return path.removeprefix(".")
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
+    return next(filter(None, (_path(wanted, each, path + _key(key)) for key, each in items)), None)
+
+
+def _key(key: object) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.60}]"
+
+
+_ENVIRONMENT: Final = _Environment()
