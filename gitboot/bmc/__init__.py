@@ -1,0 +1,1 @@
+"""Boot overrides, set and withdrawn through Redfish: one BMC at a time, and many."""

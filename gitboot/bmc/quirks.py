@@ -1,0 +1,155 @@
+"""How BMCs differ, as data: what Redfish leaves open, and what firmware makes of it.
+
+What a BMC advertises comes first: allowable targets, HttpBootUri, @Redfish.Settings. A row stands here only
+for what it does not say of itself, or says wrongly. iDRAC 10 needs no row of its own, as it advertises the
+Settings resource that its overrides moved to; nor does Lenovo's XCC, which answers 428 to a PATCH without
+If-Match: every PATCH has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from gitboot.override import Enabled, Observed, Override, Target
+
+ENABLED = "BootSourceOverrideEnabled"
+TARGET = "BootSourceOverrideTarget"
+MODE = "BootSourceOverrideMode"
+HTTP_BOOT_URI = "HttpBootUri"
+
+
+class Mode(Enum):
+    """When ``BootSourceOverrideMode`` is sent."""
+
+    DIFFERENT = "when it differs"
+    ALWAYS = "with every change, where the BMC shows one"
+    NEVER = "never: it is read-only"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quirks:
+    """One row: whom it is about, what is different, who says so."""
+
+    name: str
+    source: str
+    manufacturers: tuple[str, ...] = ()  # how ComputerSystem.Manufacturer may begin, in lower case
+    systems: tuple[str, ...] = ()  # or the path of the ComputerSystem
+    mode: Mode = Mode.DIFFERENT
+    always: frozenset[str] = frozenset()  # sent with every change, whether they differ or not
+    off_target: Target | None = None  # the target that is sent with Disabled; None: left as it is
+    takes_http_boot_uri: bool = True  # if it shows one
+    continuous_http: bool = True
+    boots_cd_as: Target = Target.CD
+    reset_time: tuple[str, ...] = ("LastResetTime",)  # where the system says when it last reset; (): nowhere
+
+
+STANDARD = Quirks(name="Redfish", source="DMTF DSP0268, ComputerSystem")
+
+QUIRKS = (
+    Quirks(
+        name="Dell iDRAC",
+        # A mode that does not differ queues a BIOS job all the same, and a second reboot: never sent here.
+        source="ironcore-dev/metal-operator issue 81; dell/iDRAC-Redfish-Scripting issue 319",
+        manufacturers=("dell",),
+        continuous_http=False,  # it puts the HTTP device first in the boot order, for good
+    ),
+    Quirks(
+        name="HPE iLO",
+        source="ansible-collections/community.general issue 3509; stmcginnis/gofish issue 507;"
+        " ironcore-dev/metal-operator pull request 998; HpeComputerSystemExt",
+        manufacturers=("hpe", "hewlett packard enterprise"),
+        mode=Mode.NEVER,
+        off_target=Target.PXE,  # it refuses None
+        takes_http_boot_uri=False,  # iLO 6 shows it and answers PropertyNotWritableOrUnknown
+        reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
+    ),
+    Quirks(
+        name="Supermicro",
+        # X10 and older show no mode and refuse the whole PATCH for one: so only where it shows one.
+        source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System",
+        manufacturers=("supermicro", "super micro"),
+        mode=Mode.ALWAYS,
+        always=frozenset({ENABLED}),
+        boots_cd_as=Target.USB_CD,  # X11 and later list Cd too, which boots nothing
+    ),
+    Quirks(
+        name="AMI MegaRAC",  # and ASRock Rack, Gigabyte, Lenovo TSM, which are built on it
+        source="ansible-collections/community.general issue 11542; pubs.lenovo.com/tsm, Systems Instance SD",
+        manufacturers=("ami", "asrock", "giga"),
+        systems=("/redfish/v1/Systems/Self",),
+        mode=Mode.ALWAYS,
+        always=frozenset({ENABLED, TARGET}),
+        off_target=Target.NONE,
+    ),
+    Quirks(
+        name="OpenBMC",
+        source="openbmc/bmcweb, redfish-core/lib/systems.hpp",
+        systems=("/redfish/v1/Systems/system",),
+        reset_time=(),  # LastResetTime is when the chassis was last switched on or off: no reboot moves it
+    ),
+)
+
+# Message ids of refusals that pass by themselves, as they end.
+NOT_NOW = (
+    "UnableToModifyDuringSystemPOST",  # HPE iLO message registry
+    "InvalidOperationForSystemState",  # HPE iLO message registry
+    "SYS518",  # Dell: the iDRAC is not ready after the operation before
+    "ResourceInUse",  # DMTF Base registry
+    "ServiceTemporarilyUnavailable",  # DMTF Base registry
+)
+
+
+def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
+    """Find the row for a ComputerSystem; the first that fits."""
+    manufacturer = str(system.get("Manufacturer") or "").lower()
+    for row in QUIRKS:
+        if manufacturer.startswith(row.manufacturers) or path in row.systems:
+            return row
+    return STANDARD
+
+
+def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
+    """The ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
+
+    What differs, and beside it what this BMC wants to be told anyway.
+    """
+    quirks = next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
+    off = wanted.enabled is Enabled.DISABLED
+    complete = _off(seen, quirks) if off else _on(wanted, seen, quirks)
+    shown = _properties(seen.override)
+    different = {name for name, value in complete.items() if value != shown[name]}
+    if not (different & {ENABLED} if off else different):
+        return {}
+    told_anyway = quirks.always | ({MODE} if quirks.mode is Mode.ALWAYS else frozenset())
+    return {name: value for name, value in complete.items() if name in different | told_anyway}
+
+
+def _properties(override: Override) -> dict[str, str | None]:
+    return {
+        ENABLED: override.enabled,
+        TARGET: override.target,
+        MODE: override.mode,
+        HTTP_BOOT_URI: override.http_boot_uri,
+    }
+
+
+def _on(wanted: Override, seen: Observed, quirks: Quirks) -> dict[str, str | None]:
+    properties = _properties(wanted)
+    properties[MODE] = wanted.mode or seen.override.mode
+    if seen.override.mode is None or quirks.mode is Mode.NEVER:
+        del properties[MODE]
+    if wanted.target != Target.UEFI_HTTP or not seen.supports_http_boot_uri:
+        del properties[HTTP_BOOT_URI]
+    return properties
+
+
+def _off(seen: Observed, quirks: Quirks) -> dict[str, str | None]:
+    properties: dict[str, str | None] = {ENABLED: Enabled.DISABLED}
+    if quirks.off_target is not None:
+        properties[TARGET] = quirks.off_target
+    if quirks.mode is Mode.ALWAYS and seen.override.mode is not None:
+        properties[MODE] = seen.override.mode
+    return properties

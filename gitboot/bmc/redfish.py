@@ -1,0 +1,234 @@
+"""One BMC through sushy: what its override is, and setting it. All of sushy's errors end here.
+
+sushy's ``System`` is not used: it drops the ETag of what it read, reads Settings resources that hold no
+override, and answers a 412 by writing without If-Match, over someone else's change. Its connector is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from requests import Response
+from sushy import exceptions
+from sushy.connector import Connector
+
+from gitboot.bmc.payload import Resource, observe
+from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
+from gitboot.bmc.transport import BmcAdapter, RedirectedElsewhere, tls_context
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.override import OFF, Observed, Override
+
+_ROOT = "/redfish/v1/"
+_MAX_REDIRECTS = 3  # within the BMC: a missing slash, a version
+_LONGEST_RETRY_AFTER_S = 3600
+_LONGEST_DETAIL = 300
+
+# What sushy logs of an error, it raises as well: without a handler, Python would print it to stderr.
+logging.getLogger("sushy").addHandler(logging.NullHandler())
+
+# What each error of sushy means. An HTTPError is judged by its status besides.
+MEANING: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
+    exceptions.SushyError: BmcUnreachable,
+    exceptions.ConnectionError: BmcUnreachable,
+    exceptions.HTTPError: BmcRejected,
+    exceptions.BadRequestError: BmcRejected,
+    exceptions.ResourceNotFoundError: BmcRejected,
+    exceptions.AccessError: BmcRejected,
+    exceptions.NotAcceptableError: BmcRejected,
+    exceptions.ServerSideError: BmcUnreachable,
+    exceptions.MissingXAuthToken: BmcUnreachable,
+    exceptions.MissingHeaderError: BmcUnreachable,
+    exceptions.MissingAttributeError: BmcUnreachable,
+    exceptions.MalformedAttributeError: BmcUnreachable,
+    exceptions.ArchiveParsingError: BmcUnreachable,
+    exceptions.MissingActionError: BmcRejected,
+    exceptions.InvalidParameterValueError: BmcRejected,
+    exceptions.UnknownDefaultError: BmcRejected,
+    exceptions.ExtensionError: BmcRejected,
+    exceptions.OEMExtensionNotFoundError: BmcRejected,
+}
+
+_BUSY = frozenset({409, 412, 423, 429, 503})
+_NEVER = frozenset({501, 505})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credentials:
+    username: str
+    password: str = field(repr=False)
+
+
+class Bmc:
+    """A connection to one BMC, kept open until `close`; for one thread at a time.
+
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    Nothing is tried again that may have changed something.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        *,
+        system: str | None = None,  # the path of the ComputerSystem; None: the only one
+        tls: ssl.SSLContext | None = None,  # shared between BMCs; None: what this machine trusts
+        connect_timeout_s: float = 3,
+        read_timeout_s: float = 10,  # until the answer is whole
+    ) -> None:
+        self._address = address.rstrip("/")
+        self._system = system
+        self._settings_without_override: str | None = None
+        self._retry_after: str | None = None
+        tls = tls or tls_context()
+        self._connector = Connector(
+            self._address,
+            verify=tls.verify_mode is not ssl.CERT_NONE,
+            response_callback=self._note_retry_after,
+            server_side_retries=1,  # one try; a GET that got a 5xx has a second one. 0 would mean 3
+            default_request_timeout=read_timeout_s,
+            connect_timeout=connect_timeout_s,
+        )
+        self._connector.set_http_basic_auth(credentials.username, credentials.password)
+        session = self._connector._session
+        session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
+        session.max_redirects = _MAX_REDIRECTS
+        session.headers["Connection"] = "keep-alive"
+        adapter = BmcAdapter(tls)
+        session.mount("http://", adapter)
+        session.mount("https://", adapter)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connector.close()
+
+    def observe(self) -> Observed:
+        """Read the system, in one request once its path and the whereabouts of its override are known."""
+        if self._system is None:
+            self._system = self._only_system()
+        system = self._get(self._system)
+        return observe(system, self._settings_with_override(system))
+
+    def set_override(self, wanted: Override, seen: Observed) -> None:
+        """Write what differs from ``seen``, unless the BMC has changed since: then `BmcBusy`.
+
+        ``wanted`` is to be fitted to the BMC before. That the BMC accepted it does not say that it keeps it.
+        """
+        boot = boot_patch(wanted, seen)
+        if boot:
+            self._patch(seen.settings, {"Boot": boot}, seen.etag)
+
+    def clear(self, seen: Observed) -> None:
+        """Disable the override that was ``seen``."""
+        self.set_override(OFF, seen)
+
+    def _only_system(self) -> str:
+        systems = self._get(_ROOT).link("Systems") or f"{_ROOT}Systems"
+        paths = self._get(systems).members
+        if len(paths) != 1:
+            found = ", ".join(sorted(paths)) or "none"
+            raise BmcRejected(f"{self._address} has not one system, but {found}: name it in bmc.system")
+        return paths[0]
+
+    def _settings_with_override(self, system: Resource) -> Resource | None:
+        """Read the Settings resource, if overrides live there: iDRAC 10, AMI, BlueField."""
+        path = system.link("@Redfish.Settings", "SettingsObject")
+        if path is None or path == self._settings_without_override:
+            return None
+        settings = self._get(path)
+        if TARGET in settings.boot:
+            return settings
+        self._settings_without_override = path
+        return None
+
+    def _get(self, path: str) -> Resource:
+        with self._door("GET", path):
+            response: Response = self._connector.get(path)
+        return _resource(response)
+
+    def _patch(self, path: str, body: dict[str, Any], etag: str | None) -> None:
+        with self._door("PATCH", path):
+            try:
+                self._connector.patch(path, data=body, headers={"If-Match": etag} if etag else None)
+            except exceptions.HTTPError as error:
+                if error.status_code != 412 or etag is None or not etag.startswith("W/"):
+                    raise
+                # RFC 9110 compares If-Match strongly: some BMCs refuse the weak ETags that they give.
+                self._connector.patch(path, data=body, headers={"If-Match": etag.removeprefix("W/")})
+
+    def _note_retry_after(self, response: Response) -> None:
+        self._retry_after = response.headers.get("Retry-After")
+
+    @contextmanager
+    def _door(self, method: str, path: str) -> Iterator[None]:
+        request = f"{method} {self._address}{path}"
+        if not path.startswith("/") or path.startswith("//"):
+            raise BmcRejected(f"{request}: not a path on this BMC")
+        try:
+            yield
+        except exceptions.SushyError as error:
+            raise self._meaning(error, request) from error
+        except (AttributeError, TypeError, RecursionError) as error:
+            # sushy takes for granted that the body of an error is shaped as Redfish says.
+            raise BmcUnreachable(f"{request}: an error that is not Redfish's") from error
+
+    def _meaning(self, error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
+        if isinstance(error, exceptions.HTTPError):
+            return self._answered(error, request)
+        for cause in _causes(error):
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
+            if isinstance(cause, RedirectedElsewhere):
+                return BmcRejected(f"{request}: {cause}")
+        return MEANING[type(error)](f"{request}: {_detail(str(error))}")
+
+    def _answered(self, error: exceptions.HTTPError, request: str) -> TryAgain | OperatorError:
+        status = error.status_code
+        said = json.dumps(error.body) if error.body else ""
+        message = f"{request}: {status} {_detail(error.detail or said or 'without a reason')}"
+        if status in _BUSY or any(f'{reason}"' in said for reason in NOT_NOW):
+            return BmcBusy(message, retry_after_s=_seconds(self._retry_after))
+        return BmcRejected(message) if status in _NEVER else MEANING[type(error)](message)
+
+
+def _resource(response: Response) -> Resource:
+    try:
+        body = json.loads(response.content)
+    except (ValueError, RecursionError) as error:
+        raise BmcUnreachable(f"GET {response.url}: not JSON") from error
+    if not isinstance(body, dict):
+        raise BmcUnreachable(f"GET {response.url}: not a JSON object")
+    etag = response.headers.get("ETag") or body.get("@odata.etag")
+    return Resource(url=response.url, body=body, etag=etag if isinstance(etag, str) else None)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _detail(text: str) -> str:
+    """Text from outside, on one line and no longer than a line or two."""
+    return " ".join(text.split())[:_LONGEST_DETAIL]
+
+
+def _seconds(retry_after: str | None) -> int | None:
+    """Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
+    if retry_after is None or not retry_after.isdecimal():
+        return None
+    return min(int(retry_after), _LONGEST_RETRY_AFTER_S)

@@ -1,0 +1,117 @@
+r"""Run the double in the foreground: machines that boot when they are reset through Redfish.
+
+    python -m tests.redfish --system NAME=UUID[,MAC] ... [--fetch http://127.0.0.1:8080]
+    curl -X POST -d '{"ResetType": "ForceRestart"}' \
+        http://127.0.0.1:8443/redfish/v1/Systems/NAME/Actions/ComputerSystem.Reset
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import ssl
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+
+from tests.redfish.double import Boot, Machine
+from tests.redfish.profiles import PROFILES
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
+
+_TICK_S = 0.25
+_NAMED = re.compile(r"^\s*(?:kernel|initrd|chain)\b.*?(https?://\S+|/\S+)", re.MULTILINE)
+
+
+def main() -> None:
+    arguments = _arguments()
+    machines, macs = [], {}
+    for text in arguments.system:
+        name, _, identity = text.partition("=")
+        uuid, _, macs[name] = identity.partition(",")
+        machines.append(
+            Machine(name, uuid=uuid, system=name, profile=PROFILES[arguments.profile], post_s=arguments.post)
+        )
+
+    def boots(boot: Boot) -> None:
+        machine = next(machine for machine in machines if machine.name == boot.machine)
+        _say(f"{boot.machine} boots {boot.uri or boot.target.replace('None', 'in its own order')}")
+        if arguments.fetch and boot.target in ("Pxe", "UefiHttp"):
+            _fetch(boot, arguments.fetch.rstrip("/"), machine.uuid, macs[boot.machine])
+
+    for machine in machines:
+        machine.on_boot = boots
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    service = Service(*machines, credentials=_credentials(arguments.credentials))
+    with RedfishServer(service, tls=_tls(arguments.tls), host=arguments.host, port=arguments.port) as server:
+        _say(f"Redfish: {server.url}/redfish/v1/ with {len(machines)} systems")
+        while not stop.wait(_TICK_S):
+            for machine in machines:
+                machine.advance(_TICK_S)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.redfish", description="A Redfish double.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8443)
+    parser.add_argument("--system", action="append", required=True, metavar="NAME=UUID[,MAC]")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="generic")
+    parser.add_argument("--post", type=float, default=5, metavar="SECONDS", help="from a reset to its boot")
+    parser.add_argument("--credentials", type=Path, metavar="DIR", help="DIR/*/username and DIR/*/password")
+    parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"))
+    parser.add_argument("--fetch", metavar="BASEURL", help="fetch what a machine would from there")
+    return parser.parse_args()
+
+
+def _credentials(directory: Path | None) -> dict[str, str] | None:
+    if directory is None:
+        return None
+    return {
+        (path / "username").read_text().strip(): (path / "password").read_text().strip()
+        for path in directory.iterdir()
+        if (path / "username").is_file()
+    }
+
+
+def _tls(files: list[str] | None) -> ssl.SSLContext | None:
+    if files is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    return context
+
+
+def _fetch(boot: Boot, base: str, uuid: str, mac: str) -> None:
+    """Ask for what a loader or the firmware would, as far as a name leads from one file to the next."""
+    if boot.uri:
+        _get(boot.uri)
+        return
+    _get(f"{base}/boot.ipxe")
+    by_mac = f"{base}/v1/boot/{mac.lower().replace(':', '-')}/boot.ipxe"
+    script = (_get(by_mac) if mac else None) or _get(f"{base}/ipxe/{uuid.lower()}")
+    for name in _NAMED.findall(script or ""):
+        _say(f"    names {name}")
+
+
+def _get(url: str) -> str | None:
+    try:
+        response = httpx.get(url, timeout=10)
+    except httpx.HTTPError as error:
+        _say(f"  GET {url}: {error}")
+        return None
+    _say(f"  GET {url}: {response.status_code}, {len(response.content)} bytes")
+    return response.text if response.is_success else None
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,395 @@
+"""One machine and what its BMC shows of it, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+from tests.redfish.profiles import (
+    ENABLED,
+    GENERIC,
+    HTTP_BOOT_URI,
+    MODE,
+    TARGET,
+    InPost,
+    Overrides,
+    Profile,
+    Property,
+)
+
+Json: TypeAlias = dict[str, Any]
+
+STARTED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+POST_S = 60  # from a reset to the boot
+SHUTDOWN_S = 20  # of an operating system that is asked to
+
+# ComputerSystem BootProgress.LastState, and which part of POST has passed when it begins.
+_POST = (
+    (0.0, "PrimaryProcessorInitializationStarted"),
+    (0.1, "BusInitializationStarted"),
+    (0.2, "MemoryInitializationStarted"),
+    (0.7, "PCIResourceConfigStarted"),
+    (0.9, "SystemHardwareInitializationComplete"),
+    (1.0, "OSBootStarted"),
+    (1.5, "OSRunning"),
+)
+_PAST_POST = ("OSBootStarted", "OSRunning", "None")
+_OFF = ("ForceOff", "GracefulShutdown")
+RESET_TYPES = (
+    "On",
+    "ForceOff",
+    "GracefulShutdown",
+    "GracefulRestart",
+    "ForceRestart",
+    "PowerCycle",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Boot:
+    """What the firmware would boot at the end of POST."""
+
+    machine: str
+    target: str  # "None": whatever its boot order says
+    uri: str | None = None
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    status: int
+    body: Json | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A request as it arrived, without its credentials."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    at: datetime
+    in_post: bool
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def refusal(status: int, message_id: str, message: str, **headers: str) -> Answer:
+    """An error as Redfish shapes it, DSP0266 8.6."""
+    info = {"MessageId": message_id, "Message": message, "Severity": "Critical"}
+    error = {"code": message_id, "message": message, "@Message.ExtendedInfo": [info]}
+    return Answer(status=status, body={"error": error}, headers=headers)
+
+
+class Machine:
+    """A machine that runs its operating system since long ago, until a test resets it."""
+
+    def __init__(
+        self,
+        name: str = "m1",
+        *,
+        uuid: str = "4c4c4544-0034-4a10-8056-b9c04f4d3732",
+        profile: Profile = GENERIC,
+        system: str | None = None,  # Id of its ComputerSystem, where a service has several
+        post_s: float = POST_S,
+        on_boot: Callable[[Boot], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.uuid = uuid
+        self.profile = profile
+        self.path = f"/redfish/v1/Systems/{system or profile.system}" + ("/" if profile.slash else "")
+        self.post_s = post_s
+        self.on_boot = on_boot
+
+        self.now = STARTED
+        self.power = "On"
+        self.state = "OSRunning"
+        self.state_time = self.last_reset = STARTED - timedelta(days=3)
+        self.resets = 0
+        self.boots: list[Boot] = []
+        self.requests: list[Request] = []
+        self.boot_order_changed = False
+
+        self.override: dict[str, str | None] = {
+            ENABLED: "Disabled",
+            TARGET: "None",
+            MODE: "UEFI",
+            HTTP_BOOT_URI: None,
+        }
+        self._as_booted = dict(self.override)
+        self._bios_job = False
+        self._ahead: list[tuple[datetime, str]] = []
+        self._lock = threading.RLock()
+
+    @property
+    def settings_path(self) -> str | None:
+        return f"{self.path.rstrip('/')}/{self.profile.settings}" if self.profile.settings else None
+
+    @property
+    def in_post(self) -> bool:
+        return self.power == "On" and self.state not in _PAST_POST
+
+    @property
+    def writes(self) -> list[Any]:
+        """The bodies of all PATCHes, in their order."""
+        return [request.json for request in self.requests if request.method == "PATCH"]
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and happen what was to happen in it."""
+        ends = self.now + timedelta(seconds=seconds)
+        while True:
+            with self._lock:
+                if not self._ahead or self._ahead[0][0] > ends:
+                    self.now = ends
+                    return
+                self.now, event = self._ahead.pop(0)
+                boot = self._enter(event)
+            if boot and self.on_boot:
+                self.on_boot(boot)  # without the lock: what it boots may lead back to this BMC
+
+    def reset(self, kind: str = "ForceRestart") -> None:
+        """Reset it, as its front panel, its operating system or ComputerSystem.Reset would."""
+        with self._lock:
+            graceful = kind.startswith("Graceful") and self.power == "On"
+            after = timedelta(seconds=SHUTDOWN_S if graceful else 0)
+            self._ahead = [(self.now + after, kind)]
+        self.advance(0)
+
+    def run_through(self) -> None:
+        """Reset it and let it boot until its operating system runs."""
+        self.reset()
+        self.advance(self.post_s * 2)
+
+    def write(self, **boot: str | None) -> None:
+        """Change the override as someone else: another tool, the BMC's web page, the machine itself."""
+        with self._lock:
+            self.override.update(boot)
+
+    def system(self) -> Json:
+        """The ComputerSystem resource."""
+        with self._lock:
+            return self._tagged(self._system())
+
+    def settings(self) -> Json:
+        """Its Settings resource."""
+        with self._lock:
+            boot: Json = {"BootOrder": ["Boot0001", "Boot0002"]}
+            if self.profile.overrides is not Overrides.SYSTEM:
+                boot |= self._boot(self.override)
+            return self._tagged(
+                {
+                    "@odata.id": self.settings_path,
+                    "@odata.type": "#ComputerSystem.v1_18_0.ComputerSystem",
+                    "Id": self.profile.settings,
+                    "Name": "Pending settings",
+                    "Boot": boot,
+                }
+            )
+
+    def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
+        """Apply a PATCH whole, or refuse it whole."""
+        with self._lock:
+            to_settings = path == self.settings_path
+            resource = self.settings() if to_settings else self.system()
+            boot = body.get("Boot") if isinstance(body, dict) else None
+            if not isinstance(boot, dict):
+                return refusal(400, "Base.1.18.MalformedJSON", "expected an object with Boot")
+            refused = (
+                self._precondition(resource["@odata.etag"], if_match)
+                or self._not_in_post(boot)
+                or self._not_here(boot, to_settings)
+                or self._not_so(boot)
+            )
+            if refused:
+                return refused
+            if not (self.in_post and self.profile.in_post is InPost.LOST):
+                self._apply(boot)
+            success = {"MessageId": "Base.1.18.Success", "Message": "done", "Severity": "OK"}
+            return Answer(status=200, body={"@Message.ExtendedInfo": [success]})
+
+    def _enter(self, event: str) -> Boot | None:
+        if event in _OFF:
+            self._ahead = []
+            if self.power == "On":
+                self.last_reset = self.now
+            self.power = "Off"
+            self._progress("None")
+            return None
+        if event in RESET_TYPES:
+            if self.power == "Off" or event == "PowerCycle" or self.profile.reboot_is_a_reset:
+                self.last_reset = self.now
+            self.power = "On"
+            self.resets += 1
+            self._ahead = [(self.now + timedelta(seconds=part * self.post_s), state) for part, state in _POST]
+            return None
+        if event == "OSBootStarted" and self._bios_job:
+            self._bios_job = False
+            self._ahead = [(self.now, "ForceRestart")]
+            return None
+        self._progress(event)
+        return self._boot_now() if event == "OSBootStarted" else None
+
+    def _progress(self, state: str) -> None:
+        self.state, self.state_time = state, self.now
+
+    def _boot_now(self) -> Boot:
+        target = str(self.override[TARGET]) if self.override[ENABLED] != "Disabled" else "None"
+        if target == "Cd" != self.profile.boots_cd_as:
+            target = "None"
+        uri = self.override[HTTP_BOOT_URI] if target == "UefiHttp" else None
+        boot = Boot(machine=self.name, target=target, uri=uri, at=self.now)
+        self.boots.append(boot)
+        if self.override[ENABLED] == "Once":
+            self.override |= {ENABLED: "Disabled", TARGET: "None"}
+        self._as_booted = dict(self.override)
+        return boot
+
+    def _system(self) -> Json:
+        profile = self.profile
+        body: Json = {
+            "@odata.id": self.path,
+            "@odata.type": "#ComputerSystem.v1_20_1.ComputerSystem",
+            "@odata.context": "/redfish/v1/$metadata#ComputerSystem.ComputerSystem",
+            "Id": self.path.rstrip("/").rpartition("/")[2],
+            "Name": "System",
+            "SystemType": "Physical",
+            "Manufacturer": profile.manufacturer,
+            "Model": profile.model,
+            "UUID": self.uuid,
+            "HostName": self.name,
+            "PowerState": self.power,
+            "Status": {"State": "Enabled", "Health": "OK", "HealthRollup": "OK"},
+            "BiosVersion": "2.19.1",
+            "ProcessorSummary": {"Count": 2, "LogicalProcessorCount": 64},
+            "MemorySummary": {"TotalSystemMemoryGiB": 256},
+            "EthernetInterfaces": {"@odata.id": f"{self.path}/EthernetInterfaces"},
+            "Boot": self._shown_boot(),
+            "Links": {"ManagedBy": [{"@odata.id": "/redfish/v1/Managers/BMC"}]},
+            "Actions": {
+                "#ComputerSystem.Reset": {
+                    "target": self.reset_path,
+                    "ResetType@Redfish.AllowableValues": list(RESET_TYPES),
+                }
+            },
+        }
+        if self.settings_path:
+            body["@Redfish.Settings"] = {
+                "@odata.type": "#Settings.v1_3_5.Settings",
+                "SettingsObject": {"@odata.id": self.settings_path},
+                "SupportedApplyTimes": ["OnReset"],
+            }
+        if profile.last_reset_time:
+            body["LastResetTime"] = self.last_reset.isoformat()
+        if profile.boot_progress:
+            body["BootProgress"] = {"LastState": self.state, "OemLastState": None}
+            if profile.last_state_time:
+                body["BootProgress"]["LastStateTime"] = self.state_time.isoformat()
+        if profile.hpe_post_state:
+            body["Oem"] = {"Hpe": self._hpe()}
+        return body
+
+    @property
+    def reset_path(self) -> str:
+        return f"{self.path.rstrip('/')}/Actions/ComputerSystem.Reset"
+
+    def _hpe(self) -> Json:
+        post_state = "InPost" if self.in_post else "FinishedPost" if self.power == "On" else "PowerOff"
+        discovered = self.boots[-1].at if self.boots else self.state_time
+        return {"PostState": post_state, "PostDiscoveryCompleteTimeStamp": f"{discovered:%Y-%m-%dT%H:%M:%SZ}"}
+
+    def _shown_boot(self) -> Json:
+        order: Json = {"BootOrder": ["Boot0001", "Boot0002"]}
+        match self.profile.overrides:
+            case Overrides.SETTINGS:
+                return order
+            case Overrides.FUTURE:
+                return order | self._boot(self._as_booted)
+            case Overrides.SYSTEM:
+                return order | self._boot(self.override)
+
+    def _boot(self, override: Mapping[str, str | None]) -> Json:
+        boot: Json = {
+            ENABLED: override[ENABLED],
+            TARGET: override[TARGET],
+            f"{TARGET}@Redfish.AllowableValues": list(self.profile.targets),
+        }
+        if self.profile.mode is not Property.ABSENT:
+            boot[MODE] = override[MODE]
+        if self.profile.http_boot_uri is not Property.ABSENT:
+            boot[HTTP_BOOT_URI] = override[HTTP_BOOT_URI]
+        return boot
+
+    def _tagged(self, body: Json) -> Json:
+        digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:8]
+        return body | {"@odata.etag": f'W/"{digest}"' if self.profile.weak_etag else f'"{digest}"'}
+
+    def _precondition(self, etag: str, if_match: str | None) -> Answer | None:
+        if if_match is None:
+            if self.profile.if_match_required:
+                return refusal(428, "Base.1.18.PreconditionRequired", "the request needs If-Match")
+            return None
+        weak = if_match.startswith("W/") and self.profile.if_match_strong
+        if weak or if_match.removeprefix("W/") != etag.removeprefix("W/"):
+            return refusal(412, "Base.1.18.PreconditionFailed", "the ETag did not match")
+        return None
+
+    def _not_in_post(self, boot: Json) -> Answer | None:
+        if not self.in_post:
+            return None
+        if self.profile.in_post is InPost.REFUSED:
+            message_id = "iLO.2.26.UnableToModifyDuringSystemPOST"
+            return refusal(400, message_id, f"{', '.join(boot)} cannot be changed during POST")
+        if self.profile.in_post is InPost.BUSY:
+            message_id = "Base.1.18.ServiceTemporarilyUnavailable"
+            return refusal(503, message_id, "not while the host is booting", **{"Retry-After": "30"})
+        return None
+
+    def _not_here(self, boot: Json, to_settings: bool) -> Answer | None:
+        if "BootOrder" in boot and len(boot) > 1:
+            return refusal(400, "Base.1.18.PropertyValueConflict", "BootOrder and an override at once")
+        if to_settings is (self.profile.overrides is not Overrides.SYSTEM):
+            return None
+        if self.profile.overrides is Overrides.FUTURE:
+            message_id = "Ami.1.0.OperationSupportedInFutureStateURI"
+            return refusal(400, message_id, f"moved to FutureState URI({self.settings_path})")
+        return refusal(400, "Base.1.18.PropertyNotWritable", f"{', '.join(boot)} cannot be written here")
+
+    def _not_so(self, boot: Json) -> Answer | None:
+        fixed = {MODE: self.profile.mode, HTTP_BOOT_URI: self.profile.http_boot_uri}
+        for name, value in boot.items():
+            if fixed.get(name, Property.WRITABLE) is not Property.WRITABLE:
+                return refusal(400, "Base.1.18.PropertyNotWritableOrUnknown", f"{name} cannot be written")
+            if value not in self._allowable(name, value):
+                return refusal(400, "Base.1.18.PropertyValueNotInList", f"{name} cannot be {value}")
+        missing = sorted(self.profile.required - set(boot))
+        if missing:
+            return refusal(400, "Base.1.18.PropertyMissing", f"{', '.join(missing)} is required")
+        if self.profile.off_without_none and (self.override | boot)[TARGET] == "None":
+            return refusal(400, "iLO.2.30.UnsupportedOperation", f"{ENABLED} without a target")
+        return None
+
+    def _allowable(self, name: str, value: Any) -> tuple[Any, ...]:
+        allowable: dict[str, tuple[Any, ...]] = {
+            ENABLED: ("Disabled", "Once", "Continuous"),
+            TARGET: self.profile.targets,
+            MODE: ("UEFI", "Legacy"),
+            HTTP_BOOT_URI: (value,),
+        }
+        return allowable.get(name, ())
+
+    def _apply(self, boot: Json) -> None:
+        self.override |= boot
+        if MODE in boot and self.profile.redundant_mode_is_a_job:
+            self._bios_job = True
+        continuous_http = (self.override[ENABLED], self.override[TARGET]) == ("Continuous", "UefiHttp")
+        if continuous_http and self.profile.continuous_http_changes_boot_order:
+            self.boot_order_changed = True

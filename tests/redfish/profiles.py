@@ -1,0 +1,182 @@
+"""How the BMCs of each vendor behave, as data. Where each fact comes from: `gitboot.bmc.quirks`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+ENABLED = "BootSourceOverrideEnabled"
+TARGET = "BootSourceOverrideTarget"
+MODE = "BootSourceOverrideMode"
+HTTP_BOOT_URI = "HttpBootUri"
+
+_TARGETS = ("None", "Pxe", "Floppy", "Cd", "Usb", "Hdd", "BiosSetup", "Utilities", "Diags")
+
+
+class InPost(Enum):
+    """What becomes of a PATCH while the machine is in POST."""
+
+    TAKEN = "taken"
+    REFUSED = "400, UnableToModifyDuringSystemPOST"
+    BUSY = "503, Retry-After"
+    LOST = "200, and nothing happens"
+
+
+class Property(Enum):
+    """What can be done with a property that not every BMC has."""
+
+    WRITABLE = "writable"
+    READ_ONLY = "shown; a PATCH that has it is refused whole"
+    ABSENT = "not shown; a PATCH that has it is refused whole"
+
+
+class Overrides(Enum):
+    """The resource that takes overrides, where there is a Settings resource."""
+
+    SYSTEM = "the system; Settings has none"
+    SETTINGS = "Settings alone; the system shows none"
+    FUTURE = "Settings; the system shows what the last boot found"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    name: str
+    manufacturer: str
+    model: str
+    system: str = "1"  # Id of the ComputerSystem, as long as there is only one
+    slash: bool = False  # its path ends in one
+    targets: tuple[str, ...] = (*_TARGETS, "UefiHttp")
+    mode: Property = Property.WRITABLE
+    http_boot_uri: Property = Property.ABSENT
+    settings: str | None = None  # name of the Settings resource below the system
+    overrides: Overrides = Overrides.SYSTEM
+    required: frozenset[str] = frozenset()  # of ENABLED, TARGET, MODE: what every PATCH must have
+    off_without_none: bool = False  # refuses the target None
+    weak_etag: bool = False
+    etag_in_header: bool = True  # or only as @odata.etag
+    if_match_required: bool = False  # 428 without one
+    if_match_strong: bool = False  # 412 for a weak one
+    in_post: InPost = InPost.TAKEN
+    last_reset_time: bool = True
+    reboot_is_a_reset: bool = True  # moves LastResetTime; switching on and off always does
+    boot_progress: bool = True
+    last_state_time: bool = True
+    hpe_post_state: bool = False
+    redundant_mode_is_a_job: bool = False  # that costs another reboot
+    continuous_http_changes_boot_order: bool = False
+    boots_cd_as: str = "Cd"
+
+
+GENERIC = Profile(
+    name="generic", manufacturer="Contoso", model="3500", http_boot_uri=Property.WRITABLE, settings=None
+)
+
+IDRAC9 = Profile(
+    name="idrac9",
+    manufacturer="Dell Inc.",
+    model="PowerEdge R660",
+    system="System.Embedded.1",
+    settings="Settings",
+    in_post=InPost.LOST,
+    last_state_time=False,
+    redundant_mode_is_a_job=True,
+    continuous_http_changes_boot_order=True,
+)
+
+IDRAC10 = Profile(
+    name="idrac10",
+    manufacturer="Dell Inc.",
+    model="PowerEdge R670",
+    system="System.Embedded.1",
+    settings="Settings",
+    overrides=Overrides.SETTINGS,
+    redundant_mode_is_a_job=True,
+    continuous_http_changes_boot_order=True,
+)
+
+ILO6 = Profile(
+    name="ilo6",
+    manufacturer="HPE",
+    model="ProLiant DL380 Gen11",
+    slash=True,
+    mode=Property.READ_ONLY,
+    http_boot_uri=Property.READ_ONLY,
+    off_without_none=True,
+    weak_etag=True,
+    etag_in_header=False,
+    in_post=InPost.REFUSED,
+    last_reset_time=False,
+    boot_progress=False,
+    hpe_post_state=True,
+)
+
+SUPERMICRO_X10 = Profile(
+    name="supermicro-x10",
+    manufacturer="Supermicro",
+    model="SYS-6018U-TR4T+",
+    targets=("None", "Pxe", "Cd", "Usb", "Hdd", "BiosSetup", "UsbCd"),
+    mode=Property.ABSENT,
+    required=frozenset({ENABLED}),
+    last_reset_time=False,
+    boot_progress=False,
+    boots_cd_as="UsbCd",
+)
+
+SUPERMICRO_X11 = Profile(
+    name="supermicro-x11",
+    manufacturer="Supermicro",
+    model="AS -1015CS-TNR-EU",
+    targets=("None", "Pxe", "Floppy", "Cd", "Usb", "Hdd", "BiosSetup", "UsbCd", "Diags", "UefiHttp"),
+    required=frozenset({ENABLED, MODE}),
+    last_reset_time=False,
+    boots_cd_as="UsbCd",
+)
+
+AMI = Profile(
+    name="ami",
+    manufacturer="ASRockRack",
+    model="W680D4U-2L2T/G5",
+    system="Self",
+    http_boot_uri=Property.WRITABLE,
+    settings="SD",
+    overrides=Overrides.FUTURE,
+    required=frozenset({ENABLED, TARGET, MODE}),
+    weak_etag=True,
+    if_match_required=True,
+    if_match_strong=True,
+    in_post=InPost.BUSY,
+    last_reset_time=False,
+)
+
+XCC = Profile(
+    name="xcc",
+    manufacturer="Lenovo",
+    model="ThinkSystem SR650 V3",
+    settings="Pending",
+    if_match_required=True,
+    last_reset_time=False,
+)
+
+OPENBMC = Profile(
+    name="openbmc",
+    manufacturer="Quanta Cloud Technology",
+    model="S6Q",
+    system="system",
+    targets=("None", "Pxe", "Hdd", "Cd", "Diags", "BiosSetup", "Usb"),
+    reboot_is_a_reset=False,
+)
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        GENERIC,
+        IDRAC9,
+        IDRAC10,
+        ILO6,
+        SUPERMICRO_X10,
+        SUPERMICRO_X11,
+        AMI,
+        XCC,
+        OPENBMC,
+    )
+}
