@@ -1,0 +1,283 @@
+"""gitboot's own bare clone of one remote: what was fetched last, what was accepted, what a commit holds."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+import pygit2
+
+from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
+from gitboot.load import Revision, Snapshot
+from gitboot.source.objects import check, copy, merge_packs
+from gitboot.source.remote import Conversation, Remote, wanted
+from gitboot.source.repository import blaming, containing, opened, printable
+from gitboot.source.snapshot import folder_in
+from gitboot.source.tree import of_commit
+
+MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
+
+_ACCEPTED: Final = "refs/gitboot/accepted"
+_ALL: Final = "refs/gitboot/all/"
+_FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
+_FOLDER: Final = "gitboot.folder"  # of the fleet in a local repository, which may be gone by then
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_YEAR_9999: Final = 253_370_764_800  # s; Git has room for later dates, datetime has not
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """Who made a commit, when and why."""
+
+    revision: Revision
+    author: str  # Name <address>
+    date: datetime  # when it was written
+    subject: str
+
+
+class Source:
+    """One remote and ``state/repository.git``, where it is fetched to.
+
+    The state directory is locked by whoever makes this. `fetch` and `restore` may run in one thread and the
+    other methods in another: each call opens the repository anew, as libgit2 wants it. What reads the clone
+    raises `CorruptClone` where it cannot, and `restore` mends that.
+    """
+
+    def __init__(self, remote: Remote, state: Path) -> None:
+        self._remote, self._state = remote, state
+        self._path = state / "repository.git"
+        self._new = state / "repository.new"
+        self._broken = state / "repository.broken"
+        self._replacing = Lock()  # held while there may be no clone at its path
+        # Another URL or reference is another source: what was fetched from the one before is not its commit.
+        source = hashlib.sha256(f"{remote.url}\n{remote.reference}".encode()).hexdigest()
+        self._latest = f"refs/gitboot/latest/{source[:16]}"
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what a process that was killed left behind: locks, half a pack, half a clone."""
+        with blaming(self._state):
+            for left in (*self._path.rglob("*.lock"), *self._path.glob("objects/pack/pack_*")):
+                left.unlink()
+            shutil.rmtree(self._new, ignore_errors=True)
+
+    # What is there
+
+    @contextmanager
+    def _reading(self, path: Path | None = None) -> Iterator[pygit2.Repository]:
+        with blaming(f"gitboot's own clone {path or self._path}", CorruptClone):
+            with self._replacing:
+                ours = opened(path or self._path)
+            yield ours
+
+    def latest(self) -> Revision | None:
+        """The commit that was fetched last, before a restart too; None before the first."""
+        return self._at(self._latest)
+
+    def accepted(self) -> Revision | None:
+        """The commit that was accepted last; None where there is none, or the clone was lost."""
+        return self._at(_ACCEPTED)
+
+    def _at(self, name: str) -> Revision | None:
+        with self._replacing:
+            if not self._path.exists():
+                return None
+        with self._reading() as ours:
+            reference = ours.references.get(name)
+            return None if reference is None else Revision(str(reference.peel(pygit2.Commit).id))
+
+    def accept(self, revision: Revision) -> None:
+        """Make a commit the accepted one, and keep it from ever being collected as garbage.
+
+        Once this returns a power cut does not undo it.
+        """
+        with self._reading() as ours:
+            _point(ours, _ACCEPTED, revision)
+
+    def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
+        """Whether ``latest`` leaves out something of what led to ``accepted``."""
+        with self._reading() as ours:
+            return accepted != latest and not ours.descendant_of(latest, accepted)
+
+    def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
+        """The files of a commit; with an earlier snapshot only what differs from it is read."""
+        with self._reading() as ours:
+            folder = _folder(ours)
+        return of_commit(self._path, revision, folder, previous, CorruptClone)
+
+    def commit(self, revision: Revision) -> Commit:
+        with self._reading() as ours:
+            commit = ours[revision].peel(pygit2.Commit)
+            return Commit(
+                revision=revision,
+                author=printable(f"{_text(commit.author.raw_name)} <{_text(commit.author.raw_email)}>"),
+                date=_EPOCH + timedelta(seconds=min(max(commit.author.time, 0), _YEAR_9999)),
+                subject=printable(_text(commit.raw_message).lstrip().partition("\n")[0]),
+            )
+
+    def watch_paths(self) -> tuple[Path, ...]:
+        """The directory in which, at any depth, a local repository's refs change; nothing for another remote.
+
+        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would tell of
+        one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
+        """
+        try:
+            repository, _ = self._local()
+        except (SourceError, UsageError):
+            return ()  # what is wrong there is for `fetch` to say
+        if repository is None:
+            return ()
+        files = Path(str(repository.path))
+        common = files / "commondir"  # of a linked work tree, whose refs are elsewhere
+        return ((files / common.read_text().strip()).resolve() if common.exists() else files,)
+
+    # What the remote has
+
+    def fetch(self) -> Revision:
+        """Fetch the commit that the remote's reference means now, which `latest` tells from then on.
+
+        Raises `SourceError` where the next try may do better, and `SourceRefused` or `UsageError` where a
+        person has to act first.
+        """
+        if self._path.exists():
+            return self._fetch_into(self._path)
+        fetched = self._fetch_into(self._create())
+        self._replace()
+        return fetched
+
+    def _create(self) -> Path:
+        """An empty clone, beside the one that is in use."""
+        with blaming(self._new):
+            shutil.rmtree(self._new, ignore_errors=True)
+            ours = pygit2.init_repository(self._new, bare=True)
+            ours.config["gc.pruneExpire"] = "never"  # should a person run git gc
+        return self._new
+
+    def _replace(self) -> None:
+        """Put the new clone in the place of what is there."""
+        with blaming(self._state), self._replacing:
+            if self._path.exists():
+                shutil.rmtree(self._broken, ignore_errors=True)
+                self._path.rename(self._broken)
+            self._new.rename(self._path)
+
+    def _fetch_into(self, path: Path) -> Revision:
+        with self._reading(path) as ours:
+            commit = self._bring(ours)
+            _point(ours, self._latest, commit)
+            merge_packs(ours, MAX_PACKS)
+        return commit
+
+    def _bring(self, ours: pygit2.Repository) -> Revision:
+        """Bring the commit that the reference means into the clone."""
+        theirs, folder = self._local()
+        if folder != _folder(ours):
+            ours.config[_FOLDER] = folder
+        if self._remote.commit:
+            return self._bring_commit(ours, Revision(self._remote.commit))
+        conversation = Conversation(self._remote, theirs, ours, self._state / "home")
+        heads = conversation.heads()
+        name = wanted(self._remote, heads)
+        if heads[name] not in ours:
+            if theirs is not None:
+                self._copy(theirs, ours, heads[name])
+            else:
+                self._fetch(conversation, ours, f"+{name}:{_FETCHED}")
+        try:
+            return Revision(str(ours[heads[name]].peel(pygit2.Commit).id))
+        except pygit2.InvalidSpecError as error:
+            raise SourceError(f"{self._remote.url}: {name} is no commit") from error
+
+    def _bring_commit(self, ours: pygit2.Repository, commit: Revision) -> Revision:
+        """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
+        if commit in ours:
+            return commit
+        theirs, _ = self._local()
+        if theirs is not None:
+            self._copy(theirs, ours, commit)
+            return commit
+        for name in [name for name in ours.references if name.startswith(_ALL)]:
+            ours.references.delete(name)  # a branch "a" keeps out a new branch "a/b"
+        conversation = Conversation(self._remote, None, ours, self._state / "home")
+        self._fetch(conversation, ours, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*")
+        if commit not in ours:
+            raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
+        return commit
+
+    def _copy(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
+        with blaming(self._remote.url):
+            copy(theirs, ours, pygit2.Oid(hex=tip))
+
+    def _fetch(self, conversation: Conversation, ours: pygit2.Repository, *refspecs: str) -> None:
+        try:
+            conversation.fetch(*refspecs)
+        except SourceError:
+            # Perhaps what is sent builds on something that is damaged here. Then this raises CorruptClone.
+            for name in (_ACCEPTED, self._latest):
+                if (reference := ours.references.get(name)) is not None:
+                    check(ours, reference.peel(pygit2.Commit).id)
+            raise
+
+    def _local(self) -> tuple[pygit2.Repository | None, str]:
+        """The remote's repository where it is on this machine, and the fleet's folder in it."""
+        local = self._remote.local
+        if local is None:
+            return None, ""
+        if not local.exists():
+            raise SourceError(f"{local} is not there")
+        with blaming(local):
+            theirs = containing(local.resolve())
+        if theirs is None:
+            raise UsageError(f"{local} is no Git repository; make it one with git init")
+        if theirs.is_shallow:
+            raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
+        return theirs, folder_in(theirs, local.resolve()) or ""
+
+    # After damage
+
+    def restore(self, accepted: Revision | None) -> None:
+        """Make the clone anew from the remote, with the commit that was accepted last, as the ledger has it.
+
+        The commit is looked for in what is left of the old clone too. While the remote cannot be fetched this
+        raises what `fetch` does, and changes nothing. Raises `SourceRefused` where the commit is nowhere any
+        more: then the clone is whole, but nothing in it is accepted.
+        """
+        self._fetch_into(self._create())
+        with self._reading(self._new) as ours:
+            found = accepted is None or self._recover(ours, accepted)
+        self._replace()
+        if not found:
+            raise SourceRefused(f"the accepted commit {accepted} is not at {self._remote.url}, nor left here")
+        shutil.rmtree(self._broken, ignore_errors=True)
+
+    def _recover(self, ours: pygit2.Repository, accepted: Revision) -> bool:
+        for old in (self._path, self._broken):
+            with suppress(SourceError), blaming(old):
+                copy(opened(old), ours, pygit2.Oid(hex=accepted))
+        with suppress(SourceError):
+            self._bring_commit(ours, accepted)
+        if accepted not in ours:
+            return False
+        _point(ours, _ACCEPTED, accepted)
+        return True
+
+
+def _point(ours: pygit2.Repository, name: str, commit: Revision) -> None:
+    reference = ours.references.get(name)
+    if reference is None or str(reference.target) != commit:
+        ours.references.create(name, commit, force=True)
+
+
+def _folder(ours: pygit2.Repository) -> str:
+    return str(ours.config[_FOLDER]) if _FOLDER in ours.config else ""
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode(errors="replace")

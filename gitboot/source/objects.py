@@ -1,0 +1,106 @@
+"""Objects from one repository on this machine into another, and packs that became too many into one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pygit2
+
+from gitboot.source.repository import SUBMODULE, TREE, entries
+
+_IDS_AT: Final = 8 + 4 * 256  # in a pack's index: behind a header of two words and the fan-out table
+
+
+def copy(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
+    """Bring ``tip`` into ``ours``, in one pack with all that it refers to and ``ours`` lacks.
+
+    A fetch by libgit2 does the same, but reads every tree of the last commit for each new one: with 100,000
+    files that takes 100 ms instead of 10.
+    """
+    held: pygit2.Odb | tuple[()] = ours.odb
+    if not any(_packs(ours).iterdir()):
+        _take_packs(theirs, ours)
+        held = ()  # their packs may hold a commit and lack its parents, which lie about loose
+    builder = pygit2.PackBuilder(theirs)
+    for oid in _referred(theirs, tip, held):
+        if oid not in ours.odb:
+            builder.add(oid)
+    if len(builder):
+        builder.write(_packs(ours))
+
+
+def _take_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
+    """Copy packs as they are, which is ten times as fast as to write them anew."""
+    for index in _packs(theirs).glob("pack-*.idx"):
+        for file in (index.with_suffix(".pack"), index):
+            with open(_packs(ours) / file.name, "xb") as copied, open(file, "rb") as original:
+                shutil.copyfileobj(original, copied)
+                copied.flush()
+                os.fsync(copied.fileno())
+
+
+def check(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
+    """Read all that ``tip`` refers to; raise what pygit2 does where something is damaged or missing."""
+    for oid in _referred(repository, tip, ()):
+        repository.odb.read(oid)
+
+
+def _referred(
+    repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb | tuple[()]
+) -> set[pygit2.Oid]:
+    """All that ``tip`` refers to, however far, but for what is held and what only that refers to."""
+    found: set[pygit2.Oid] = set()
+    pending = [tip]
+    while pending:
+        oid = pending.pop()
+        if oid in found or oid in held:
+            continue
+        found.add(oid)
+        match repository[oid]:
+            case pygit2.Tag() as tag:
+                pending.append(tag.target)
+            case pygit2.Commit() as commit:
+                pending += [commit.tree_id, *commit.parent_ids]
+            case pygit2.Tree():
+                for mode, _, raw in entries(repository.odb, oid.raw):
+                    if mode == TREE:
+                        pending.append(pygit2.Oid(raw=raw))
+                    elif mode != SUBMODULE and (blob := pygit2.Oid(raw=raw)) not in held:
+                        found.add(blob)
+    return found
+
+
+def merge_packs(repository: pygit2.Repository, limit: int) -> None:
+    """Write all packs but the largest anew as one, where there are more than ``limit``; nothing is left out.
+
+    Killed halfway, some objects are there twice, until the next time.
+    """
+    folder = _packs(repository)
+    packs = sorted(folder.glob("pack-*.pack"), key=lambda pack: pack.stat().st_size)
+    if len(packs) <= limit:
+        return
+    small = packs[:-1]
+    builder = pygit2.PackBuilder(repository)
+    for pack in small:
+        for oid in _ids(pack.with_suffix(".idx")):
+            builder.add(oid)
+    builder.write(folder)
+    if set(folder.glob("pack-*.pack")) - set(packs):
+        for pack in small:
+            pack.with_suffix(".idx").unlink()  # first: it is by their indexes that packs are found
+            pack.unlink()
+
+
+def _packs(repository: pygit2.Repository) -> Path:
+    return Path(repository.path or "", "objects", "pack")
+
+
+def _ids(index: Path) -> Iterator[pygit2.Oid]:
+    """The objects of a pack; gitformat-pack(5), "Version 2 pack-*.idx files"."""
+    data = index.read_bytes()
+    count = int.from_bytes(data[_IDS_AT - 4 : _IDS_AT])
+    return (pygit2.Oid(raw=data[at : at + 20]) for at in range(_IDS_AT, _IDS_AT + 20 * count, 20))

@@ -1,0 +1,239 @@
+"""A remote: what the settings say of it, what it offers, and the conversation with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import pygit2
+from pygit2.enums import CredentialType
+
+from gitboot.errors import SourceError, SourceRefused, UsageError
+from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
+from gitboot.source.repository import words
+from gitboot.source.semver import highest, is_range, parse_range
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Password:
+    """HTTP basic authentication over TLS."""
+
+    password: str = field(repr=False)  # or a token
+    user: str = "git"  # what forges that take a token expect no particular name in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SshKey:
+    """Authentication by key, and the host keys to expect."""
+
+    private_key: Path
+    known_hosts: Path  # as ssh reads it
+    passphrase: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remote:
+    """Where the fleet is fetched from, and which of its commits; raises `UsageError` where that cannot be."""
+
+    url: str  # https, http, ssh, git and file URLs, user@host:path, or a local path
+    reference: str | None = None  # branch, tag, refs/…, range of versions, commit; None: the remote's HEAD
+    credentials: Password | SshKey | None = None
+    ca_bundle: Path | None = None  # trusted besides the machine's own
+    connect_timeout_s: float = 10
+    timeout_s: float = 60  # without a byte
+
+    def __post_init__(self) -> None:
+        try:
+            parts = address(self.url)
+            _ = parts.port
+        except ValueError as error:
+            raise UsageError(f"{self._shown}: {error}") from error
+        match parts.scheme, self.credentials:
+            case ("ssh", SshKey()) | ("https", Password() | None) | ("http" | "git" | "file" | "", None):
+                pass
+            case "ssh", _:
+                raise UsageError(f"{self._shown} needs a private key and a known_hosts file")
+            case "http", Password():
+                raise UsageError(f"{self._shown} would send the password unencrypted; use https")
+            case "https" | "http" | "git" | "file" | "", _:
+                raise UsageError(f"{self._shown} takes no {type(self.credentials).__name__}")
+            case scheme, _:
+                raise UsageError(f"{self._shown}: {scheme} is none of https, http, ssh, git and file")
+        if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
+            raise UsageError(f"{self._shown}: credentials do not belong into a URL, which is shown and logged")
+        if self.reference is not None and is_range(self.reference):
+            parse_range(self.reference)
+
+    @property
+    def _shown(self) -> str:
+        return re.sub(r"//[^/@]*@", "//", self.url)
+
+    @property
+    def local(self) -> Path | None:
+        """The repository, or a folder of its work tree, where it is on this machine."""
+        parts = address(self.url)
+        paths = {"": parts.path, "file": unquote(parts.path)}
+        return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
+
+    @property
+    def commit(self) -> str | None:
+        """The one commit that is wanted, where the reference names one."""
+        return self.reference if re.fullmatch(r"[0-9a-f]{40}", self.reference or "") else None
+
+
+_SCP: Final = re.compile(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?!//)(?P<path>.*)", re.DOTALL)
+
+
+def address(url: str) -> SplitResult:
+    """A URL in its parts; by the rules of git-fetch(1) user@host:path is ssh's, and what else has no scheme a path."""
+    if "://" in url:
+        return urlsplit(url)
+    if match := _SCP.fullmatch(url):
+        return urlsplit(f"ssh://{match['authority']}/{match['path']}")
+    return SplitResult("", "", url, "", "")
+
+
+Heads = Mapping[str, str]  # name of a ref -> id of what it points at, "…^{}" -> id of what that tag is of
+
+
+def wanted(remote: Remote, heads: Heads) -> str:
+    """The ref that the remote's reference means: of a branch and a tag of one name the branch.
+
+    So whoever may push tags cannot move what follows a protected branch.
+    """
+    reference = remote.reference
+    if reference is None:
+        names = ["HEAD"]
+    elif is_range(reference):
+        tags = [name.removeprefix("refs/tags/") for name in heads if name.startswith("refs/tags/")]
+        names = [f"refs/tags/{highest(parse_range(reference), tags)}"]
+    elif reference.startswith("refs/"):
+        names = [reference]
+    else:
+        names = [f"refs/heads/{reference}", f"refs/tags/{reference}"]
+    found = next((name for name in names if name in heads), None)
+    if found is None:
+        raise SourceError(f"{remote.url} has {_missing(reference, heads)}")
+    return found
+
+
+def _missing(reference: str | None, heads: Heads) -> str:
+    if not heads:
+        return "no commit yet"
+    if reference is None:
+        return "a HEAD that names no commit; say which branch to follow"
+    if is_range(reference):
+        return f"no tag that is a version in the range {reference}"
+    branches = sorted(name.removeprefix("refs/heads/") for name in heads if name.startswith("refs/heads/"))
+    return f"no branch or tag {reference}; its branches are {', '.join(branches[:10]) or 'none'}"
+
+
+class Conversation:
+    """What is asked of one remote, to fetch into one repository; sets what libgit2 needs to know for it."""
+
+    def __init__(
+        self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path
+    ) -> None:
+        self._remote = remote
+        self._callbacks = _Callbacks(remote)
+        with self._translated():
+            pygit2.settings.server_connect_timeout = round(remote.connect_timeout_s * 1000)
+            pygit2.settings.server_timeout = round(remote.timeout_s * 1000)
+            if remote.ca_bundle is not None:
+                _trust(remote.ca_bundle)
+            if isinstance(remote.credentials, SshKey):
+                _expect_host_keys(remote, remote.credentials.known_hosts, home)
+            # A remote without a name brings no tags, stands in no configuration and keeps no credentials.
+            self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
+
+    def heads(self) -> Heads:
+        """Every ref of the remote."""
+        with self._translated():
+            return {str(head.name): str(head.oid) for head in self._link.list_heads(self._callbacks)}
+
+    def fetch(self, *refspecs: str) -> None:
+        with self._translated():
+            self._link.fetch(list(refspecs), callbacks=self._callbacks)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        self._callbacks.answered = False
+        try:
+            yield
+        except (pygit2.AuthError, pygit2.CertificateError) as error:
+            raise SourceRefused(f"{self._remote.url}: {words(error)}") from error
+        except pygit2.GitError as error:
+            kind = SourceRefused if _REFUSED.search(str(error)) else SourceError
+            raise kind(f"{self._remote.url}: {words(error)}") from error
+
+
+# libgit2 tells these from other faults by their words only.
+_REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
+
+
+class _Callbacks(pygit2.RemoteCallbacks):
+    # pygit2 decodes what remotes say for people as UTF-8, in pieces that may end within a character.
+    sideband_progress = None  # type: ignore[assignment]
+    transfer_progress = None  # type: ignore[assignment]
+
+    def __init__(self, remote: Remote) -> None:
+        super().__init__()
+        self._remote = remote
+        self.answered = False
+
+    def credentials(
+        self, _url: str, username_from_url: str | None, allowed_types: CredentialType
+    ) -> pygit2.UserPass | pygit2.Keypair | pygit2.Username:
+        match self._remote.credentials:
+            case SshKey() if allowed_types & CredentialType.USERNAME:
+                return pygit2.Username("git")
+            case _ if self.answered:  # libgit2 asks for as long as the answer is wrong
+                raise SourceRefused(f"{self._remote.url} refuses the credentials")
+            case SshKey(private_key=key, passphrase=passphrase) if allowed_types & CredentialType.SSH_KEY:
+                self.answered = True
+                return pygit2.Keypair(username_from_url or "git", None, str(key), passphrase)
+            case Password(user=user, password=password) if allowed_types & CredentialType.USERPASS_PLAINTEXT:
+                self.answered = True
+                return pygit2.UserPass(user, password)
+            case None:
+                raise SourceRefused(f"{self._remote.url} asks for credentials, and none are set")
+        raise SourceRefused(f"{self._remote.url} asks for credentials of another kind")
+
+    def certificate_check(self, _certificate: None, valid: bool, host: bytes) -> bool:
+        if valid:
+            return True
+        name = host.decode(errors="replace")
+        if isinstance(self._remote.credentials, SshKey):
+            known = self._remote.credentials.known_hosts
+            raise SourceRefused(f"{name} shows another host key than {known} has for it")
+        raise SourceRefused(f"{name} shows a certificate that is not valid or not trusted")
+
+
+def _trust(ca_bundle: Path) -> None:
+    try:
+        pygit2.settings.set_ssl_cert_locations(str(ca_bundle), None)
+    except pygit2.GitError as error:
+        raise UsageError(f"{ca_bundle} holds no certificates: {words(error)}") from error
+
+
+def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
+    """Write the keys that the remote's host may show to where libssh2 looks for them."""
+    parts = address(remote.url)
+    host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+    try:
+        keys = trusted_keys(known_hosts.read_text(errors="replace"), host, port)
+    except OSError as error:
+        raise UsageError(f"{known_hosts}: {error.strerror}") from error
+    if not keys:
+        raise SourceRefused(
+            f"{known_hosts} has no key of {host} port {port}; get it from the host's operator"
+        )
+    file = home / ".ssh" / "known_hosts"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"[{host}]:{port} {key}\n" for key in keys))
+    pygit2.settings.homedir = str(home)

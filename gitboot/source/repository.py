@@ -1,0 +1,76 @@
+"""Repositories, opened so that nothing of the machine's or the user's Git configuration counts.
+
+What is set here is libgit2's, for the whole process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pygit2
+from pygit2.enums import ConfigLevel, RepositoryOpenFlag
+
+from gitboot.errors import SourceError
+
+for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, ConfigLevel.GLOBAL):
+    pygit2.settings.search_path[_level] = ""
+# In a container a repository often belongs to another user. Git refuses it then, because it would run what
+# its configuration names; libgit2 runs no hook, no filter and no command.
+pygit2.settings.owner_validation = False
+pygit2.settings.enable_fsync_gitdir(True)
+
+TREE: Final = b"40000"
+SYMLINK: Final = b"120000"
+SUBMODULE: Final = b"160000"
+
+Entry = tuple[bytes, bytes, bytes]  # mode, name, id
+
+_ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
+
+
+@contextmanager
+def blaming(what: object, wrong: type[SourceError] = SourceError) -> Iterator[None]:
+    """What pygit2 or the operating system raises within becomes ``wrong``, and ``what`` is named."""
+    try:
+        yield
+    except (pygit2.GitError, KeyError, OSError) as error:
+        raise wrong(f"{what}: {words(error)}") from error
+
+
+def words(error: BaseException) -> str:
+    """An error's message on one line."""
+    message = printable(str(error).strip("'\""))  # the quotes of a KeyError
+    return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
+
+
+def printable(text: str) -> str:
+    """Text from a stranger on one line, without what a terminal would obey."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def opened(path: Path) -> pygit2.Repository:
+    """The repository at ``path`` itself, not one around it."""
+    return pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
+
+
+def containing(folder: Path) -> pygit2.Repository | None:
+    """The repository whose work tree or whose own files ``folder`` is part of."""
+    found = pygit2.discover_repository(str(folder))
+    return opened(Path(found)) if found else None
+
+
+class MalformedTree(Exception):
+    """A tree that Git would not have written."""
+
+
+def entries(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
+    """A tree's entries, several times as fast as from pygit2; raise `MalformedTree`."""
+    data = objects.read(pygit2.Oid(raw=tree))[1]
+    found: list[Entry] = _ENTRY.findall(data)
+    if sum(len(mode) + len(name) + 22 for mode, name, _ in found) != len(data):
+        raise MalformedTree(f"tree {tree.hex()} is malformed")
+    return found

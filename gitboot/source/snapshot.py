@@ -1,0 +1,57 @@
+"""What a command reads: a fleet in a directory, as it lies there or as of a revision."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pygit2
+
+from gitboot.errors import UsageError
+from gitboot.load import Revision, Snapshot
+from gitboot.source.repository import blaming, containing, words
+from gitboot.source.tree import of_commit
+from gitboot.source.worktree import WORKTREE, of_worktree
+
+
+def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
+    """The fleet at ``path`` (a directory, a folder of a Git work tree, a bare repository) as of ``rev``.
+
+    ``rev`` is any Git revision, or WORKTREE for what lies there, committed or not. None is WORKTREE, or HEAD
+    in a bare repository. Raises `UsageError` where there is no such directory, repository or revision.
+    """
+    root = Path(path).resolve()
+    if not root.is_dir():
+        raise UsageError(f"{path} is no directory")
+    with blaming(path):
+        repository = containing(root)
+        folder = "" if repository is None else folder_in(repository, root)
+    if rev is None:
+        rev = "HEAD" if folder is None else WORKTREE
+    if rev == WORKTREE:
+        if folder is None:
+            raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
+        with blaming(path):
+            return of_worktree(root, repository, folder)
+    if repository is None:
+        raise UsageError(f"{path} is in no Git repository, so there is no revision {rev}")
+    commit = _commit_at(repository, rev, str(path))
+    return of_commit(Path(str(repository.path)), commit, "" if folder is None else folder)
+
+
+def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
+    """Where in the work tree ``root`` is, "" at its top; None outside of it, as in a bare repository."""
+    files = Path(str(repository.path)).resolve()
+    top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
+    if root.is_relative_to(files) or not root.is_relative_to(top):
+        return None
+    return "" if root == top else root.relative_to(top).as_posix()
+
+
+def _commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
+    try:
+        return Revision(str(repository.revparse_single(rev).peel(pygit2.Commit).id))
+    except pygit2.GitError as error:
+        if rev == "HEAD" and repository.head_is_unborn:
+            raise UsageError(f"{where} has no commit yet") from error
+        raise UsageError(f"{where} has no commit {rev}: {words(error)}") from error

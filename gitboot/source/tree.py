@@ -1,0 +1,141 @@
+"""Snapshots of commits, out of Git's objects and without a work tree."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import pygit2
+
+from gitboot.errors import InvalidRepository, Problem, SourceError
+from gitboot.load import BlobId, Irregular, Revision, Snapshot
+from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, blaming, entries, opened
+
+MAX_FILES: Final = 1_000_000  # ten trees, each of which holds the next ten times, are 10,000,000,000 files
+MAX_PATH: Final = 4096  # characters
+UNBOUNDED: Final = "GB5005"
+MALFORMED: Final = "GB5006"
+
+
+def of_commit(
+    repository: Path,
+    revision: Revision,
+    folder: str,
+    previous: Snapshot | None = None,
+    wrong: type[SourceError] = SourceError,
+) -> Snapshot:
+    """The files that a commit has below ``folder``, without dot-folders; none where it has no such folder.
+
+    With an earlier snapshot of the same repository and folder, only the folders that differ from it are read.
+    What cannot be read raises ``wrong``, here and from the snapshot's ``read``; a tree that is malformed, or
+    larger than any fleet, raises `InvalidRepository`.
+    """
+    with blaming(f"{repository}: {revision}", wrong):
+        git = opened(repository)
+        base, blobs, irregular = None, {}, {}
+        if previous is not None and previous.revision in git:
+            base = _tree(git, previous.revision, folder)
+            blobs, irregular = dict(previous.blobs), dict(previous.irregular)
+        for path, mode, blob in _differences(git.odb, base, _tree(git, revision, folder)):
+            blobs.pop(path, None)
+            irregular.pop(path, None)
+            if mode in _IRREGULAR:
+                irregular[path] = _IRREGULAR[mode]
+            elif mode is not None:
+                blobs[path] = BlobId(blob.hex())
+    return Snapshot(revision=revision, blobs=blobs, read=_Blobs(repository, wrong), irregular=irregular)
+
+
+_NOT_UTF8: Final = b"name"  # in place of a mode
+_IRREGULAR: Final = {
+    SUBMODULE: Irregular.SUBMODULE,
+    SYMLINK: Irregular.SYMLINK,
+    _NOT_UTF8: Irregular.FILE_NAME,
+}
+
+
+def _tree(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
+    """The id of a commit's tree at ``folder``; None where there is none."""
+    found: pygit2.Object = git[revision].peel(pygit2.Tree)
+    for name in folder.split("/") if folder else ():
+        if not isinstance(found, pygit2.Tree) or name not in found:
+            return None
+        found = found / name
+    return found.id.raw if isinstance(found, pygit2.Tree) else None
+
+
+def _differences(
+    objects: pygit2.Odb, old: bytes | None, new: bytes | None
+) -> Iterator[tuple[str, bytes | None, bytes]]:
+    """Every path that is not the same below two trees: (path, mode, id), without a mode where it is gone.
+
+    A path that was replaced is told twice, what it is now last. Folders with equal ids are not read.
+    """
+    pending = [("", old, new)]
+    visited = 0
+    while pending:
+        prefix, old, new = pending.pop()
+        before, after = _entries(objects, old, prefix), _entries(objects, new, prefix)
+        if before:
+            before, after = set(before) - set(after), set(after) - set(before)
+        visited += len(before) + len(after)
+        if visited > MAX_FILES or len(prefix) > MAX_PATH:
+            raise InvalidRepository([_problem(prefix, UNBOUNDED, _BOUNDS)])
+        old_folders = {}
+        for mode, name, raw in before:
+            kind, path = _named(mode, prefix, name)
+            if kind == TREE:
+                old_folders[path] = raw
+            else:
+                yield path, None, raw
+        for mode, name, raw in after:
+            kind, path = _named(mode, prefix, name)
+            if kind != TREE:
+                yield path, kind, raw
+            else:
+                pending.append((f"{path}/", old_folders.pop(path, None), raw))
+        pending += ((f"{path}/", raw, None) for path, raw in old_folders.items())
+
+
+_BOUNDS: Final = (
+    f"a commit has at most {MAX_FILES:,} files and folders, in paths of at most {MAX_PATH:,} characters"
+)
+
+
+def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> Collection[Entry]:
+    """What a tree holds besides dot-folders."""
+    try:
+        found = entries(objects, tree) if tree else []
+    except MalformedTree as error:
+        raise InvalidRepository([_problem(prefix, MALFORMED, str(error))]) from error
+    return [entry for entry in found if entry[0] != TREE or not entry[1].startswith(b".")]
+
+
+def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
+    """What an entry is, and its path."""
+    try:
+        return mode, prefix + name.decode()
+    except UnicodeDecodeError:
+        return _NOT_UTF8, prefix + name.decode(errors="replace")
+
+
+def _problem(path: str, code: str, message: str) -> Problem:
+    return Problem(path=path[:MAX_PATH] or ".", line=1, column=1, code=code, message=message)
+
+
+class _Blobs:
+    """Reads blobs by id, in each thread through a repository of its own, as libgit2 wants it."""
+
+    def __init__(self, repository: Path, wrong: type[SourceError]) -> None:
+        self._repository, self._wrong = repository, wrong
+        self._threads = threading.local()
+
+    def __call__(self, blob: BlobId) -> bytes:
+        with blaming(f"{self._repository}: {blob}", self._wrong):
+            try:
+                objects: pygit2.Odb = self._threads.objects
+            except AttributeError:
+                objects = self._threads.objects = opened(self._repository).odb
+            return objects.read(blob)[1]

@@ -1,0 +1,120 @@
+"""Snapshots of what lies in a folder now, committed or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from stat import S_ISREG
+from typing import Final
+
+import pygit2
+
+from gitboot.load import BlobId, Irregular, Revision, Snapshot
+from gitboot.source.repository import blaming
+
+WORKTREE: Final = Revision("WORKTREE")
+
+
+def of_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
+    """What lies below ``root`` now, without dot-folders and what `git status` would not show.
+
+    ``root`` is ``folder`` in the repository's work tree. No link is followed.
+    """
+    if repository is not None and folder and repository.path_is_ignored(f"{folder}/"):
+        repository = None  # it was named, so it is looked at
+    ignored = _Ignored(repository, folder)
+    paths = []
+    irregular = {}
+    for path, kind in _walk(root, ignored):
+        if kind is None:
+            paths.append(path)
+        else:
+            irregular[path] = kind
+    files = _Files(root, sorted(paths))
+    return Snapshot(revision=WORKTREE, blobs=files, read=files.read, irregular=irregular)
+
+
+class _Ignored:
+    """What Git is told to leave out; nothing where there is no Git."""
+
+    def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
+        self._repository = repository
+        self._index = repository.index if repository else ()
+        self._prefix = f"{folder}/" if folder else ""
+
+    def is_tracked(self, path: str) -> bool:
+        return self._prefix + path in self._index
+
+    def __call__(self, path: str) -> bool:
+        return self._repository is not None and self._repository.path_is_ignored(self._prefix + path)
+
+
+def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None]]:
+    """Every file below ``root`` that is tracked or not ignored, and what is no regular file."""
+    pending = [("", False)]
+    while pending:
+        prefix, is_ignored = pending.pop()
+        with os.scandir(root / prefix) as listed:
+            found = list(listed)
+        for entry in found:
+            path = prefix + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_folder and entry.name.startswith("."):
+                continue
+            if not _is_utf8(path):
+                yield os.fsencode(path).decode(errors="replace"), Irregular.FILE_NAME
+            elif is_folder and not ignored.is_tracked(path) and not (root / path / ".git").exists():
+                pending.append((f"{path}/", is_ignored or ignored(f"{path}/")))
+            elif ignored.is_tracked(path) or not (is_ignored or ignored(path)):
+                if is_folder:
+                    yield path, Irregular.SUBMODULE
+                elif entry.is_symlink():
+                    yield path, Irregular.SYMLINK
+                elif entry.is_file(follow_symlinks=False):
+                    yield path, None
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # os.scandir gives what it cannot decode as surrogates
+        return False
+    return True
+
+
+class _Files(Mapping[str, BlobId]):
+    """The files of a work tree; each is read when its id is first asked for, and stays as it was then."""
+
+    def __init__(self, root: Path, paths: Iterable[str]) -> None:
+        self._root = root
+        self._ids: dict[str, BlobId | None] = dict.fromkeys(paths)
+        self._contents: dict[BlobId, bytes] = {}
+
+    def __getitem__(self, path: str) -> BlobId:
+        blob = self._ids[path]
+        if blob is None:
+            content = self._content(path)
+            blob = self._ids[path] = BlobId(str(pygit2.hash(content)))
+            self._contents[blob] = content
+        return blob
+
+    def _content(self, path: str) -> bytes:
+        with blaming(self._root / path):
+            descriptor = os.open(self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, "rb") as file:
+                if not S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError("became something else than a file")
+                return file.read()
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._ids
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def read(self, blob: BlobId) -> bytes:
+        return self._contents[blob]
