@@ -1,0 +1,58 @@
+"""Files read from a directory when they are asked for: artifacts, in ranges if need be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from gitboot.serve.reply import NOT_FOUND, Reply, names
+
+# UEFI HTTP boot goes by the type of what it fetches.
+_CONTENT_TYPES: Final = {
+    ".efi": "application/efi",
+    ".iso": "application/vnd.efi-iso",
+    ".img": "application/vnd.efi-img",
+    ".json": "application/json",
+    ".ign": "application/vnd.coreos.ignition+json",
+}
+
+
+class Artifacts:
+    """The files below ``root``; nothing that a symlink or a spelling of its path leads out to."""
+
+    def __init__(self, root: Path, *, cache_control: bytes) -> None:
+        self._root = root
+        self._cache_control = cache_control
+
+    # Not async: Starlette runs it in a thread, where a slow disk holds up nobody else.
+    def page(self, request: Request) -> Response:
+        found = _below(self._root.resolve(), request.path_params["path"])
+        if found is None:
+            return NOT_FOUND
+        content_type = _CONTENT_TYPES.get(found.suffix.lower(), "application/octet-stream")
+        headers = {"content-type": content_type, "cache-control": self._cache_control.decode()}
+        response = FileResponse(found, headers=headers, stat_result=found.stat())
+        etag = response.headers["etag"].encode()
+        if any(names(value, etag) for value in _sent(request, b"if-none-match")):
+            return Reply(304, [(b"etag", etag), (b"cache-control", self._cache_control)])
+        return response
+
+
+def _sent(request: Request, name: bytes) -> Iterable[bytes]:
+    return (value for key, value in request.scope["headers"] if key == name)
+
+
+def _below(root: Path, path: str) -> Path | None:
+    """The readable file that ``path`` names below ``root``, if it names one; hidden files are none."""
+    if "\\" in path or any(part == "" or part.startswith(".") for part in path.split("/")):
+        return None
+    try:
+        found = (root / path).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):  # missing or too long; a loop of symlinks; a NUL
+        return None
+    return found if found.is_relative_to(root) and found.is_file() and os.access(found, os.R_OK) else None

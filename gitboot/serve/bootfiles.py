@@ -1,0 +1,83 @@
+"""Boot files with the headers they are served with, prepared when they are first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from gitboot.render.tree import is_immutable
+from gitboot.report import Answers, EntryOf
+from gitboot.serve.lookups import Found, find
+from gitboot.serve.reply import FOR_A_YEAR, REVALIDATED, Header, Reply, names
+
+
+class BootFile(NamedTuple):
+    """A file as it is served."""
+
+    path: str  # below the output directory
+    content: bytes
+    headers: list[Header]
+    etag: bytes
+    entry: EntryOf | None  # whose boot it is
+    turns_at: datetime | None  # when its path is answered otherwise
+    turned: bool  # whether this is what it is answered from then on
+
+    def stands(self, at: datetime) -> bool:
+        """Whether this is what its path is answered at ``at``."""
+        return self.turns_at is None or (self.turns_at <= at) == self.turned
+
+    def reply(self, headers: Iterable[Header]) -> Reply:
+        """The reply to a request with these headers."""
+        for name, value in headers:
+            if name == b"if-none-match" and names(value, self.etag):
+                return Reply(304, self.headers[_VALIDATORS:])
+        return Reply(200, self.headers, self.content)
+
+
+_VALIDATORS: Final = 2  # where those headers begin that a 304 has too
+
+
+class BootFiles:
+    """The boot files of the present answers."""
+
+    def __init__(self) -> None:
+        self._answers: Answers | None = None
+        self._prepared: dict[str, BootFile] = {}  # by what is asked for
+
+    def find(
+        self, answers: Answers, path: str, client: Callable[[], str | None], at: datetime
+    ) -> BootFile | None:
+        """What a request for ``path`` is answered at the instant ``at``, if there is such a file."""
+        if answers is not self._answers:
+            self._answers, self._prepared = answers, {}
+        prepared = self._prepared.get(path)
+        if prepared is not None and prepared.stands(at):
+            return prepared
+        found = find(answers, path, client, at)
+        if found is None:
+            return None
+        prepared = _prepare(answers, found, at)
+        if found.path == f"boot{path}":  # there are too many other spellings to keep each
+            self._prepared[path] = prepared
+        return prepared
+
+
+def _prepare(answers: Answers, found: Found, at: datetime) -> BootFile:
+    path, file = found
+    etag = f'"{file.sha256}"'.encode()
+    upcoming = answers.upcoming.get(path)
+    return BootFile(
+        path=path,
+        content=file.content,
+        headers=[
+            (b"content-type", str(file.content_type).encode()),
+            (b"content-length", str(len(file.content)).encode()),
+            (b"etag", etag),
+            (b"cache-control", FOR_A_YEAR if is_immutable(path) else REVALIDATED),
+        ],
+        etag=etag,
+        entry=answers.entry_at(path, at),
+        turns_at=upcoming.at if upcoming is not None else None,
+        turned=upcoming is not None and upcoming.at <= at,
+    )

@@ -1,0 +1,101 @@
+"""One client's connection, kept within bounds, that knows when all was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+SENT: Final = "gitboot.sent"  # the ASGI extension by which an application asks to be told
+
+PATIENCE_S: Final = 60  # how long a client may take to ask for something, or to take what it is sent
+MOST_UNANSWERED_BYTES: Final = 64 * 1024
+_UNSENT_CHECK_S: Final = 0.1
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, which by itself reads heads and bodies without end and waits for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
+        super().connection_made(transport)
+        self._client = transport
+        self._waiting_since: float | None = self.loop.time()  # for the client; None: it is our turn
+        self._unanswered_bytes = 0
+        self._lost = False
+        self._when_sent: list[Callable[[], None]] = []
+        self._extensions: dict[str, Any] = {SENT: self._tell_when_sent}
+        if len(self.connections) > most_connections():
+            self._abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._unanswered_bytes += len(data)
+        if self._unanswered_bytes > MOST_UNANSWERED_BYTES:
+            self._abort()
+        else:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions
+
+    def on_headers_complete(self) -> None:
+        self._waiting_since = None
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._unanswered_bytes = 0
+        self._waiting_since = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self._waiting_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._waiting_since = None
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        if exc is None and self._client.get_write_buffer_size() == 0:
+            self._tell()
+        self._when_sent.clear()
+        super().connection_lost(exc)
+
+    def abort_if_stuck(self) -> None:
+        """Give up a client that has kept us waiting for too long."""
+        if self._waiting_since is not None and self.loop.time() - self._waiting_since > PATIENCE_S:
+            self._abort()
+
+    def _abort(self) -> None:
+        self._when_sent.clear()
+        self._client.abort()
+
+    def _tell_when_sent(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once the system has taken all that was sent, unless the client leaves before."""
+        if not self._lost:
+            self._when_sent.append(then)
+            self.loop.call_soon(self._check_sent)  # uvloop writes when all that is ready has run
+
+    def _check_sent(self) -> None:
+        if self._client.is_closing():
+            return  # by us or for a fault: `connection_lost` knows
+        if self._client.get_write_buffer_size() == 0:
+            self._tell()
+        elif self._when_sent:
+            self.loop.call_later(_UNSENT_CHECK_S, self._check_sent)
+
+    def _tell(self) -> None:
+        while self._when_sent:
+            self._when_sent.pop(0)()
+
+
+@cache
+def most_connections() -> int:
+    """Half of the files that this process may open: clients leave the other half to all else that it does."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft // 2 if soft != resource.RLIM_INFINITY else 100_000

@@ -1,0 +1,45 @@
+"""Replies: a status, headers that are written already, a body."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+Header = tuple[bytes, bytes]
+
+FOR_A_YEAR: Final = b"public, max-age=31536000, immutable"  # what is named by its content
+REVALIDATED: Final = b"no-cache"  # what changes in place: may be kept, but is asked for each time
+UNCACHED: Final = b"no-store"
+
+
+class Reply(Response):
+    """A response that is quickly made: one is for each boot file that is served."""
+
+    def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
+        # Response's own works out the headers.
+        self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        body = b"" if scope["method"] == "HEAD" else self.body
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _empty(status: int, *headers: Header) -> Reply:
+    return Reply(status, [(b"content-length", b"0"), (b"cache-control", UNCACHED), *headers])
+
+
+# GRUB runs the body of a 404 as configuration, so none of these has one.
+NOT_FOUND: Final = _empty(404)
+NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
+FAULT: Final = _empty(500)
+NOT_YET: Final = _empty(503)
+
+
+def names(if_none_match: bytes, etag: bytes) -> bool:
+    """Whether a list of entity tags holds ``etag``, by the weak comparison (RFC 9110, 13.1.2)."""
+    return if_none_match == b"*" or etag in (
+        tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b",")
+    )

@@ -1,0 +1,122 @@
+"""An ASGI application served over HTTP, from a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import socket
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from gitboot.errors import UsageError
+from gitboot.serve.connection import Connection
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 30  # firmware and loaders take their time between two files
+_STUCK_CHECK_S: Final = 5
+
+
+class Server:
+    """Serves ``app`` at ``listen``, from `start` to `stop`; port 0 takes one that is free.
+
+    It handles no signals: whoever runs it does, and calls `stop`. Raises UsageError for what is no HOST:PORT.
+    """
+
+    def __init__(self, app: ASGIApp, listen: str) -> None:
+        self._host, self._port = _parse_listen(listen)
+        self._config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level=logging.ERROR,  # what clients do wrong is no news
+            access_log=False,
+            proxy_headers=False,  # gitboot.serve.clients knows better whom to trust
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        self._server = uvicorn.Server(self._config)
+        self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
+
+    def start(self) -> None:
+        """Listen, and return when clients can connect. Raises UsageError where that cannot be."""
+        self._socket = self._listen()
+        self._port = self._socket.getsockname()[1]
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5) -> None:
+        """Take no more requests, give those under way ``timeout_s`` to end, and return."""
+        self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
+        self._server.should_exit = True
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """The base URL, with the port that was taken."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken: after `start`, False before `stop` is a bug of gitboot's own."""
+        return self._thread.is_alive()
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            return socket.create_server(
+                (self._host, self._port),
+                family=family,
+                backlog=_BACKLOG,
+                dualstack_ipv6=self._host == "::" and socket.has_dualstack_ipv6(),
+            )
+        except OSError as error:
+            raise UsageError(f"cannot listen at {self.url}: {error.strerror}") from error
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        watch = asyncio.create_task(self._abort_stuck_clients())
+        await self._server.serve(sockets=[self._socket])
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
+
+    async def _abort_stuck_clients(self) -> None:
+        while True:
+            await asyncio.sleep(_STUCK_CHECK_S)
+            for connection in tuple(self._server.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.abort_if_stuck()
+
+
+_LISTEN: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})")
+
+
+def _parse_listen(listen: str) -> tuple[str, int]:
+    found = _LISTEN.fullmatch(listen)
+    if found is None or int(found[3]) > 65535:
+        raise UsageError(f'expected HOST:PORT or [HOST]:PORT to listen on, found "{listen}"')
+    return found[1] or found[2], int(found[3])

@@ -1,0 +1,106 @@
+"""Observations on their way from endpoints over a published tree to the instance that publishes it.
+
+A folder with one file of JSON lines, to which any number of processes append. The instance takes the file
+away, and deletes it when it has made use of it: a crash in between means that it is read once more.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from gitboot.model.scalars import Digest, format_instant
+from gitboot.plan import canonical
+from gitboot.report import Observation
+
+_logger = logging.getLogger(__name__)
+
+_WRITTEN: Final = "observations.jsonl"
+_TAKEN: Final = "observations.taken.jsonl"
+
+
+def write(spool: Path, observation: Observation) -> None:
+    """Append one observation; what the disk refuses is logged, for the machine has its boot already."""
+    line = canonical(_facts(observation)) + b"\n"
+    try:
+        while not _append(spool / _WRITTEN, line):
+            pass  # it was taken away between opening and locking
+    except OSError as error:
+        _logger.error("%s: an observation of %s is lost: %s", spool, observation.server, error.strerror)
+
+
+def _append(path: Path, line: bytes) -> bool:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        found = os.fstat(fd)
+        if not path.exists() or not os.path.samestat(found, path.stat()):
+            return False
+        if os.write(fd, line) < len(line):
+            os.ftruncate(fd, found.st_size)  # half a line would spoil the next
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return True
+    finally:
+        os.close(fd)
+
+
+def take(spool: Path) -> list[Observation]:
+    """What was written since it was last forgotten; the same again until it is."""
+    taken = spool / _TAKEN
+    if not taken.exists():
+        with suppress(FileNotFoundError):
+            (spool / _WRITTEN).rename(taken)
+    try:
+        with taken.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # whoever was about to append has done so
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    observations = [observation for line in lines if (observation := _parse(line)) is not None]
+    if strays := len(lines) - len(observations):
+        _logger.error("%s: %d of %d lines are no observations", taken, strays, len(lines))
+    return observations
+
+
+def forget(spool: Path) -> None:
+    """Delete what was taken."""
+    (spool / _TAKEN).unlink(missing_ok=True)
+
+
+def _facts(observation: Observation) -> dict[str, str]:
+    return {
+        "at": format_instant(observation.at),
+        "client": observation.client,
+        "digest": observation.digest,
+        "path": observation.path,
+        "server": observation.server,
+    }
+
+
+def _parse(line: bytes) -> Observation | None:
+    try:
+        match json.loads(line):
+            case {
+                "at": str(at),
+                "client": str(client),
+                "digest": str(digest),
+                "path": str(path),
+                "server": str(server),
+            }:
+                return Observation(
+                    server=server,
+                    path=path,
+                    digest=Digest(digest),
+                    client=client,
+                    at=datetime.fromisoformat(at),
+                )
+    except ValueError:
+        pass
+    return None
