@@ -1,0 +1,249 @@
+"""Files below one directory of this machine: each replaced as a whole, and on the disk before it is in its place.
+
+A path is relative to the directory. What the system refuses is a PublishError that names the path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from functools import wraps
+from hashlib import sha256
+from pathlib import Path
+from stat import S_ISREG
+from typing import Concatenate, Final, ParamSpec, TypeGuard, TypeVar
+
+from gitboot.errors import PublishError
+from gitboot.publish.folders import Folders
+
+# Up to so many files and folders, an fsync each is quicker than one syncfs, which also waits for what others
+# have written to the same file system.
+_FSYNC_AT_MOST: Final = 16
+
+_TEMPORARY: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+
+_MENDS: Final = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.EROFS: "mount it writable",
+    errno.EACCES: "let the user that gitboot runs as write there",
+    errno.EPERM: "let the user that gitboot runs as write there",
+    errno.ELOOP: "no symlink is followed: move it away",
+}
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _named(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
+    @wraps(act)
+    def named(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return act(disk, path, *args, **kwargs)
+        except OSError as error:
+            raise _refused(disk.root / path, error) from error
+
+    return named
+
+
+class Disk:
+    """The files below ``root``, until ``close``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            self._folders = Folders(root)
+        except OSError as error:
+            raise _refused(root, error) from error
+        self._lock: int | None = None
+        self._unsynced: set[str] = set()  # files and folders
+
+    def close(self) -> None:
+        """Release the lock and everything else that is open."""
+        self._folders.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def rest(self) -> None:
+        """Hold no folder open, so that each can be unmounted or moved."""
+        self._folders.rest()
+
+    @_named
+    def lock(self, path: str) -> str:
+        """Keep other processes out until ``close``; where one is in already, return who it is, else nothing."""
+        folder, name = _split(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self._lock = os.open(name, flags, 0o644, dir_fd=self._folders.make(folder))
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.pread(self._lock, 1000, 0).decode(errors="replace").strip() or "another process"
+        us = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
+        with suppress(OSError):  # it only tells who has the lock, which a full disk does not undo
+            os.pwrite(self._lock, us, 0)
+            os.ftruncate(self._lock, len(us))
+        return ""
+
+    @_named
+    def look(self, path: str) -> os.stat_result | None:
+        """What stands at ``path``; None if nothing does."""
+        folder, name = _split(path)
+        fd = self._folders.find(folder)
+        if fd is None:
+            return None
+        try:
+            return os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def size(self, path: str) -> int | None:
+        """The size of the file at ``path``, quickly: on the way there it follows symlinks."""
+        try:
+            found = os.stat(path, dir_fd=self._folders.root, follow_symlinks=False)
+        except OSError:
+            return None
+        return found.st_size if is_file(found) else None
+
+    @_named
+    def read(self, path: str) -> bytes | None:
+        """The content of the file at ``path``; None if nothing stands there."""
+        folder, name = _split(path)
+        parent = self._folders.find(folder)
+        if parent is None:
+            return None
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
+
+    @_named
+    def names(self, path: str) -> list[str]:
+        """The names in a folder, sorted; none if there is no such folder."""
+        fd = self._folders.find(path)
+        return [] if fd is None else sorted(os.listdir(fd))
+
+    @_named
+    def stage(self, path: str, content: bytes, at: datetime) -> None:
+        """Write beside ``path`` what ``place`` is to put there after a ``sync``.
+
+        It is dated ``at``, or a second after what stands there now if that is not older. Its permissions are
+        the same under any umask.
+        """
+        folder, name = _split(path)
+        parent = self._folders.make(folder)
+        mtime = int(at.timestamp())
+        with suppress(FileNotFoundError):
+            mtime = max(mtime, int(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime) + 1)
+        temporary = _temporary(name)
+        fd = os.open(temporary, _TEMPORARY, 0o644, dir_fd=parent)
+        try:
+            os.fchmod(fd, 0o644)
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            os.utime(fd, (mtime, mtime))
+        finally:
+            os.close(fd)
+        self._unsynced.add(f"{folder}/{temporary}")
+
+    @_named
+    def place(self, path: str) -> None:
+        """Put what was staged in the place of what stands at ``path``."""
+        folder, name = _split(path)
+        fd = self._folders.make(folder)
+        os.rename(_temporary(name), name, src_dir_fd=fd, dst_dir_fd=fd)
+        self._unsynced.add(folder)
+
+    def discard(self, path: str) -> None:
+        """Remove what was staged for ``path``, if anything was, and the folders made for it."""
+        folder, name = _split(path)
+        self.remove(f"{folder}/{_temporary(name)}")
+
+    @_named
+    def remove(self, path: str) -> None:
+        """Remove a file, if it stands there, and the folders that this leaves empty."""
+        folder, name = _split(path)
+        if (fd := self._folders.find(folder)) is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=fd)
+                self._unsynced.add(folder)
+        self._folders.prune()
+
+    def sync(self) -> None:
+        """Wait until a power cut would undo nothing of what was staged, placed and removed."""
+        self._unsynced |= self._folders.changed
+        self._folders.changed.clear()
+        if len(self._unsynced) > _FSYNC_AT_MOST:
+            self._sync_filesystems()
+        else:
+            for path in sorted(self._unsynced):
+                self._sync_one(path)
+        self._unsynced.clear()
+
+    def _sync_filesystems(self) -> None:
+        for fd in self._folders.filesystems.values():
+            try:
+                _syncfs(fd)
+            except OSError as error:
+                raise _refused(self.root, error) from error
+
+    @_named
+    def _sync_one(self, path: str) -> None:
+        folder, name = _split(path)
+        parent = self._folders.find(folder)
+        if parent is None:
+            return
+        try:
+            fd = os.open(name or ".", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=parent)
+        except FileNotFoundError:  # a folder that was left empty and removed
+            return
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def make_root(root: Path) -> None:
+    """Make the directory that files are to stand in, readable to all, where it is missing."""
+    if not root.exists():
+        try:
+            root.mkdir(parents=True)
+            root.chmod(0o755)
+        except OSError as error:
+            raise _refused(root, error) from error
+
+
+def is_file(found: os.stat_result | None) -> TypeGuard[os.stat_result]:
+    """Whether a look found a regular file."""
+    return found is not None and S_ISREG(found.st_mode)
+
+
+def _refused(path: Path, error: OSError) -> PublishError:
+    mend = f" ({_MENDS[error.errno]})" if error.errno in _MENDS else ""
+    return PublishError(f"{path}: {error.strerror}{mend}")
+
+
+def _split(path: str) -> tuple[str, str]:
+    folder, _, name = path.rpartition("/")
+    return folder, name
+
+
+def _temporary(name: str) -> str:
+    """What is staged for a name: always the same, and short, since a name may be as long as the system takes."""
+    return f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
+
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def _syncfs(fd: int) -> None:
+    """syncfs(2), which the standard library lacks; ``os.sync`` would wait for every disk of the machine."""
+    if _libc.syncfs(fd) != 0:
+        raise OSError(number := ctypes.get_errno(), os.strerror(number))
