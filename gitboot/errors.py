@@ -5,6 +5,7 @@
     GitbootError
     ├── TryAgain                    nobody acts: the next pass tries again
     │   ├── SourceError             the repository cannot be read or fetched now
+    │   │   └── CorruptClone        gitboot's own clone is damaged: `Source.restore` makes it anew
     │   ├── BmcUnreachable          no answer, or not one that can be used
     │   └── BmcBusy                 the BMC answered: not now
     ├── InvalidRepository           the author: a commit's problems, all of them
@@ -13,6 +14,7 @@
         ├── SourceRefused           authentication, host key, signature
         ├── LockedByAnother         another instance holds this directory
         ├── PublishError            the tree cannot be written
+        │   └── ForeignTree         it belongs to another ledger
         ├── LedgerError             the ledger is damaged or of another version
         └── BmcRejected             the BMC answered no: credentials, an unsupported setting
 
@@ -60,6 +62,10 @@ class SourceError(TryAgain):
     """The repository cannot be read or fetched now."""
 
 
+class CorruptClone(SourceError):
+    """gitboot's own clone is damaged or lost, and is to be made anew from the remote."""
+
+
 class BmcUnreachable(TryAgain):
     """A BMC gave no answer, or none that can be used."""
 
@@ -98,6 +104,10 @@ class LockedByAnother(OperatorError):
 
 class PublishError(OperatorError):
     """The tree of files cannot be brought to what was planned."""
+
+
+class ForeignTree(PublishError):
+    """The tree of files belongs to another ledger."""
 
 
 class LedgerError(OperatorError):

@@ -261,7 +261,10 @@ class _Checked:
             message, code = "every document says its kind", Code.MISSING_FIELD
         else:
             message, code = f"there is no kind {shown(found)}", Code.KIND
-        mend = _did_you_mean(found, KINDS) or f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
+        mend = (
+            _did_you_mean(found, KINDS)
+            or f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
+        )
         self.problems.append(self._problem(code, message, mend, ("kind",)))
         return None
 
@@ -301,7 +304,9 @@ class _Checked:
         return self._problem(Code.SHAPE, message, "look at the indentation and the dashes", at)
 
     def _malformed(self, error: Malformed, at: Path, *, key: bool = False) -> Problem:
-        return self._problem(error.code, f"{_dotted(at)}: {error.message}", error.mend, at + error.at, key=key)
+        return self._problem(
+            error.code, f"{_dotted(at)}: {error.message}", error.mend, at + error.at, key=key
+        )
 
 
 def _is_consequence(error: Any, errors: list[Any]) -> bool:
@@ -415,16 +420,19 @@ class _Draft:
 
     def _problem(self, code: Code, message: str, mend: str, resource: Id, path: Path) -> Problem:
         file, place = self._place(resource, path)
-        return Problem(
-            path=file, line=place.line, column=place.column, code=code, message=message, mend=mend
-        )
+        return Problem(path=file, line=place.line, column=place.column, code=code, message=message, mend=mend)
 
     def missing_fleet(self) -> Iterator[Problem]:
         fleets = [key for key, _ in self._of(Fleet)]
         if not fleets and not self._nameless and not any(key.kind == "Fleet" for key in self._known):
             message = "the repository has no document of kind Fleet"
             yield Problem(
-                path="fleet.yaml", line=1, column=1, code=Code.NO_FLEET, message=message, mend=Code.NO_FLEET.mend
+                path="fleet.yaml",
+                line=1,
+                column=1,
+                code=Code.NO_FLEET,
+                message=message,
+                mend=Code.NO_FLEET.mend,
             )
         for other in fleets[1:]:
             file, place = self._place(fleets[0], ("metadata", "name"))
@@ -466,7 +474,9 @@ class _Draft:
     def _file(self, key: Id, name: str, path: Path) -> Iterator[Problem]:
         blob = self._snapshot.blobs.get(name)
         if blob is None:
-            mend = _did_you_mean(name, self._snapshot.blobs) or "add the file; paths start at the fleet's root"
+            mend = (
+                _did_you_mean(name, self._snapshot.blobs) or "add the file; paths start at the fleet's root"
+            )
             yield self._problem(Code.UNKNOWN_REFERENCE, f'there is no file "{name}"', mend, key, path)
         elif (data := self._snapshot.read(blob)).startswith(_LFS):
             yield self._problem(

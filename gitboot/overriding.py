@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from ipaddress import ip_address, ip_network
 from queue import SimpleQueue
 from typing import Final
 
@@ -38,9 +39,7 @@ class _Schedule:
 class Overriding:
     """Brings every BMC to what its server's plan wants, each in its own time."""
 
-    def __init__(
-        self, bmcs: Fleet, ledger: Ledger, provisioning: Provisioning, journal: Journal
-    ) -> None:
+    def __init__(self, bmcs: Fleet, ledger: Ledger, provisioning: Provisioning, journal: Journal) -> None:
         self._bmcs, self._ledger, self._provisioning, self._journal = bmcs, ledger, provisioning, journal
         self.observations: SimpleQueue[Observation] = SimpleQueue()  # filled by the endpoint's threads
         self._fetched: dict[str, Observation] = {}  # by server, until its BMC is read
@@ -70,15 +69,25 @@ class Overriding:
             jobs.append(_job(repository, state, bmc, wanted, records))
         self._bmcs.submit(jobs)
 
-    def collect(self, servers: Mapping[str, ServerState], at: datetime, *, wait: bool = False) -> None:
+    def collect(
+        self,
+        repository: FleetRepository,
+        servers: Mapping[str, ServerState],
+        at: datetime,
+        *,
+        wait: bool = False,
+    ) -> None:
         """Take in what came of the jobs that have ended, and completed fetches of entries."""
         for name, result in self._bmcs.finished(wait_all=wait).items():
             self._note(result, at)
             self._reschedule(name, result, at)
             if (state := servers.get(name)) is not None:
                 self._judge(state, result, at)
+        monitors = [ip_network(network) for network in repository.fleet.spec.provisioning.monitors]
         while not self.observations.empty():
-            self._observed(self.observations.get(), at)
+            observation = self.observations.get()
+            if not any(ip_address(observation.client) in network for network in monitors):
+                self._observed(observation, at)
 
     def _reschedule(self, name: str, result: Result, at: datetime) -> None:
         if (schedule := self._schedules.get(name)) is None:
@@ -139,7 +148,13 @@ class Overriding:
     def _judge_spent(self, state: ServerState, records: tuple[Armed, ...], at: datetime) -> None:
         """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
         plan, policy, record = state.plan, state.decision.policy, state.record
-        if plan is None or plan.boot is None or plan.phase is not Phase.NETWORK or policy is None or record is None:
+        if (
+            plan is None
+            or plan.boot is None
+            or plan.phase is not Phase.NETWORK
+            or policy is None
+            or record is None
+        ):
             return
         wanted = provision_reason(policy)
         own = next((each for each in records if each.reason == wanted), None)
@@ -157,7 +172,11 @@ def _is_armed_once(record: Armed) -> bool:
 
 
 def _job(
-    repository: FleetRepository, state: ServerState, bmc: Bmc, wanted: Wanted | None, records: tuple[Armed, ...]
+    repository: FleetRepository,
+    state: ServerState,
+    bmc: Bmc,
+    wanted: Wanted | None,
+    records: tuple[Armed, ...],
 ) -> Job:
     return Job(
         server=state.decision.server,

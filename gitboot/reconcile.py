@@ -58,14 +58,14 @@ class Reconciler:
         """
         self._accept(at)
         if self._repository is not None and self._decisions is not None:
-            self._overriding.collect(self._servers, at)
+            self._overriding.collect(self._repository, self._servers, at)
             self._provisioning.know(self._decisions, at)
             if self._plan(self._decisions, at):
                 self._publish(self._repository, self._decisions, at)
             if self._applied is not None:  # a machine that resets at once finds its files
                 self._overriding.ask(self._repository, self._servers, at)
             if wait:
-                self._overriding.collect(self._servers, at, wait=True)
+                self._overriding.collect(self._repository, self._servers, at, wait=True)
         return self._report(at)
 
     def source_fetched(self, error: TryAgain | OperatorError | None, at: datetime) -> None:

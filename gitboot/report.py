@@ -32,8 +32,12 @@ class Answers:
     """All that the endpoint answers from; replaced as a whole, so that all lookups change together."""
 
     files: Files  # by path below the output directory: boot/…, ops/…
-    upcoming: Mapping[str, Upcoming] = field(default_factory=dict)  # by path, of those that change by the clock
-    entries: Mapping[str, EntryOf] = field(default_factory=dict)  # by path, of those that boot from the network
+    upcoming: Mapping[str, Upcoming] = field(
+        default_factory=dict
+    )  # by path, of those that change by the clock
+    entries: Mapping[str, EntryOf] = field(
+        default_factory=dict
+    )  # by path, of those that boot from the network
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # plan summaries by server, sorted
     addresses: Mapping[str, str] = field(default_factory=dict)  # IP address -> server
 
@@ -99,6 +103,10 @@ class Status:
     def ready(self) -> bool:
         """Whether this instance has planned and published since its start."""
         return self.planned_at is not None
+
+    def condition(self, type: str) -> bool:
+        """Whether a condition holds; one that nothing is known of does not."""
+        return any(condition.status for condition in self.conditions if condition.type == type)
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -102,7 +102,13 @@ def _check_ignition(format: str, text: str) -> None:
         )
 
 
-_CLOUD_INIT_STARTS: Final = ("#cloud-config", "#!", "## template: jinja", "Content-Type: multipart", "#include")
+_CLOUD_INIT_STARTS: Final = (
+    "#cloud-config",
+    "#!",
+    "## template: jinja",
+    "Content-Type: multipart",
+    "#include",
+)
 
 
 def _check_cloud_init(format: str, text: str) -> None:
@@ -132,7 +138,8 @@ def _check_kickstart(format: str, text: str) -> None:
             section = stripped != "%end" and not stripped.startswith(("%include", "%ksappend"))
         elif not section and not _KICKSTART_COMMAND.match(stripped):
             raise _malformed(
-                f"line {number} of the rendered kickstart is no command: {shown(stripped)}", "correct the template"
+                f"line {number} of the rendered kickstart is no command: {shown(stripped)}",
+                "correct the template",
             )
     if section:
         raise _malformed("the rendered kickstart leaves a section open", "close it with %end")

@@ -130,7 +130,7 @@ def test_r2_no_policy_field_applies_under_a_maintenance() -> None:
     seed = (seed[0], server("web01", "role: web", "vars: {console: ttyS1}, kernelArguments: [from-server]"), *seed[2:])
     found = planned(NOON, *seed, maintenance("repair"))
     assert found is not None and found.boot is not None
-    assert found.boot.kernel_arguments == ("c=ttyS1", "p=False")
+    assert found.boot.kernel_arguments == ("c=ttyS1", "p=false")
     assert found.boot.node_labels == {}
 
 
@@ -402,8 +402,6 @@ UKI = "httpBoot: uki"
         ("an iso over HTTP", "iso", "UefiHttp", "httpBoot: iso", "UEFI", "", []),
         ("a loader over HTTP", "kernel, loader", "UefiHttp", "httpBoot: loader", "UEFI", "", []),
         ("no loader over HTTP", "kernel", "UefiHttp", "httpBoot: loader", "UEFI", "", ["GB4001"]),
-        ("an iso as virtual medium", "iso", "VirtualMedia", "", "UEFI", "", []),
-        ("no iso as virtual medium", "kernel", "VirtualMedia", "", "UEFI", "", ["GB4001"]),
         ("arguments to a uki", "uki", "UefiHttp", f"{UKI}, kernelArguments: [a]", "UEFI", "", ["GB4003"]),
         ("an image's own arguments, built into its uki", "uki", "UefiHttp", UKI, "UEFI", "kernelArguments: [a]", []),
         ("user data to a uki", "uki", "UefiHttp", f"{UKI}, @", "UEFI", "userData: Ignition/3.4", ["GB4003"]),
@@ -607,3 +605,18 @@ def test_unknown_servers_never_boot_what_writes_disks(unknown: str, expected: li
 @pytest.mark.parametrize("output", ["pxelinux", "uuid", "dhcp-dnsmasq", "dhcp-kea", "mirror", "pages"])
 def test_an_output_that_this_version_does_not_make_is_refused(output: str) -> None:
     assert codes(fleet(f"baseURL: 'http://boot.test', outputs: [ipxe, {output}]"), *SEED[1:]) == ["GB2017"]
+
+
+@pytest.mark.parametrize(
+    ("case", "documents"),
+    [
+        ("evidence", [fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *SEED[1:]]),
+        ("a ledger", [fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {uuid_of('a')}}}"), *SEED[1:]]),
+        ("a policy's power", [*SEED[:-1], policy("web", "All", "power: On")]),
+        ("a maintenance's power", [*SEED, maintenance("repair", spec="power: Restart")]),
+        ("virtual media", [*SEED, image("iso-1", "", "iso"), profile("iso", "iso-1", method="VirtualMedia")]),
+        ("guards, as a warning", [fleet("baseURL: 'http://boot.test', guards: {maxDeletes: 1}"), *SEED[1:]]),
+    ],
+)
+def test_what_comes_later_is_refused_by_name(case: str, documents: list[str]) -> None:
+    assert codes(*documents) == ["GB2017"], case

@@ -16,8 +16,11 @@ from gitboot.errors import GitbootError
 _COMMANDS: Final = {
     "validate": "Check a fleet repository: every problem, with its place and its mend.",
     "plan": "Show what each server boots, now or at any instant.",
+    "explain": "Say why a server boots what it boots, or what a problem's code means.",
+    "timeline": "Show what a server boots when, without another commit.",
     "render": "Write the whole tree of boot files into a directory.",
     "run": "Watch a repository and publish, serve and set what its servers boot.",
+    "schema": "Print the JSON Schemas of the kinds, for editors and CI.",
     "version": "Show gitboot's version.",
 }
 
@@ -51,7 +54,9 @@ class _Commands(click.Group):
         return super().resolve_command(context, args)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="gitboot", message="%(prog)s %(version)s")
 def cli() -> None:
     """What bare-metal servers boot, decided in Git.

@@ -16,16 +16,28 @@ from gitboot.model.scalars import Malformed, parse_instant
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+_rev_option = click.option(
+    "--rev",
+    metavar="REVISION",
+    help="A Git revision, or WORKTREE for what lies there uncommitted. Default: WORKTREE in a work tree, HEAD in a "
+    "bare repository.",
+)
+
+
 def fleet_argument(command: Command) -> Command:
     """PATH and --rev: the fleet that a command reads."""
-    path = click.argument("path", default=".", type=click.Path(path_type=Path))
-    rev = click.option(
-        "--rev",
-        metavar="REVISION",
-        help="A Git revision, or WORKTREE for what lies there uncommitted. Default: WORKTREE in a work tree, "
-        "HEAD in a bare repository.",
+    return click.argument("path", default=".", type=click.Path(path_type=Path))(_rev_option(command))
+
+
+def fleet_options(command: Command) -> Command:
+    """--path and --rev: the same, for commands whose argument is something in the fleet."""
+    path = click.option(
+        "--path",
+        default=".",
+        type=click.Path(path_type=Path),
+        help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
     )
-    return path(rev(command))
+    return path(_rev_option(command))
 
 
 class InstantType(click.ParamType):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import click
 
 from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
 from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_held_back
-from gitboot.errors import UsageError
 
 
 @click.command()
@@ -20,7 +18,9 @@ from gitboot.errors import UsageError
 @at_option
 @records_option
 @click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
-@click.option("-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1.")
+@click.option(
+    "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1."
+)
 @output_option("text", "json", "yaml")
 def command(
     path: Path,
@@ -40,15 +40,14 @@ def command(
     fleet = planned_fleet(path, rev, at or now(), records)
     chosen = selected(selector)
     for name in names:
-        if name not in fleet.decisions.servers:
-            raise UsageError(f"there is no server {name!r}{_near(name, fleet.decisions.servers)}")
+        fleet.decision(name)
     items: list[dict[str, Any]] = []
     plans = {}
     for decision, plan in fleet.plans():
-        labels = fleet.repository.servers[decision.server].metadata.labels
-        if names and decision.server not in names:
+        metadata = fleet.repository.servers[decision.server].metadata
+        if names and metadata.name not in names:
             continue
-        if chosen is not None and not chosen.matches(fleet.repository.servers[decision.server].metadata.name, labels):
+        if chosen is not None and not chosen.matches(metadata.name, metadata.labels):
             continue
         plans[decision.server] = plan
         files = fleet.files(decision, plan)
@@ -58,16 +57,13 @@ def command(
         if output.format == "text":
             _print_table(items, output)
         else:
-            document = {"apiVersion": "gitboot.dev/v1alpha1", "revision": fleet.decisions.revision, "items": items}
+            document = {
+                "apiVersion": "gitboot.dev/v1alpha1",
+                "revision": fleet.decisions.revision,
+                "items": items,
+            }
             output.write(_as_json(document) if output.format == "json" else _as_yaml(document))
     tell_held_back(held_back(plans))
-
-
-def _near(name: str, names: Sequence[str] | Any) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _as_json(document: dict[str, Any]) -> str:
@@ -90,7 +86,9 @@ def _print_table(items: list[dict[str, Any]], output: Output) -> None:
             item["phase"] or "-",
             item["image"] or "local disk" if item["phase"] else "no plan",
             item["method"] or "-",
-            f"Maintenance/{item['maintenance']}" if item["maintenance"] else f"BootPolicy/{item['policy'] or '-'}",
+            f"Maintenance/{item['maintenance']}"
+            if item["maintenance"]
+            else f"BootPolicy/{item['policy'] or '-'}",
             item["nextTransition"] or "-",
         )
         for item in items

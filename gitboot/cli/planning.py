@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -29,6 +30,15 @@ class Planned:
     decisions: Decisions
     at: datetime
     records: Mapping[SystemUuid, Record]
+
+    def decision(self, server: str) -> Decision:
+        """The decision for a server; raises `UsageError` with a near name where there is none."""
+        try:
+            return self.decisions.servers[server]
+        except KeyError:
+            close = get_close_matches(server, list(self.decisions.servers), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"there is no server {server!r}{hint}") from None
 
     def plans(self) -> Iterator[tuple[Decision, BootPlan | None]]:
         for decision in self.decisions.servers.values():

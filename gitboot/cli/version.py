@@ -13,4 +13,6 @@ def command() -> None:
 
     from gitboot import __version__
 
-    click.echo(f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {pygit2.LIBGIT2_VERSION})")
+    click.echo(
+        f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {pygit2.LIBGIT2_VERSION})"
+    )

@@ -37,5 +37,6 @@ class Metadata(Struct):
         default_factory=dict, description="What selectors match, in Kubernetes' syntax. Default: none."
     )
     annotations: dict[LabelKey, AnyText] = Field(
-        default_factory=dict, description="Notes for people and tools; nothing selects by them. Default: none."
+        default_factory=dict,
+        description="Notes for people and tools; nothing selects by them. Default: none.",
     )

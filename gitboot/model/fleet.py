@@ -41,7 +41,9 @@ class Site(Struct):
 
     name: NameField = Field(description="The site's name.")
     select: Select = Field(description="Which servers are there.")
-    base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under from there.")
+    base_url: BaseUrl = Field(
+        alias="baseURL", description="What files and assets are reached under from there."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -91,14 +93,22 @@ class Serving(Struct):
 class Guards(Struct):
     """Limits on what one commit may change; only ever tighter than the instance's own."""
 
-    max_update_percent: Percent | None = Field(default=None, description="Servers changed. Default: the instance's.")
-    max_delete_percent: Percent | None = Field(default=None, description="Servers removed. Default: the instance's.")
+    max_update_percent: Percent | None = Field(
+        default=None, description="Servers changed. Default: the instance's."
+    )
+    max_delete_percent: Percent | None = Field(
+        default=None, description="Servers removed. Default: the instance's."
+    )
     max_deletes: Integer | None = Field(default=None, description="Servers removed. Default: the instance's.")
     max_small_group: Integer | None = Field(
         default=None, description="Servers changed in a group under 10. Default: the instance's."
     )
-    max_reinstalls: Integer | None = Field(default=None, description="Reinstallations. Default: the instance's.")
-    max_installs: Integer | None = Field(default=None, description="First boots of new servers. Default: the instance's.")
+    max_reinstalls: Integer | None = Field(
+        default=None, description="Reinstallations. Default: the instance's."
+    )
+    max_installs: Integer | None = Field(
+        default=None, description="First boots of new servers. Default: the instance's."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -106,7 +116,9 @@ class FleetSpec(Struct):
     """What holds for every server."""
 
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under.")
-    sites: tuple[Site, ...] = Field(default=(), description="Nearer mirrors, first match wins. Default: none.")
+    sites: tuple[Site, ...] = Field(
+        default=(), description="Nearer mirrors, first match wins. Default: none."
+    )
     unknown_servers: UnknownServers = Field(
         default="LocalDisk",
         description="What a machine boots that no document describes: LocalDisk, NotFound, or {profile: NAME}. "

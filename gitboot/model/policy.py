@@ -87,14 +87,18 @@ class UserData(Struct):
     """What the system configures itself by on its first boot."""
 
     format: FormatField = Field(description="What the template renders to; the image must understand it.")
-    template: FilePath = Field(description="A Jinja2 template in this repository, relative to the fleet's root.")
+    template: FilePath = Field(
+        description="A Jinja2 template in this repository, relative to the fleet's root."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class Templates(Struct):
     """Entries of one's own, instead of the built-in ones."""
 
-    ipxe: FilePath | None = Field(default=None, description="A Jinja2 template of an iPXE script. Default: built in.")
+    ipxe: FilePath | None = Field(
+        default=None, description="A Jinja2 template of an iPXE script. Default: built in."
+    )
     grub: FilePath | None = Field(
         default=None, description="A Jinja2 template of a GRUB configuration. Default: built in."
     )
@@ -120,8 +124,12 @@ class BootProfileSpec(Struct):
     kernel_arguments: tuple[KernelArgument, ...] = Field(
         default=(), description="Arguments, each possibly a template; -name removes one. Default: none."
     )
-    user_data: UserData | None = Field(default=None, description="User data of the first boot. Default: none.")
-    templates: Templates = Field(default_factory=Templates, description="Entries of one's own. Default: built in.")
+    user_data: UserData | None = Field(
+        default=None, description="User data of the first boot. Default: none."
+    )
+    templates: Templates = Field(
+        default_factory=Templates, description="Entries of one's own. Default: built in."
+    )
     vars: dict[VariableName, Variable] = Field(
         default_factory=dict, description="Variables for templates. Default: none."
     )
@@ -180,12 +188,15 @@ class Taint(Struct):
 class BootPolicySpec(Struct):
     """Which servers boot which profile, how often, and which pool they are."""
 
-    select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers. Never inherited.")
+    select: Select = Field(
+        description="All, None, matchLabels and matchExpressions, or servers. Never inherited."
+    )
     priority: SignedInteger | None = Field(
         default=None, description="The higher wins. Default: the parent's, else 0."
     )
     inherits: NameField | None = Field(
-        default=None, description="The parent policy, whose fields it takes and which it beats. Default: none."
+        default=None,
+        description="The parent policy, whose fields it takes and which it beats. Default: none.",
     )
     profile: NameField | None = Field(default=None, description="The BootProfile. Default: the parent's.")
     network_boot: NetworkBoot | None = Field(
@@ -235,7 +246,9 @@ class BootPolicy(Struct):
 class Window(Struct):
     """A half-open span of time: [start, end)."""
 
-    start: Instant | None = Field(default=None, description="When it opens, with offset. Default: it is open.")
+    start: Instant | None = Field(
+        default=None, description="When it opens, with offset. Default: it is open."
+    )
     end: Instant | None = Field(
         default=None, description="When it ends, exclusive, with offset. Default: it does not end by itself."
     )
@@ -244,7 +257,10 @@ class Window(Struct):
     def _opens_before_it_ends(self) -> Window:
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise Malformed(
-                Code.WINDOW, "the window ends before it opens, or at once", "let end lie after start", ("end",)
+                Code.WINDOW,
+                "the window ends before it opens, or at once",
+                "let end lie after start",
+                ("end",),
             )
         return self
 
@@ -275,7 +291,9 @@ class MaintenanceSpec(Struct):
     max_unavailable: CountOrPercent = Field(
         default="1", description="Servers that may be down at a time: a number or a percentage. Default: 1."
     )
-    reason: Text | None = Field(default=None, description="Why, and which change asked for it. Default: none.")
+    reason: Text | None = Field(
+        default=None, description="Why, and which change asked for it. Default: none."
+    )
     priority: SignedInteger = Field(
         default=0, description="Of several that are active the higher wins. Default: 0."
     )

@@ -386,8 +386,11 @@ Mac = Annotated[
     MacAddress,
     BeforeValidator(parse_mac),
     WithJsonSchema(
-        {"type": "string", "pattern": r"^([0-9A-Fa-f]{2}([:-]?)(?:[0-9A-Fa-f]{2}\2){4}[0-9A-Fa-f]{2}|"
-         r"([0-9A-Fa-f]{4}\.){2}[0-9A-Fa-f]{4})$"}
+        {
+            "type": "string",
+            "pattern": r"^([0-9A-Fa-f]{2}([:-]?)(?:[0-9A-Fa-f]{2}\2){4}[0-9A-Fa-f]{2}|"
+            r"([0-9A-Fa-f]{4}\.){2}[0-9A-Fa-f]{4})$",
+        }
     ),
 ]
 Uuid = Annotated[
@@ -395,7 +398,9 @@ Uuid = Annotated[
     BeforeValidator(parse_uuid),
     WithJsonSchema({"type": "string", "pattern": "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"}),
 ]
-InterfaceAddress = Annotated[str, BeforeValidator(parse_interface_address), WithJsonSchema({"type": "string"})]
+InterfaceAddress = Annotated[
+    str, BeforeValidator(parse_interface_address), WithJsonSchema({"type": "string"})
+]
 Network = Annotated[str, BeforeValidator(parse_network), WithJsonSchema({"type": "string"})]
 Sha256 = Annotated[
     Digest,
@@ -418,7 +423,9 @@ CountOrPercent = Annotated[
     BeforeValidator(parse_count_or_percent),
     WithJsonSchema({"type": ["string", "integer"], "pattern": "^[1-9][0-9]*%?$", "minimum": 1}),
 ]
-FilePath = Annotated[str, BeforeValidator(parse_file_path), WithJsonSchema({"type": "string", "minLength": 1})]
+FilePath = Annotated[
+    str, BeforeValidator(parse_file_path), WithJsonSchema({"type": "string", "minLength": 1})
+]
 KernelArgument = Annotated[str, BeforeValidator(parse_kernel_argument), _TEXT]
 VariableName = Annotated[str, BeforeValidator(parse_variable_name)]
 Variable = Annotated[str | bool, BeforeValidator(parse_variable), _ANY_SCALAR]

@@ -83,7 +83,9 @@ def main(arguments: list[str]) -> int:
         differ = [name for name, text in schemas().items() if _read(directory / name) != text]
         extra = sorted({path.name for path in directory.glob("*.json")} - schemas().keys())
         for name in differ + extra:
-            print(f"{directory / name} is not what the models say: python -m gitboot.model.schema {directory}")  # noqa: T201
+            print(
+                f"{directory / name} is not what the models say: python -m gitboot.model.schema {directory}"
+            )  # noqa: T201
         return 1 if differ or extra else 0
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in schemas().items():

@@ -28,7 +28,8 @@ class MatchExpression(Struct):
     key: LabelKey = Field(description="The label's key.")
     operator: Operator = Field(description="In and NotIn take values, Exists and DoesNotExist none.")
     values: tuple[LabelValue, ...] = Field(
-        default=(), description="The values of In and NotIn. A server without the label is NotIn. Default: none."
+        default=(),
+        description="The values of In and NotIn. A server without the label is NotIn. Default: none.",
     )
 
     @model_validator(mode="after")

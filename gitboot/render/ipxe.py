@@ -66,7 +66,12 @@ def boot_steps(boot: Boot, firmware: Firmware) -> tuple[str, ...] | str:
     """The commands that boot, each of which may fail; or why iPXE cannot boot this."""
     files = boot.files
     if boot.direct:
-        if boot.http_boot is None and files.uki is None or boot.http_boot is not None and boot.http_boot != "uki":
+        if (
+            boot.http_boot is None
+            and files.uki is None
+            or boot.http_boot is not None
+            and boot.http_boot != "uki"
+        ):
             return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
         if firmware is not Firmware.UEFI or files.uki is None:
             return f"{boot.image} is a unified kernel image, which needs UEFI"
@@ -161,9 +166,15 @@ def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
         return header + disk.IPXE
     choices, bodies = [], []
     for architecture, boot in sorted(boots.items()):
-        choices += [f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in _BUILDS[architecture]]
+        choices += [
+            f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in _BUILDS[architecture]
+        ]
         announced = ipxe_text(f"gitboot: unknown machine, boots {boot.image}")
         steps = boot_steps(boot, Firmware.UEFI)
-        tried = _retried(steps, f"_{architecture}") if not isinstance(steps, str) else f"echo {ipxe_text(steps)}\n"
+        tried = (
+            _retried(steps, f"_{architecture}")
+            if not isinstance(steps, str)
+            else f"echo {ipxe_text(steps)}\n"
+        )
         bodies.append(f":{architecture}\necho {announced}\n{tried}goto local_disk\n")
     return f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{disk.IPXE}"

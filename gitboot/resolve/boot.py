@@ -17,9 +17,12 @@ from gitboot.model.policy import BootProfile, HttpBoot, Maintenance, Method, Tai
 from gitboot.model.scalars import Digest, Malformed
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.plan import Boot, BootFile, BootFiles, Phase, UserDataFiles
-from gitboot.quote import Unquotable, command_line
+from gitboot.quote import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve.choice import Pool
 from gitboot.template import TemplateFault, Templates
+
+
+ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that they are written in
 
 
 class Unbootable(Exception):
@@ -104,14 +107,15 @@ class Composer:
         user_data = None
         if profile.user_data is not None:
             shows_arguments = "kernel_arguments" in self._templates.names(profile.user_data.template)
-            shown = self._arguments(lists, context, source) if shows_arguments else ()
+            shown = self._arguments(lists, context) if shows_arguments else ()
             user_data = self._user_data(context.having(kernel_arguments=list(shown)), source)
         with_url = context.having(urls=context.urls(user_data))
-        merged = self._arguments(lists, with_url, source)
+        merged = self._arguments(lists, with_url)
         if user_data is not None and not boot.direct:
             merged = _with_user_data_arguments(merged, user_data)
         check_way_in(boot, source, _own_arguments(source), user_data)
-        _check_command_line(merged, source)
+        if not boot.direct:
+            _check_command_line(merged, source)
         entry_context = with_url.having(kernel_arguments=list(merged))
         entries = {
             loader: self._file(path, entry_context, source, "templates", loader)
@@ -120,24 +124,41 @@ class Composer:
         }
         return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries)
 
-    def _arguments(
-        self, lists: tuple[tuple[Id, tuple[str, ...]], ...], context: _Context, source: Source
-    ) -> tuple[str, ...]:
+    def _arguments(self, lists: ArgumentLists, context: _Context) -> tuple[str, ...]:
+        return arguments.merged(
+            [text for _, text in self._rendered_arguments(resource, given, context)]
+            for resource, given in lists
+        )
+
+    def _rendered_arguments(
+        self, resource: Id, given: tuple[str, ...], context: _Context
+    ) -> list[tuple[int, str]]:
+        """One place's arguments with their numbers; an empty one is none."""
         rendered = []
-        for resource, given in lists:
-            texts = []
-            for number, text in enumerate(given):
-                if "{" in text:
-                    try:
-                        text = self._templates.render_text(text, context.mapping)
-                    except TemplateFault as fault:
-                        raise Unbootable(
-                            fault.code, fault.message, fault.code.mend, resource, "spec", "kernelArguments", number
-                        ) from None
-                if text:
-                    texts.append(text)
-            rendered.append(texts)
-        return arguments.merged(rendered)
+        for number, text in enumerate(given):
+            try:
+                text = self._templates.render_text(text, context.mapping) if "{" in text else text
+            except TemplateFault as fault:
+                raise Unbootable(
+                    fault.code, fault.message, fault.code.mend, resource, "spec", "kernelArguments", number
+                ) from None
+            if text:
+                rendered.append((number, text))
+        return rendered
+
+    def argument_places(self, boot: Boot, source: Source) -> dict[str, tuple[Id, int]]:
+        """Where each of a composed boot's arguments is written: (resource, number in its list).
+
+        What leads to the user data is written nowhere.
+        """
+        context = _Context(self, boot, source)
+        with_url = context.having(urls=context.urls(boot.user_data))
+        places = {
+            text: (resource, number)
+            for resource, given in _argument_lists(boot, source)
+            for number, text in self._rendered_arguments(resource, given, with_url)
+        }
+        return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
 
     def _user_data(self, context: _Context, source: Source) -> UserDataFiles:
         wanted = source.profile.spec.user_data
@@ -181,7 +202,9 @@ class Composer:
         """A resource in the YAML's own spelling, metadata and spec merged, for templates."""
         key = Id(type(resource).__name__, resource.metadata.name)
         if key not in self._plain:
-            dumped = _dumper(type(resource)).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
+            dumped = _dumper(type(resource)).dump_python(
+                resource, mode="json", by_alias=True, exclude_none=True
+            )
             self._plain[key] = {**dumped["metadata"], **dumped["spec"]}
         return self._plain[key]
 
@@ -266,7 +289,7 @@ def merged_vars(source: Source) -> dict[str, str | bool]:
     }
 
 
-def _own_arguments(source: Source) -> tuple[tuple[Id, tuple[str, ...]], ...]:
+def _own_arguments(source: Source) -> ArgumentLists:
     """The arguments that are asked for besides the image's own, in the order of R7.
 
     Under a maintenance they are the maintenance's: neither the policy's nor the server's apply (R2).
@@ -283,7 +306,7 @@ def _own_arguments(source: Source) -> tuple[tuple[Id, tuple[str, ...]], ...]:
     return tuple(lists)
 
 
-def _argument_lists(boot: Boot, source: Source) -> tuple[tuple[Id, tuple[str, ...]], ...]:
+def _argument_lists(boot: Boot, source: Source) -> ArgumentLists:
     if boot.direct:  # the image's own arguments are built into its uki or iso
         return _own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
@@ -301,7 +324,8 @@ def _with_user_data_arguments(merged: tuple[str, ...], user_data: UserDataFiles)
 
 def _check_command_line(merged: tuple[str, ...], source: Source) -> None:
     try:
-        command_line(merged)
+        ipxe_arguments(merged)
+        grub_arguments(merged)
     except Unquotable as error:
         raise Unbootable(
             Code.UNQUOTABLE, error.message, Code.UNQUOTABLE.mend, source.profile_id, "spec", "kernelArguments"
@@ -374,7 +398,14 @@ def check_method(source: Source, artifacts: Artifacts | None) -> None:
             "add the artifact to the image, or change the method",
             *at,
         )
-    named = (artifacts.kernel, *artifacts.initrds, artifacts.rootfs, artifacts.uki, artifacts.iso, artifacts.loader)
+    named = (
+        artifacts.kernel,
+        *artifacts.initrds,
+        artifacts.rootfs,
+        artifacts.uki,
+        artifacts.iso,
+        artifacts.loader,
+    )
     if any(artifact is not None and artifact.url.startswith("oci:") for artifact in named):
         raise Unbootable(
             Code.NOT_YET,
@@ -387,7 +418,7 @@ def check_method(source: Source, artifacts: Artifacts | None) -> None:
 def check_way_in(
     boot: Boot,
     source: Source,
-    own: tuple[tuple[Id, tuple[str, ...]], ...],
+    own: ArgumentLists,
     user_data: UserDataFiles | None,
 ) -> None:
     """Arguments, user data, labels and taints reach the system by this boot, or `Unbootable`."""
@@ -411,7 +442,11 @@ def check_way_in(
     elif given is not None:
         what, resource, path = "kernel arguments", given[0], ("spec", "kernelArguments")
     elif source.pool is not None and (boot.node_labels or boot.node_taints):
-        what, resource, path = "node labels and taints", Id("BootPolicy", source.pool.name), ("spec", "profile")
+        what, resource, path = (
+            "node labels and taints",
+            Id("BootPolicy", source.pool.name),
+            ("spec", "profile"),
+        )
     if what is not None:
         file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
         raise Unbootable(

@@ -110,7 +110,9 @@ def _chain(repository: FleetRepository, name: str) -> tuple[str, ...] | None:
 
 def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
     """The last value that is set along a chain."""
-    return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
+    return next(
+        (value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None
+    )
 
 
 def _pool(name: str, chain: tuple[str, ...], specs: list[BootPolicySpec]) -> Pool:
@@ -136,8 +138,8 @@ class Tie(NamedTuple):
     names: tuple[str, ...]
 
 
-def choose_policy(server: Server, candidates: list[Pool], named: Pool | None) -> Won[Pool] | Tie | None:
-    """Rule R3 for one server, of the policies that select it."""
+def choose_policy(candidates: list[Pool], named: Pool | None) -> Won[Pool] | Tie | None:
+    """Rule R3 for one server: of the policies that select it, or the one that it names."""
     if named is not None:
         lost = tuple(
             Lost(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
@@ -182,9 +184,7 @@ class Named(NamedTuple):
     path: tuple[str | int, ...]
 
 
-def choose_image(
-    server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]
-) -> Won[Named]:
+def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Won[Named]:
     """Rule R4 for one server under a policy whose profile boots from the network."""
     candidates: list[tuple[Named, str]] = []
     name, spec = server.metadata.name, server.spec

@@ -18,6 +18,7 @@ from gitboot.model.selectors import selects
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.resolve.boot import Composer, Source, Unbootable
+from gitboot.resolve.later import not_yet
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
 
 
@@ -58,9 +59,7 @@ def candidates(repository: FleetRepository, known: Mapping[str, Pool], server: S
     """The policies that select ``server``, by name."""
     name, labels = server.metadata.name, server.metadata.labels
     return [
-        pool
-        for pool in known.values()
-        if selects(repository.policies[pool.name].spec.select, name, labels)
+        pool for pool in known.values() if selects(repository.policies[pool.name].spec.select, name, labels)
     ]
 
 
@@ -68,6 +67,31 @@ def site_of(repository: FleetRepository, server: Server) -> Site | None:
     """The first site that selects ``server``."""
     name, labels = server.metadata.name, server.metadata.labels
     return next((site for site in repository.fleet.spec.sites if selects(site.select, name, labels)), None)
+
+
+def boot_source(
+    repository: FleetRepository,
+    server: Server,
+    profile: BootProfile,
+    image: str,
+    *,
+    pool: Pool | None = None,
+    maintenance: Maintenance | None = None,
+) -> Source:
+    """What one server's boot is composed of, under a policy or a maintenance."""
+    site = site_of(repository, server)
+    return Source(
+        image=repository.images[image],
+        profile=profile,
+        architecture=server.spec.architecture,
+        firmware=server.spec.firmware,
+        base_url=site.base_url if site else repository.fleet.spec.base_url,
+        phase=Phase.NETWORK if maintenance is None else Phase.MAINTENANCE,
+        server=server,
+        pool=pool,
+        maintenance=maintenance,
+        site=site.name if site else None,
+    )
 
 
 class _Finding(NamedTuple):
@@ -89,7 +113,7 @@ class _Deciding:
         self._composer = Composer(repository)
         self._pools, self._problems = pools(repository)
         self._findings: dict[_Finding, list[str]] = {}
-        self._problems += self._not_yet()
+        self._problems += not_yet(repository)
 
     def problems(self) -> Iterator[Problem]:
         yield from self._problems
@@ -115,19 +139,6 @@ class _Deciding:
         severity: Severity = Severity.ERROR,
     ) -> None:
         self._findings.setdefault(_Finding(code, message, mend, severity, resource, path), []).append(server)
-
-    def _not_yet(self) -> Iterator[Problem]:
-        """What the format has and this version does not carry out is refused, never ignored."""
-        fleet = self._repository.fleet
-        for number, output in enumerate(fleet.spec.outputs):
-            if output not in (Output.IPXE, Output.GRUB):
-                yield self._repository.problem(
-                    Code.NOT_YET,
-                    f"this version of gitboot does not make the output {output}",
-                    Id("Fleet", fleet.metadata.name),
-                    *("spec", "outputs", number),
-                    mend="leave it out",
-                )
 
     def server(self, server: Server) -> Decision:
         """The decision for ``server``; what it lacks has been noted as a problem."""
@@ -214,19 +225,7 @@ class _Deciding:
         maintenance: Maintenance | None = None,
     ) -> Boot | None:
         """The composed boot; None where it cannot work, which has been noted."""
-        site = site_of(self._repository, server)
-        source = Source(
-            image=self._repository.images[image],
-            profile=profile,
-            architecture=server.spec.architecture,
-            firmware=server.spec.firmware,
-            base_url=site.base_url if site else self._repository.fleet.spec.base_url,
-            phase=Phase.NETWORK if maintenance is None else Phase.MAINTENANCE,
-            server=server,
-            pool=pool,
-            maintenance=maintenance,
-            site=site.name if site else None,
-        )
+        source = boot_source(self._repository, server, profile, image, pool=pool, maintenance=maintenance)
         try:
             return self._composer.compose(source)
         except Unbootable as error:
@@ -254,7 +253,9 @@ class _Deciding:
                 severity=Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
             )
 
-    def _check_override(self, server: Server, boot: Boot | None, override: OverrideMode, resource: Id) -> None:
+    def _check_override(
+        self, server: Server, boot: Boot | None, override: OverrideMode, resource: Id
+    ) -> None:
         if boot is not None and boot.direct and override is OverrideMode.CONTINUOUS:
             self._find(
                 server.metadata.name,

@@ -1,0 +1,101 @@
+"""`gitboot explain`: why a server boots what it boots; or what a problem's code means."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gitboot.cli.inputs import Output, at_option, fleet_options, now, output_option
+from gitboot.cli.planning import planned_fleet, records_option
+from gitboot.errors import UsageError
+
+if TYPE_CHECKING:
+    from gitboot.explain import Explanation
+
+
+@click.command()
+@click.argument("subject", metavar="SERVER|CODE")
+@click.argument("field", required=False)
+@fleet_options
+@at_option
+@records_option
+@output_option("text", "json")
+def command(
+    subject: str,
+    field: str | None,
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    records: str | None,
+    outputs: tuple[Output, ...],
+) -> None:
+    """Say why SERVER boots what it boots: each field, who wrote it and where, and who lost by which rule.
+
+    FIELD narrows it: image, kernelArguments, vars.console. With a problem's CODE, such as GB2011: what the
+    code means, why gitboot refuses it, and how it is mended.
+    """
+    if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
+        _explain_code(subject.upper(), outputs)
+        return
+    from gitboot.explain import explain
+    from gitboot.resolve import plan
+
+    fleet = planned_fleet(path, rev, at or now(), records)
+    decision = fleet.decision(subject)
+    found = explain(fleet.repository, decision, plan(decision, fleet.at, fleet.records.get(decision.uuid)))
+    for output in outputs:
+        if output.format == "json":
+            output.write(json.dumps(found.facts(), indent=2, sort_keys=True))
+        else:
+            output.write(_as_text(found, field))
+
+
+def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
+    from gitboot.codes import Code
+
+    try:
+        code = Code(text)
+    except ValueError:
+        raise UsageError(f"there is no problem code {text}; they begin with GB1001") from None
+    for output in outputs:
+        if output.format == "json":
+            facts = {"code": code.value, "headline": code.headline, "why": code.why, "mend": code.mend}
+            output.write(json.dumps(facts, indent=2, sort_keys=True))
+        else:
+            output.write(
+                f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.mend}\n"
+            )
+
+
+def _as_text(found: Explanation, field: str | None) -> str:
+    from gitboot.cli.table import table
+
+    reasons = [each for each in found.reasons if field is None or _is_of(each.field, field)]
+    if not reasons:
+        known = ", ".join(dict.fromkeys(re.sub(r"\[\d+\]", "", each.field) for each in found.reasons))
+        raise UsageError(f"{found.server} has no field {field!r} now; it has {known}")
+    rows = [
+        (
+            each.field,
+            each.value,
+            each.rule,
+            each.resource or "-",
+            f"{each.path}:{each.line}:{each.column}" if each.path else "-",
+            each.why,
+        )
+        for each in reasons
+    ]
+    text = table(("FIELD", "VALUE", "RULE", "WRITTEN IN", "AT", "WHY"), rows)
+    if field is None and found.lost:
+        lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost]
+        text += "\n\n" + table(("LOST", "RULE", "WHY"), lost)
+    return text
+
+
+def _is_of(name: str, field: str) -> bool:
+    return name == field or name.startswith((f"{field}[", f"{field}."))

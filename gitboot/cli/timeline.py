@@ -1,0 +1,74 @@
+"""`gitboot timeline`: what a server boots when, without another commit."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import click
+
+from gitboot.cli.inputs import InstantType, Output, at_option, fleet_options, now, output_option
+from gitboot.cli.planning import planned_fleet, records_option
+
+
+@click.command()
+@click.argument("server")
+@fleet_options
+@at_option
+@click.option(
+    "--until", type=InstantType(), metavar="INSTANT", help="How far to look. Default: a year after --at."
+)
+@records_option
+@output_option("text", "json")
+def command(
+    server: str,
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    until: datetime | None,
+    records: str | None,
+    outputs: tuple[Output, ...],
+) -> None:
+    """Show what SERVER boots from now on: every change that needs no commit and no observation."""
+    from gitboot.cli.table import table
+    from gitboot.model.scalars import format_instant
+    from gitboot.resolve import plan, transition
+
+    fleet = planned_fleet(path, rev, at or now(), records)
+    decision = fleet.decision(server)
+    record = fleet.records.get(decision.uuid)
+    items = []
+    instant: datetime | None = fleet.at
+    until = until or fleet.at + timedelta(days=365)
+    while instant is not None and instant <= until:
+        found = plan(decision, instant, record)
+        items.append(
+            {
+                "from": format_instant(instant),
+                "phase": found.phase if found else None,
+                "image": found.boot.image if found and found.boot else None,
+                "maintenance": found.maintenance if found else None,
+                "policy": found.policy if found else None,
+                "why": found.cause if found else "no policy selects the server, and no maintenance is active",
+            }
+        )
+        instant = transition(decision, instant, record)
+    for output in outputs:
+        if output.format == "json":
+            document = {"apiVersion": "gitboot.dev/v1alpha1", "server": server, "items": items}
+            output.write(json.dumps(document, indent=2, sort_keys=True))
+            continue
+        rows = [
+            (
+                str(item["from"]),
+                str(item["phase"] or "no plan"),
+                str(item["image"] or ("local disk" if item["phase"] else "-")),
+                f"Maintenance/{item['maintenance']}"
+                if item["maintenance"]
+                else f"BootPolicy/{item['policy'] or '-'}",
+                str(item["why"]),
+            )
+            for item in items
+        ]
+        output.write(table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows))

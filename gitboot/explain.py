@@ -1,0 +1,291 @@
+"""Rule R9: why a server boots what it boots, field by field, and what lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gitboot.load import FleetRepository, Id
+from gitboot.model.policy import Maintenance, Method
+from gitboot.model.server import Lifecycle
+from gitboot.plan import Boot, BootPlan, Decision
+from gitboot.resolve.boot import Composer, Source, merged_vars
+from gitboot.resolve.choice import (
+    Lost,
+    Named,
+    Pool,
+    Won,
+    choose_image,
+    choose_policy,
+    maintenance_image,
+    pools,
+)
+from gitboot.resolve.decide import boot_source, candidates, site_of
+
+Step = str | int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """One field of what a server boots, and where it is written."""
+
+    field: str  # image, kernelArguments[0], vars.console …
+    value: str
+    rule: str
+    why: str
+    resource: str | None = None  # BootPolicy/web; None: it is written nowhere, a rule adds it
+    path: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "field": self.field,
+            "value": self.value,
+            "rule": self.rule,
+            "why": self.why,
+            "resource": self.resource,
+            "path": self.path,
+            "line": self.line,
+            "column": self.column,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """All reasons for one server at one instant, in the order in which the rules decide; and who lost."""
+
+    server: str
+    reasons: tuple[Reason, ...]
+    lost: tuple[Lost, ...]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "gitboot.dev/v1alpha1",
+            "server": self.server,
+            "reasons": [reason.facts() for reason in self.reasons],
+            "lost": [lost._asdict() for lost in self.lost],
+        }
+
+
+def explain(repository: FleetRepository, decision: Decision, plan: BootPlan | None) -> Explanation:
+    """Why ``plan`` is what ``decision`` comes to; both are of this repository."""
+    return _Explaining(repository, decision, plan).explained()
+
+
+class _Explaining:
+    def __init__(self, repository: FleetRepository, decision: Decision, plan: BootPlan | None) -> None:
+        self._repository, self._decision, self._plan = repository, decision, plan
+        self._server = repository.servers[decision.server]
+        self._id = Id("Server", decision.server)
+        self._lost: list[Lost] = []
+        self._pools = pools(repository)[0]
+
+    def explained(self) -> Explanation:
+        reasons = tuple(self._reasons())
+        return Explanation(server=self._decision.server, reasons=reasons, lost=tuple(self._lost))
+
+    def _reason(
+        self, field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step
+    ) -> Reason:
+        if resource is None:
+            return Reason(field=field, value=str(value), rule=rule, why=why)
+        file, place = self._repository.place(resource, *path)
+        return Reason(
+            field=field,
+            value=str(value),
+            rule=rule,
+            why=why,
+            resource=str(resource),
+            path=file,
+            line=place.line,
+            column=place.column,
+        )
+
+    def _reasons(self) -> Iterator[Reason]:
+        server, plan = self._server, self._plan
+        lifecycle = server.spec.lifecycle
+        if lifecycle is not Lifecycle.ACTIVE:
+            yield self._reason(
+                "lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle"
+            )
+            return
+        site = site_of(self._repository, server)
+        fleet = Id("Fleet", self._repository.fleet.metadata.name)
+        if site is not None:
+            number = self._repository.fleet.spec.sites.index(site)
+            yield self._reason(
+                "site",
+                site.name,
+                "R4",
+                "the first site that selects the server",
+                fleet,
+                "spec",
+                "sites",
+                number,
+            )
+        else:
+            yield self._reason(
+                "baseURL", self._decision.base_url, "R4", "no site selects it", fleet, "spec", "baseURL"
+            )
+        chosen = self._chosen_policy()
+        if plan is None:
+            yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
+            return
+        yield self._reason("phase", plan.phase, "R5", plan.cause)
+        self._maintenances_that_lost(plan)
+        if plan.maintenance is not None:
+            yield from self._under_maintenance(plan, self._repository.maintenances[plan.maintenance])
+        elif chosen is not None:
+            yield from self._under_policy(chosen)
+
+    # R2
+
+    def _maintenances_that_lost(self, plan: BootPlan) -> None:
+        winner = next((each for each in self._decision.maintenances if each.name == plan.maintenance), None)
+        for each in self._decision.maintenances:
+            if each is winner:
+                continue
+            if winner is not None and each.priority < winner.priority:
+                why = f"not active now, or its priority {each.priority} is below {winner.priority}"
+            else:
+                why = "not active now"
+            self._lost.append(Lost(f"Maintenance/{each.name}", "R2", why))
+        if winner is not None and self._decision.policy is not None:
+            policy = f"BootPolicy/{self._decision.policy.policy}"
+            self._lost.append(Lost(policy, "R2", "an active maintenance beats every policy"))
+
+    def _under_maintenance(self, plan: BootPlan, maintenance: Maintenance) -> Iterator[Reason]:
+        key = Id("Maintenance", maintenance.metadata.name)
+        yield self._reason(
+            "maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select"
+        )
+        spec = maintenance.spec
+        for field, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
+            if value is not None:
+                yield self._reason(
+                    field, value.isoformat(), "R2", "half-open", key, "spec", *field.split(".")
+                )
+        yield self._reason(
+            "networkBoot", spec.network_boot, "R5", "the maintenance's", key, "spec", "networkBoot"
+        )
+        profile = self._repository.profiles[spec.profile]
+        yield self._reason("profile", spec.profile, "R2", "the maintenance's", key, "spec", "profile")
+        if profile.spec.method is Method.DISK:
+            return
+        image = maintenance_image(profile, self._repository.streams)
+        if profile.spec.stream is not None:
+            said_by, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
+            why = "under a maintenance a stream's current image"
+        else:
+            said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
+        yield self._reason("image", image, "R2", why, said_by, *path)
+        source = boot_source(self._repository, self._server, profile, image, maintenance=maintenance)
+        yield from self._boot(plan, source)
+
+    # R3 and R4
+
+    def _chosen_policy(self) -> Won[Pool] | None:
+        named = self._server.spec.policy
+        found = candidates(self._repository, self._pools, self._server)
+        chosen = choose_policy(found, self._pools[named] if named is not None else None)
+        if not isinstance(chosen, Won):
+            return None
+        self._lost += chosen.lost
+        return chosen
+
+    def _under_policy(self, chosen: Won[Pool]) -> Iterator[Reason]:
+        pool, server = chosen.winner, self._server
+        key = Id("BootPolicy", pool.name)
+        if server.spec.policy is not None:
+            yield self._reason("policy", pool.name, "R3", chosen.why, self._id, "spec", "policy")
+        else:
+            yield self._reason("policy", pool.name, "R3", chosen.why, key, "spec", "select")
+        for field, name in (("networkBoot", "network_boot"), ("profile", "profile")):
+            owner = self._owner(pool, name)
+            value = getattr(pool, name)
+            yield self._reason(
+                field, value, "R3", _whose(pool, owner), Id("BootPolicy", owner), "spec", field
+            )
+        yield self._reason(
+            "provision", server.spec.provision, "R5", "the number wanted", self._id, "spec", "provision"
+        )
+        profile = self._repository.profiles[pool.profile]
+        if profile.spec.method is Method.DISK:
+            method = Id("BootProfile", pool.profile)
+            yield self._reason("method", Method.DISK, "R5", "the profile's", method, "spec", "method")
+            return
+        image: Won[Named] = choose_image(server, profile, self._repository.streams)
+        self._lost += image.lost
+        named = image.winner
+        yield self._reason("image", named.image, "R4", image.why, named.said_by, *named.path)
+        source = boot_source(self._repository, server, profile, named.image, pool=pool)
+        if self._plan is not None:
+            yield from self._boot(self._plan, source)
+
+    def _owner(self, pool: Pool, field: str) -> str:
+        """The last policy of the chain that sets a field."""
+        specs = ((name, self._repository.policies[name].spec) for name in reversed(pool.chain))
+        return next(name for name, spec in specs if getattr(spec, field) is not None)
+
+    # R6 and R7
+
+    def _boot(self, plan: BootPlan, source: Source) -> Iterator[Reason]:
+        profile = source.profile_id
+        yield self._reason(
+            "method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method"
+        )
+        if source.profile.spec.http_boot is not None:
+            value = source.profile.spec.http_boot
+            yield self._reason("httpBoot", value, "R6", "the profile's", profile, "spec", "httpBoot")
+        boot = plan.boot or self._boot_of(source)
+        if boot is None:
+            return
+        composer = Composer(self._repository)
+        places = composer.argument_places(boot, source)
+        for number, argument in enumerate(boot.kernel_arguments):
+            field = f"kernelArguments[{number}]"
+            if argument not in places:
+                yield self._reason(
+                    field, argument, "R7", "gitboot leads the first boot to its user data by it"
+                )
+                continue
+            resource, index = places[argument]
+            yield self._reason(
+                field, argument, "R7", "the last that says so", resource, "spec", "kernelArguments", index
+            )
+        if boot.user_data is not None:
+            template = source.profile.spec.user_data
+            value = template.template if template else ""
+            yield self._reason(
+                "userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template"
+            )
+        yield from self._vars(source)
+
+    def _boot_of(self, source: Source) -> Boot | None:
+        """The boot that is decided, while the plan boots the disk."""
+        if source.maintenance is not None:
+            name = source.maintenance.metadata.name
+            return next(each.boot for each in self._decision.maintenances if each.name == name)
+        return self._decision.policy.boot if self._decision.policy else None
+
+    def _vars(self, source: Source) -> Iterator[Reason]:
+        """Each variable, and the last that sets it: policies from the root down, profile, server."""
+        places: dict[str, Id] = {}
+        chain = source.pool.chain if source.pool else ()
+        holders: list[tuple[Id, Any]] = [
+            *((Id("BootPolicy", name), self._repository.policies[name].spec.vars) for name in chain),
+            (source.profile_id, source.profile.spec.vars),
+            (self._id, self._server.spec.vars),
+        ]
+        for resource, given in holders:
+            places |= dict.fromkeys(given, resource)
+        for name, value in sorted(merged_vars(source).items()):
+            yield self._reason(
+                f"vars.{name}", value, "R7", "the last that sets it", places[name], "spec", "vars", name
+            )
+
+
+def _whose(pool: Pool, owner: str) -> str:
+    return "the policy's" if owner == pool.name else "inherited"

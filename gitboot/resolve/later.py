@@ -1,0 +1,47 @@
+"""What the format has and this version does not carry out: refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gitboot.codes import Code
+from gitboot.errors import Problem, Severity
+from gitboot.load import FleetRepository, Id
+from gitboot.model.fleet import Evidence, Guards, Output
+from gitboot.model.policy import MaintenancePower, Method, PolicyPower
+
+
+def not_yet(repository: FleetRepository) -> Iterator[Problem]:
+    """A problem for each use of something that comes with a later version."""
+    fleet = repository.fleet
+    key = Id("Fleet", fleet.metadata.name)
+    for number, output in enumerate(fleet.spec.outputs):
+        if output not in (Output.IPXE, Output.GRUB):
+            yield _later(repository, f"the output {output}", key, "spec", "outputs", number)
+    if fleet.spec.provisioning.evidence is not Evidence.FETCHED:
+        what = f"evidence {fleet.spec.provisioning.evidence}"
+        yield _later(repository, what, key, "spec", "provisioning", "evidence")
+    if fleet.spec.provisioning.ledger is not None:
+        yield _later(repository, "a ledger named in the Fleet", key, "spec", "provisioning", "ledger")
+    if fleet.spec.guards != Guards():
+        message = "guards are not enforced by this version of gitboot: run accepts every valid commit"
+        yield repository.problem(
+            Code.NOT_YET, message, key, "spec", "guards", mend="review with care", severity=Severity.WARNING
+        )
+    for name, profile in repository.profiles.items():
+        if profile.spec.method is Method.VIRTUAL_MEDIA:
+            yield _later(repository, "method VirtualMedia", Id("BootProfile", name), "spec", "method")
+    for name, policy in repository.policies.items():
+        if policy.spec.power not in (None, PolicyPower.NONE):
+            yield _later(repository, f"power {policy.spec.power}", Id("BootPolicy", name), "spec", "power")
+    for name, maintenance in repository.maintenances.items():
+        if maintenance.spec.power is not MaintenancePower.NONE:
+            what = f"power {maintenance.spec.power}"
+            yield _later(repository, what, Id("Maintenance", name), "spec", "power")
+
+
+def _later(repository: FleetRepository, what: str, resource: Id, *path: str | int) -> Problem:
+    message = f"this version of gitboot does not carry out {what}"
+    return repository.problem(
+        Code.NOT_YET, message, resource, *path, mend="leave it out until a version has it"
+    )

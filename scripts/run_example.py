@@ -1,0 +1,174 @@
+"""`make run`: the example fleet as a real repository, its BMCs as a Redfish double, and gitboot on both.
+
+All of it lives in a scratch folder and on 127.0.0.1, and goes when it is interrupted. PORT is where gitboot
+listens: 8080 unless set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = sys.executable
+IDENTITY = ["-c", "user.name=You", "-c", "user.email=you@example.net", "-c", "commit.gpgsign=false"]
+
+
+def main() -> int:
+    port = int(os.environ.get("PORT", "8080"))
+    base = f"http://127.0.0.1:{port}"
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
+        fleet = scratch / "fleet"
+        redfish = _double(stack, scratch, fleet, base)
+        _repository(fleet, base, redfish)
+        gitboot = _start(
+            stack,
+            [
+                *(PYTHON, "-m", "gitboot", "run", str(fleet), "--listen", f"127.0.0.1:{port}"),
+                *("--output", str(scratch / "output"), "--state", str(scratch / "state")),
+                *("--records", "fresh", "--credentials", str(scratch / "credentials")),
+            ],
+        )
+        if not _ready(gitboot, base):
+            return gitboot.wait()
+        _print_what_to_look_at(fleet, base, redfish)
+        try:
+            return gitboot.wait()
+        except KeyboardInterrupt:
+            gitboot.send_signal(signal.SIGINT)
+            gitboot.wait(15)
+            print("\nEverything in the scratch folder is removed.")
+            return 0
+
+
+def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.Popen[str]:
+    """A process of its own group, so that Ctrl-C is ours to pass on; it is ended when the stack is."""
+    process: subprocess.Popen[str] = subprocess.Popen(
+        command, cwd=ROOT, start_new_session=True, text=True, **more  # type: ignore[call-overload]
+    )
+
+    def end() -> None:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(15)
+
+    stack.callback(end)
+    return process
+
+
+def _double(stack: ExitStack, scratch: Path, fleet: Path, base: str) -> str:
+    """Start a Redfish double with a system for each server that has a BMC; return its URL."""
+    systems = []
+    for path in sorted((ROOT / "example-repo" / "servers").rglob("*.yaml")):
+        text = path.read_text()
+        if "\n  bmc:" in text:
+            uuid, mac = re.findall(r"uuid: (\S+)", text)[0], re.findall(r'mac: "(\S+)"', text)[0]
+            systems += ["--system", f"{path.stem}={uuid},{mac}"]
+    for name in set(re.findall(r"credentials: (\S+)", _all_text(ROOT / "example-repo" / "servers"))):
+        folder = scratch / "credentials" / name
+        folder.mkdir(parents=True)
+        (folder / "username").write_text("gitboot")
+        (folder / "password").write_text("example")
+    command = [PYTHON, "-m", "tests.redfish", "--port", "0", *systems, "--fetch", base]
+    process = _start(
+        stack, [*command, "--credentials", str(scratch / "credentials")], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not (found := re.search(r"http://\S+:\d+", line)):
+        raise SystemExit("the Redfish double did not start")
+    _pump(process)
+    return found[0]
+
+
+def _pump(process: subprocess.Popen[str]) -> None:
+    """Show what the machines do, between gitboot's own lines."""
+    import threading
+
+    def show() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"         machine           {line.rstrip()}", file=sys.stderr)
+
+    threading.Thread(target=show, daemon=True).start()
+
+
+def _all_text(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.rglob("*.yaml")))
+
+
+def _repository(fleet: Path, base: str, redfish: str) -> None:
+    """A real Git repository of the example, whose URLs and BMCs are this machine's."""
+    shutil.copytree(ROOT / "example-repo", fleet)
+    settings = fleet / "fleet.yaml"
+    settings.write_text(re.sub(r"http://boot[.\w]*\.example\.net", base, settings.read_text()))
+    for path in sorted((fleet / "servers").rglob("*.yaml")):
+        text = re.sub(r"address: https://[\d.]+", f"address: {redfish}", path.read_text())
+        text = re.sub(r"system: \S+", f"system: /redfish/v1/Systems/{path.stem}", text)
+        path.write_text(text)
+    for arguments in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "The example fleet"]):
+        subprocess.run(["git", *IDENTITY, *arguments], cwd=fleet, check=True)
+
+
+def _ready(gitboot: subprocess.Popen[str], base: str) -> bool:
+    until = time.monotonic() + 60
+    while time.monotonic() < until and gitboot.poll() is None:
+        try:
+            urllib.request.urlopen(f"{base}/readyz", timeout=2)
+            return True
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    return False
+
+
+def _print_what_to_look_at(fleet: Path, base: str, redfish: str) -> None:
+    stream = (fleet / "streams" / "flatcar-stable.yaml").read_text()
+    current, following = re.findall(r"(?:current|image): (\S+)", stream)[:2]
+    with urllib.request.urlopen(f"{base}/api/v1/servers", timeout=10) as answer:
+        items = json.load(answer)["items"]
+    # A machine that is waiting for its first boot, of the image that the stream calls current.
+    item = next(item for item in items if item["image"] == current and item["override"])
+    name, entry = item["name"], f"{base}/v1/boot/{item['macs'][0]}/boot.ipxe"
+    change = (
+        f"sed -i 's/current: {current}/current: {following}/' streams/flatcar-stable.yaml"
+        f" && git {' '.join(IDENTITY)} commit -qam 'Move to {following}'"
+    )
+    reset = f"{redfish}/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset"
+    print(
+        f"""
+gitboot runs on the example fleet, a Git repository in {fleet}
+
+  what {name} boots      {entry}
+  its plan                {base}/api/v1/servers/{name}/plan
+  every server            {base}/api/v1/servers
+  status                  {base}/api/v1/status
+
+Change a boot image, commit it, and see the new entry:
+
+  (cd {shlex.quote(str(fleet))} && {change}) && sleep 1 && curl -s {entry}
+
+Reset that machine through its BMC, and watch it boot once from the network; a minute later its entry is its disk's:
+
+  curl -s -u gitboot:example -H 'Content-Type: application/json' -d '{{"ResetType": "ForceRestart"}}' {reset}
+
+Ctrl-C ends it.
+""",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

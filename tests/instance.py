@@ -1,0 +1,138 @@
+"""A running gitboot and the repository that it follows, as processes and directories of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+_GIT = {
+    "GIT_AUTHOR_NAME": "A",
+    "GIT_AUTHOR_EMAIL": "a@example.net",
+    "GIT_COMMITTER_NAME": "A",
+    "GIT_COMMITTER_EMAIL": "a@example.net",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, env={**os.environ, **_GIT}, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@dataclass
+class Repository:
+    """A bare repository, and a work tree from which it is pushed to."""
+
+    bare: Path
+    work: Path
+
+    @classmethod
+    def create(cls, folder: Path) -> Repository:
+        made = cls(bare=folder / "fleet.git", work=folder / "work")
+        folder.mkdir(parents=True, exist_ok=True)
+        git(folder, "init", "-q", "--bare", "-b", "main", str(made.bare))
+        git(folder, "init", "-q", "-b", "main", str(made.work))
+        git(made.work, "remote", "add", "origin", str(made.bare))
+        return made
+
+    def push(self, files: Mapping[str, str], subject: str = "Change") -> str:
+        """Write files, commit and push; return the commit's id."""
+        for path, text in files.items():
+            (self.work / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.work / path).write_text(text)
+        git(self.work, "add", "-A")
+        git(self.work, "commit", "-q", "--allow-empty", "-m", subject)
+        git(self.work, "push", "-q", "origin", "main")
+        return git(self.work, "rev-parse", "HEAD")
+
+
+@dataclass
+class Instance:
+    """``gitboot run`` in a process of its own, listening on a port that was free."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=10, **more)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.get("/api/v1/status").json()
+        return found
+
+    def read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = {"type": "NotJson", "message": line.rstrip()}
+            if event["type"] == "Listening":
+                self.url = event["url"]
+            self.events.append(event)
+
+
+def eventually(look: Callable[[], Any], within_s: float = 20) -> Any:
+    """What ``look`` gives once it is true; an AssertionError names the last that it gave or raised."""
+    until, last = time.monotonic() + within_s, None
+    while time.monotonic() < until:
+        try:
+            if last := look():
+                return last
+        except httpx.TransportError as error:
+            last = error
+        time.sleep(0.02)
+    raise AssertionError(f"not within {within_s} s; last: {last!r}")
+
+
+@contextmanager
+def running(
+    repository: Path | str,
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    ready: bool = True,
+) -> Iterator[Instance]:
+    """A running instance with OUTPUT and STATE in ``folder``; it must end cleanly when it is told to."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "gitboot", "run", str(repository)),
+            *("--output", str(folder / "output"), "--state", str(folder / "state"), "--listen", "127.0.0.1:0"),
+            *arguments,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    )
+    instance = Instance(process)
+    reader = threading.Thread(target=instance.read, daemon=True)
+    reader.start()
+    try:
+        eventually(lambda: instance.url or process.poll() is not None)
+        assert process.poll() is None, instance.events
+        if ready:
+            eventually(lambda: instance.get("/readyz").status_code == 200)
+        yield instance
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0, instance.events[-3:]
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(5)
+        assert process.stderr is not None
+        process.stderr.close()

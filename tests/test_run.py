@@ -1,0 +1,249 @@
+"""The main job as its users have it: a process, a repository, HTTP, a BMC."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fleets import SEED, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.instance import Instance, Repository, eventually, running
+from tests.redfish.double import Machine
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
+
+ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+BY_UUID = f"/ipxe/{uuid_of('web01')}"
+
+
+def images_in(script: str) -> str:
+    """The image that an entry boots, by its kernel's URL; "disk" for the local-disk entry."""
+    found = re.findall(r"^kernel .*/assets/([^/]+)/", script, re.MULTILINE)
+    return found[0] if found else "disk"
+
+
+def fleet_files(*documents: str) -> dict[str, str]:
+    return {"fleet.yaml": "---\n".join(documents)}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push(fleet_files(*SEED))
+    return made
+
+
+def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path, repository: Repository) -> None:
+    """The seed problem: a workload and a maintenance match one server, and the maintenance stays in Git."""
+    answers: list[tuple[datetime, datetime, str]] = []
+
+    def ask(instance: Instance, path: str, end: datetime) -> None:
+        with httpx.Client(base_url=instance.url) as client:
+            while datetime.now(UTC) < end + timedelta(seconds=1):
+                sent = datetime.now(UTC)
+                body = client.get(path).text
+                answers.append((sent, datetime.now(UTC), images_in(body)))
+                time.sleep(0.004)
+
+    with running(repository.bare, tmp_path) as instance:
+        start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
+        end = start + timedelta(seconds=2)
+        window = f"{start:%Y-%m-%dT%H:%M:%S} {end:%Y-%m-%dT%H:%M:%S}"
+        commit = repository.push(fleet_files(*SEED, maintenance("repair", window)))
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(ask, [instance] * 2, [ENTRY, BY_UUID], [end] * 2))
+    inside = [image for sent, received, image in answers if start <= sent and received < end]
+    before = [image for sent, received, image in answers if received < start]
+    after = [image for sent, received, image in answers if end <= sent]
+    assert (set(before), set(inside), set(after)) == ({"flatcar-1"}, {"memtest-7"}, {"flatcar-1"})
+    assert len(inside) > 200
+
+
+def test_a_pushed_commit_is_served_without_waiting_for_the_poll(tmp_path: Path, repository: Repository) -> None:
+    with running(repository.bare, tmp_path, "--poll", "3600") as instance:
+        assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+        took = []
+        for number in (2, 3, 4):
+            documents = (*SEED, image(f"flatcar-{number}"), profile("next", f"flatcar-{number}"))
+            pool = policy("next", "All", "priority: 1", boots="next")
+            pushed_at = time.monotonic()
+            commit = repository.push(fleet_files(*documents, pool))
+            eventually(lambda name=f"flatcar-{number}": images_in(instance.get(ENTRY).text) == name)
+            took.append(time.monotonic() - pushed_at)
+        assert min(took) < 2
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        static = (tmp_path / "output" / "boot" / ENTRY[1:]).read_text()
+        assert static == instance.get(ENTRY).text
+
+
+def test_an_invalid_commit_leaves_the_last_accepted_one_served_after_a_restart_too(
+    tmp_path: Path, repository: Repository
+) -> None:
+    good = repository.push(fleet_files(*SEED))
+    tie = policy("web2", "{matchLabels: {role: web}}")
+
+    def check(instance: Instance) -> None:
+        status = eventually(lambda: instance.status() if instance.status()["attempted"]["commit"] == bad else None)
+        assert status["applied"]["commit"] == good
+        (problem,) = status["attempted"]["problems"]
+        assert (problem["path"], problem["code"]) == ("policies/web2.yaml", "GB2011")
+        assert (problem["line"], problem["column"]) == (4, 16)
+        assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+
+    with running(repository.bare, tmp_path) as instance:
+        bad = repository.push({"policies/web2.yaml": tie})
+        check(instance)
+    with running(repository.bare, tmp_path) as instance:
+        check(instance)
+
+
+def test_with_nothing_accepted_yet_a_bad_commit_is_not_served_and_not_the_end(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "kind: Fleet\n"})
+    with running(repository.bare, tmp_path, ready=False) as instance:
+        eventually(lambda: instance.status()["attempted"]["problems"])
+        assert instance.get("/healthz").status_code == 200
+        assert instance.get("/readyz").status_code == 503
+        assert instance.get(ENTRY).status_code == 503
+        repository.push(fleet_files(*SEED))
+        eventually(lambda: instance.get("/readyz").status_code == 200)
+        assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+
+
+@pytest.mark.parametrize("written", ["{0}:{1}", "{0}-{1}", "bare", "dots", "UPPER"])
+def test_an_entry_is_found_in_every_notation_of_its_mac(
+    tmp_path_factory: pytest.TempPathFactory, shared_instance: Instance, written: str
+) -> None:
+    colons = mac_of("web01")
+    spelt = {
+        "{0}:{1}": colons,
+        "{0}-{1}": colons.replace(":", "-"),
+        "bare": colons.replace(":", ""),
+        "dots": ".".join(re.findall("....", colons.replace(":", ""))),
+        "UPPER": colons.upper(),
+    }[written]
+    assert shared_instance.get(f"/v1/boot/{spelt}/boot.ipxe").text == shared_instance.get(ENTRY).text
+    assert shared_instance.get(f"/v1/boot/{spelt}/boot.ipxe").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def shared_instance(tmp_path_factory: pytest.TempPathFactory) -> object:
+    folder = tmp_path_factory.mktemp("shared")
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    with running(repository.bare, folder) as instance:
+        yield instance
+
+
+def test_unknown_machines_and_files_get_one_and_the_same_404(shared_instance: Instance) -> None:
+    paths = [
+        "/v1/boot/52-54-00-00-00-01/boot.ipxe",
+        "/v1/boot/nonsense/boot.ipxe",
+        ENTRY.replace("boot.ipxe", "other"),
+        "/ipxe/4c4c4544-0000-4a10-8056-b9c04f4d3732",
+        "/nothing",
+    ]
+    answers = [shared_instance.get(path) for path in paths]
+    assert {answer.status_code for answer in answers} == {404}
+    assert {answer.content for answer in answers} == {b""}
+    ignored = {"date"}
+    heads = [{k: v for k, v in answer.headers.items() if k not in ignored} for answer in answers]
+    assert all(head == heads[0] for head in heads)
+
+
+def test_the_api_lists_servers_with_their_plans(shared_instance: Instance) -> None:
+    (item,) = shared_instance.get("/api/v1/servers").json()["items"]
+    assert (item["name"], item["uuid"], item["phase"], item["image"]) == (
+        "web01",
+        uuid_of("web01"),
+        "Network",
+        "flatcar-1",
+    )
+
+
+def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(tmp_path: Path, repository: Repository) -> None:
+    with running(repository.bare, tmp_path) as instance:
+        second = subprocess.run(
+            [
+                *(sys.executable, "-m", "gitboot", "run", str(repository.bare), "--once"),
+                *("--output", str(tmp_path / "other"), "--state", str(tmp_path / "state")),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert second.returncode == 64
+        assert f"process {instance.process.pid}" in second.stderr
+
+
+def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
+    """Once with UefiHttp or Pxe: armed, consumed by a reset, met by the fetch, and never armed again."""
+    machine = Machine("web01", uuid=uuid_of("web01"), system="1", post_s=1)
+    credentials = tmp_path / "credentials" / "bmc"
+    credentials.mkdir(parents=True)
+    (credentials / "username").write_text("root")
+    (credentials / "password").write_text("calvin")
+    with RedfishServer(Service(machine, credentials={"root": "calvin"})) as bmc:
+        spec = f"provision: 1, bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
+        documents = (SEED[0], server("web01", "role: web", spec), *SEED[2:-1], policy("web", often="Once"))
+        repository = Repository.create(tmp_path / "git")
+        repository.push(fleet_files(*documents))
+        with running(
+            repository.bare, tmp_path, "--records", "fresh", "--credentials", str(credentials.parent)
+        ) as instance:
+
+            def event(type: str) -> bool:
+                return any(each["type"] == type for each in instance.events)
+
+            def armed() -> tuple[object, object]:
+                shown = machine.system()["Boot"]
+                return shown["BootSourceOverrideEnabled"], shown["BootSourceOverrideTarget"]
+
+            eventually(lambda: armed() == ("Once", "Pxe"))
+            eventually(lambda: event("OverrideConfirmed"))
+            # Somebody else's fetch does not count: the override still stands.
+            instance.get(ENTRY)
+            eventually(lambda: event("FetchIgnored"))
+            assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+            # The machine resets, boots from the network once and fetches its entry.
+            machine.reset()
+            machine.run_through()
+            assert armed()[0] == "Disabled"
+            assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+            eventually(lambda: event("Provisioned"))
+            writes = len(machine.writes)
+            repository.push({"note.txt": "not YAML, and no change to any server"})
+            eventually(lambda: instance.status()["applied"]["commit"] == instance.status()["attempted"]["commit"])
+            time.sleep(0.5)
+            assert len(machine.writes) == writes
+        assert "calvin" not in str(instance.events)
+
+
+def test_another_hash_seed_time_zone_and_locale_give_the_same_bytes(tmp_path: Path, repository: Repository) -> None:
+    trees = []
+    for number, environment in enumerate(
+        ({"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C"}, {"PYTHONHASHSEED": "77", "TZ": "Asia/Kolkata", "LC_ALL": "C.UTF-8"})
+    ):
+        out = tmp_path / f"out{number}"
+        command = ["render", str(repository.bare), "--out", str(out), "--at", "2026-11-20T12:00:00Z"]
+        subprocess.run(
+            [sys.executable, "-m", "gitboot", *command], check=True, env={**os.environ, **environment}, capture_output=True
+        )
+        trees.append(
+            {
+                str(path.relative_to(out)): path.read_bytes()
+                for path in sorted(out.rglob("*"))
+                if path.is_file() and ".gitboot" not in path.parts
+            }
+        )
+    assert trees[0] == trees[1]
+    assert len(trees[0]) > 8
