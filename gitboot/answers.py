@@ -40,9 +40,7 @@ class ServerState:
         )
 
 
-def server_state(
-    decisions: Decisions, decision: Decision, record: Record | None, at: datetime
-) -> ServerState:
+def server_state(decisions: Decisions, decision: Decision, record: Record | None, at: datetime) -> ServerState:
     """Plan and render one server for ``at`` and for the transition after it.
 
     What the transition will name is among the files already, so that nothing is missing when it comes.

@@ -38,9 +38,7 @@ def merged(lists: Iterable[Iterable[str]]) -> tuple[str, ...]:
         if argument.startswith("-") and argument.strip("-"):
             removed = argument[1:]
             result = [
-                kept
-                for kept in result
-                if (kept != removed if "=" in removed else name_of(kept) != name_of(removed))
+                kept for kept in result if (kept != removed if "=" in removed else name_of(kept) != name_of(removed))
             ]
             continue
         if name_of(argument) not in _REPEATED_NAMES:

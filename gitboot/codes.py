@@ -18,7 +18,7 @@ class Code(StrEnum):
         member.headline, member.why, member.mend = headline, why, mend
         return member
 
-    # GB1xxx: the YAML and its values
+    # The YAML and its values: GB1…
 
     API_VERSION = (
         "GB1020",
@@ -167,7 +167,7 @@ class Code(StrEnum):
         "Use letters, digits and '_', with no digit first.",
     )
 
-    # GB2xxx: references and resolution
+    # References and resolution, GB2…
 
     NO_FLEET = (
         "GB2001",
@@ -273,7 +273,7 @@ class Code(StrEnum):
         "Make it smaller: at most 1 MiB of output and 100,000 loop steps.",
     )
 
-    # GB3xxx: secrets and safety
+    # Secrets and safety, GB3…
 
     UNQUOTABLE = (
         "GB3001",
@@ -289,7 +289,7 @@ class Code(StrEnum):
         "Remove it, change it where it was valid, and let the machine fetch its secret from a secret store.",
     )
 
-    # GB4xxx: images and artifacts
+    # Images and artifacts, GB4…
 
     NO_ARTIFACT = (
         "GB4001",
@@ -322,7 +322,7 @@ class Code(StrEnum):
         "Correct the template; the message names what is wrong with its output.",
     )
 
-    # GB5xxx: the source
+    # The source, GB5…
 
     SUBMODULE = (
         "GB5001",

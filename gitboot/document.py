@@ -180,9 +180,7 @@ class _Faults:
 
     def note(self, place: Place, code: str, message: str, mend: str) -> None:
         line, column = place
-        self.problems.append(
-            Problem(path=self._path, line=line, column=column, code=code, message=message, mend=mend)
-        )
+        self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, mend=mend))
 
     def note_bytes(self, error: ReaderError) -> None:
         place = self.place_of_byte(error.position)

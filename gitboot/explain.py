@@ -107,9 +107,7 @@ class _Explaining:
         server, plan = self._server, self._plan
         lifecycle = server.spec.lifecycle
         if lifecycle is not Lifecycle.ACTIVE:
-            yield self._reason(
-                "lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle"
-            )
+            yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
             return
         site = site_of(self._repository, server)
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
@@ -126,9 +124,7 @@ class _Explaining:
                 number,
             )
         else:
-            yield self._reason(
-                "baseURL", self._decision.base_url, "R4", "no site selects it", fleet, "spec", "baseURL"
-            )
+            yield self._reason("baseURL", self._decision.base_url, "R4", "no site selects it", fleet, "spec", "baseURL")
         chosen = self._chosen_policy()
         if plan is None:
             yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
@@ -158,18 +154,12 @@ class _Explaining:
 
     def _under_maintenance(self, plan: BootPlan, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
-        yield self._reason(
-            "maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select"
-        )
+        yield self._reason("maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select")
         spec = maintenance.spec
         for field, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
             if value is not None:
-                yield self._reason(
-                    field, value.isoformat(), "R2", "half-open", key, "spec", *field.split(".")
-                )
-        yield self._reason(
-            "networkBoot", spec.network_boot, "R5", "the maintenance's", key, "spec", "networkBoot"
-        )
+                yield self._reason(field, value.isoformat(), "R2", "half-open", key, "spec", *field.split("."))
+        yield self._reason("networkBoot", spec.network_boot, "R5", "the maintenance's", key, "spec", "networkBoot")
         profile = self._repository.profiles[spec.profile]
         yield self._reason("profile", spec.profile, "R2", "the maintenance's", key, "spec", "profile")
         if profile.spec.method is Method.DISK:
@@ -205,12 +195,8 @@ class _Explaining:
         for field, name in (("networkBoot", "network_boot"), ("profile", "profile")):
             owner = self._owner(pool, name)
             value = getattr(pool, name)
-            yield self._reason(
-                field, value, "R3", _whose(pool, owner), Id("BootPolicy", owner), "spec", field
-            )
-        yield self._reason(
-            "provision", server.spec.provision, "R5", "the number wanted", self._id, "spec", "provision"
-        )
+            yield self._reason(field, value, "R3", _whose(pool, owner), Id("BootPolicy", owner), "spec", field)
+        yield self._reason("provision", server.spec.provision, "R5", "the number wanted", self._id, "spec", "provision")
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
             method = Id("BootProfile", pool.profile)
@@ -233,12 +219,10 @@ class _Explaining:
 
     def _boot(self, plan: BootPlan, source: Source) -> Iterator[Reason]:
         profile = source.profile_id
-        yield self._reason(
-            "method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method"
-        )
+        yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
-            value = source.profile.spec.http_boot
-            yield self._reason("httpBoot", value, "R6", "the profile's", profile, "spec", "httpBoot")
+            http_boot = source.profile.spec.http_boot
+            yield self._reason("httpBoot", http_boot, "R6", "the profile's", profile, "spec", "httpBoot")
         boot = plan.boot or self._boot_of(source)
         if boot is None:
             return
@@ -247,9 +231,7 @@ class _Explaining:
         for number, argument in enumerate(boot.kernel_arguments):
             field = f"kernelArguments[{number}]"
             if argument not in places:
-                yield self._reason(
-                    field, argument, "R7", "gitboot leads the first boot to its user data by it"
-                )
+                yield self._reason(field, argument, "R7", "gitboot leads the first boot to its user data by it")
                 continue
             resource, index = places[argument]
             yield self._reason(
@@ -258,9 +240,7 @@ class _Explaining:
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
-            yield self._reason(
-                "userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template"
-            )
+            yield self._reason("userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template")
         yield from self._vars(source)
 
     def _boot_of(self, source: Source) -> Boot | None:
@@ -282,9 +262,7 @@ class _Explaining:
         for resource, given in holders:
             places |= dict.fromkeys(given, resource)
         for name, value in sorted(merged_vars(source).items()):
-            yield self._reason(
-                f"vars.{name}", value, "R7", "the last that sets it", places[name], "spec", "vars", name
-            )
+            yield self._reason(f"vars.{name}", value, "R7", "the last that sets it", places[name], "spec", "vars", name)
 
 
 def _whose(pool: Pool, owner: str) -> str:

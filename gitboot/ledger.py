@@ -181,10 +181,7 @@ class Ledger:
                 connection.execute("DELETE FROM runs WHERE uuid = ?", (uuid,))
                 connection.executemany(
                     "INSERT INTO runs VALUES (?, ?, ?, ?)",
-                    [
-                        (uuid, name, run, format_instant(at))
-                        for name, (run, at) in sorted(record.runs.items())
-                    ],
+                    [(uuid, name, run, format_instant(at)) for name, (run, at) in sorted(record.runs.items())],
                 )
 
     # What was armed

@@ -30,8 +30,7 @@ Revision = NewType("Revision", str)  # a commit id, or WORKTREE
 Resource = Fleet | Server | BootImage | ImageStream | BootProfile | BootPolicy | Maintenance
 
 KINDS: Final[Mapping[str, type[Resource]]] = {
-    kind.__name__: kind
-    for kind in (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance)
+    kind.__name__: kind for kind in (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance)
 }
 
 
@@ -68,7 +67,7 @@ class Origin(NamedTuple):
 
     path: str
     blob: BlobId
-    index: int  # of the document in its file, 0-based
+    document: int  # which of its file, 0-based
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +89,7 @@ class FleetRepository:
     def place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
         """The file of a resource, and the place in it of what ``path`` leads to or would stand in."""
         origin = self.origins[resource]
-        return origin.path, locate(self.read(origin.blob), origin.index, path)
+        return origin.path, locate(self.read(origin.blob), origin.document, path)
 
     def problem(
         self,
@@ -217,9 +216,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
             broken.append(checked.id)
         else:
             nameless = True
-    return ParsedBlob(
-        resources=tuple(resources), problems=tuple(problems), broken=tuple(broken), nameless=nameless
-    )
+    return ParsedBlob(resources=tuple(resources), problems=tuple(problems), broken=tuple(broken), nameless=nameless)
 
 
 class _Checked:
@@ -250,9 +247,7 @@ class _Checked:
 
     def _problem(self, code: Code, message: str, mend: str, at: Path, *, key: bool = False) -> Problem:
         place = locate(self._data, self._document.index, at, key=key)
-        return Problem(
-            path=self._path, line=place.line, column=place.column, code=code, message=message, mend=mend
-        )
+        return Problem(path=self._path, line=place.line, column=place.column, code=code, message=message, mend=mend)
 
     def _kind(self, found: Value) -> str | None:
         if isinstance(found, str) and found in KINDS:
@@ -261,10 +256,7 @@ class _Checked:
             message, code = "every document says its kind", Code.MISSING_FIELD
         else:
             message, code = f"there is no kind {shown(found)}", Code.KIND
-        mend = (
-            _did_you_mean(found, KINDS)
-            or f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
-        )
+        mend = _did_you_mean(found, KINDS) or f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
         self.problems.append(self._problem(code, message, mend, ("kind",)))
         return None
 
@@ -272,9 +264,7 @@ class _Checked:
         if found != API_VERSION and not self.problems:
             code = Code.MISSING_FIELD if found is None else Code.API_VERSION
             message = f"expected apiVersion {API_VERSION}, found {shown(found)}"
-            self.problems.append(
-                self._problem(code, message, f"write apiVersion: {API_VERSION}", ("apiVersion",))
-            )
+            self.problems.append(self._problem(code, message, f"write apiVersion: {API_VERSION}", ("apiVersion",)))
 
     def _translated(self, kind: str, error: Any) -> Problem:
         """pydantic's finding in the words of the field."""
@@ -304,9 +294,7 @@ class _Checked:
         return self._problem(Code.SHAPE, message, "look at the indentation and the dashes", at)
 
     def _malformed(self, error: Malformed, at: Path, *, key: bool = False) -> Problem:
-        return self._problem(
-            error.code, f"{_dotted(at)}: {error.message}", error.mend, at + error.at, key=key
-        )
+        return self._problem(error.code, f"{_dotted(at)}: {error.message}", error.mend, at + error.at, key=key)
 
 
 def _is_consequence(error: Any, errors: list[Any]) -> bool:
@@ -383,8 +371,8 @@ def _schema_at(kind: str, path: Path) -> dict[str, Any]:
 
 def _duplicate_name(snapshot: Snapshot, key: Id, origin: Origin, first: Origin) -> Problem:
     path: Path = ("metadata", "name")
-    place = locate(snapshot.read(origin.blob), origin.index, path)
-    before = locate(snapshot.read(first.blob), first.index, path)
+    place = locate(snapshot.read(origin.blob), origin.document, path)
+    before = locate(snapshot.read(first.blob), first.document, path)
     return Problem(
         path=origin.path,
         line=place.line,
@@ -416,7 +404,7 @@ class _Draft:
 
     def _place(self, resource: Id, path: Path) -> tuple[str, Place]:
         origin = self._origins[resource]
-        return origin.path, locate(self._snapshot.read(origin.blob), origin.index, path)
+        return origin.path, locate(self._snapshot.read(origin.blob), origin.document, path)
 
     def _problem(self, code: Code, message: str, mend: str, resource: Id, path: Path) -> Problem:
         file, place = self._place(resource, path)
@@ -467,21 +455,15 @@ class _Draft:
                 elif Id(kind, name) not in self._known and not self._nameless:
                     names = (other.name for other in self._known if other.kind == kind)
                     mend = _did_you_mean(name, names) or f"add a {kind} of this name, or correct the name"
-                    yield self._problem(
-                        Code.UNKNOWN_REFERENCE, f'there is no {kind} named "{name}"', mend, key, path
-                    )
+                    yield self._problem(Code.UNKNOWN_REFERENCE, f'there is no {kind} named "{name}"', mend, key, path)
 
     def _file(self, key: Id, name: str, path: Path) -> Iterator[Problem]:
         blob = self._snapshot.blobs.get(name)
         if blob is None:
-            mend = (
-                _did_you_mean(name, self._snapshot.blobs) or "add the file; paths start at the fleet's root"
-            )
+            mend = _did_you_mean(name, self._snapshot.blobs) or "add the file; paths start at the fleet's root"
             yield self._problem(Code.UNKNOWN_REFERENCE, f'there is no file "{name}"', mend, key, path)
         elif (data := self._snapshot.read(blob)).startswith(_LFS):
-            yield self._problem(
-                Code.LFS_POINTER, f'"{name}" is a Git LFS pointer', Code.LFS_POINTER.mend, key, path
-            )
+            yield self._problem(Code.LFS_POINTER, f'"{name}" is a Git LFS pointer', Code.LFS_POINTER.mend, key, path)
         else:
             self._files[name] = data
 

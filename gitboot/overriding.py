@@ -148,13 +148,7 @@ class Overriding:
     def _judge_spent(self, state: ServerState, records: tuple[Armed, ...], at: datetime) -> None:
         """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
         plan, policy, record = state.plan, state.decision.policy, state.record
-        if (
-            plan is None
-            or plan.boot is None
-            or plan.phase is not Phase.NETWORK
-            or policy is None
-            or record is None
-        ):
+        if plan is None or plan.boot is None or plan.phase is not Phase.NETWORK or policy is None or record is None:
             return
         wanted = provision_reason(policy)
         own = next((each for each in records if each.reason == wanted), None)

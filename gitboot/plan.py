@@ -247,9 +247,7 @@ class Record:
     met_at: datetime | None = None
     grace_until: datetime | None = None  # until when the boot that met the key is still served
     spent_at: datetime | None = None  # an override was spent, and no evidence has followed
-    runs: Mapping[str, tuple[int, datetime]] = field(
-        default_factory=dict
-    )  # maintenance -> last run made, when
+    runs: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)  # maintenance -> last run made, when
 
 
 class Phase(StrEnum):

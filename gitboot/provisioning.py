@@ -47,9 +47,7 @@ class Provisioning:
         """
         servers = decisions.servers.values()
         if not self._ledger.told:
-            wanting = sum(
-                decision.policy is not None and decision.policy.provision > 0 for decision in servers
-            )
+            wanting = sum(decision.policy is not None and decision.policy.provision > 0 for decision in servers)
             if self._told is None and wanting:
                 message = (
                     f"{wanting} servers want provision 1 or more, and a new ledger cannot know whether they are "
@@ -102,25 +100,17 @@ class Provisioning:
 
     @staticmethod
     def _run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
-        maintenance = next(
-            each for each in offer.decision.maintenances if each.name == offer.plan.maintenance
-        )
+        maintenance = next(each for each in offer.decision.maintenances if each.name == offer.plan.maintenance)
         made, _ = record.runs.get(maintenance.name, (-1, made_at))
         if maintenance.network_boot is not NetworkBoot.ONCE or made >= maintenance.run:
             return record, ""
         runs = {**record.runs, maintenance.name: (maintenance.run, made_at)}
-        return replace(
-            record, runs=runs
-        ), f"run {maintenance.run} of Maintenance/{maintenance.name} was booted"
+        return replace(record, runs=runs), f"run {maintenance.run} of Maintenance/{maintenance.name} was booted"
 
     @staticmethod
     def _key_met(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
         policy, boot = offer.decision.policy, offer.plan.boot
-        if (
-            policy is None
-            or boot is None
-            or policy.network_boot not in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-        ):
+        if policy is None or boot is None or policy.network_boot not in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE):
             return record, ""
         if is_met(policy, record):
             return record, ""

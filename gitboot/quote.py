@@ -152,9 +152,7 @@ _GRUB_FAULTS: Final = _FAULTS + _faults(
     # Which ones commands/wildcard.c and script/execute.c take off depends on the rest of the word.
     (r"\\", "a backslash may be lost on the way"),
 )
-_GRUB_LINUX_FAULTS: Final = _faults(
-    (r"'", "it would hand the quote to the kernel with a backslash before it")
-)
+_GRUB_LINUX_FAULTS: Final = _faults((r"'", "it would hand the quote to the kernel with a backslash before it"))
 _GRUB_HARMFUL: Final = re.compile(r"[^ -~]|\A-|\\")
 
 

@@ -66,7 +66,7 @@ class Reconciler:
                 self._overriding.ask(self._repository, self._servers, at)
             if wait:
                 self._overriding.collect(self._repository, self._servers, at, wait=True)
-        return self._report(at)
+        return self._report()
 
     def source_fetched(self, error: TryAgain | OperatorError | None, at: datetime) -> None:
         """Note how the last fetch went."""
@@ -173,7 +173,7 @@ class Reconciler:
 
     # report
 
-    def _report(self, at: datetime) -> datetime | None:
+    def _report(self) -> datetime | None:
         """Say where this instance stands; return when something is due next."""
         phases: dict[str, int] = {}
         for state in self._servers.values():

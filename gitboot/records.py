@@ -71,9 +71,7 @@ def _facts(record: Record) -> dict[str, Any]:
         "metAt": instant(record.met_at),
         "graceUntil": instant(record.grace_until),
         "spentAt": instant(record.spent_at),
-        "runs": {
-            name: {"run": run, "at": format_instant(at)} for name, (run, at) in sorted(record.runs.items())
-        },
+        "runs": {name: {"run": run, "at": format_instant(at)} for name, (run, at) in sorted(record.runs.items())},
     }
 
 

@@ -32,12 +32,8 @@ class Answers:
     """All that the endpoint answers from; replaced as a whole, so that all lookups change together."""
 
     files: Files  # by path below the output directory: boot/…, ops/…
-    upcoming: Mapping[str, Upcoming] = field(
-        default_factory=dict
-    )  # by path, of those that change by the clock
-    entries: Mapping[str, EntryOf] = field(
-        default_factory=dict
-    )  # by path, of those that boot from the network
+    upcoming: Mapping[str, Upcoming] = field(default_factory=dict)  # by path, of those that change by the clock
+    entries: Mapping[str, EntryOf] = field(default_factory=dict)  # by path, of those that boot from the network
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # plan summaries by server, sorted
     addresses: Mapping[str, str] = field(default_factory=dict)  # IP address -> server
 

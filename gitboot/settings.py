@@ -14,7 +14,7 @@ class Settings:
     reference: str | None  # branch, tag, semver range or commit; None: what the remote's HEAD names
     output: Path
     state: Path
-    listen: str  # HOST:PORT
+    listen: str | None  # HOST:PORT; None: nothing is served
     records: str | None  # fresh or adopt: what a ledger that was never told is told
     credentials: Path | None
     assets: Path | None  # what is served under /assets/

@@ -155,9 +155,7 @@ class _Missing(StrictUndefined):
 
     __slots__ = ()
 
-    def __init__(
-        self, hint: str | None = None, obj: Any = missing, name: str | None = None, exc: Any = None
-    ) -> None:
+    def __init__(self, hint: str | None = None, obj: Any = missing, name: str | None = None, exc: Any = None) -> None:
         super().__init__(hint, obj, name, exc or partial(_NotDefined, value=obj, name=name))  # type: ignore[arg-type]
 
 
@@ -212,9 +210,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             obj._fail_with_undefined_error()
         try:
             match obj, argument:
-                case (
-                    (dict(), str() | int()) | (list() | tuple() | range(), int() | slice()) | (str(), slice())
-                ):
+                case (dict(), str() | int()) | (list() | tuple() | range(), int() | slice()) | (str(), slice()):
                     return obj[argument]
         except LookupError:
             pass
@@ -270,7 +266,7 @@ def _compiled(source: str) -> Template | str | TemplateFault:
 def _render(template: Template, context: Mapping[str, object]) -> str:
     names = {**_FUNCTIONS, **context}
     try:
-        text = "".join(template.root_render_func(template.new_context(names, shared=True)))
+        text = "".join(template.root_render_func(_Context(_ENVIRONMENT, names, None, template.blocks)))
         if len(text) > MAX_CHARACTERS:
             raise _out_of_bounds(f"it renders more than {MAX_CHARACTERS:,} characters")
     except _FAILURES as failure:
@@ -666,9 +662,7 @@ def _faults_of_syntax() -> Iterator[None]:
     try:
         yield
     except TemplateSyntaxError as error:
-        raise TemplateFault(
-            Code.TEMPLATE_SYNTAX, error.message or "it is no template", error.lineno
-        ) from error
+        raise TemplateFault(Code.TEMPLATE_SYNTAX, error.message or "it is no template", error.lineno) from error
     except (RecursionError, SyntaxError, MemoryError) as error:  # of Jinja2's parser, of Python's
         raise _out_of_bounds("it is nested too deeply") from error
     except ValueError as error:  # Python reads no integer of more than 4,300 digits
@@ -734,13 +728,7 @@ def _path(wanted: object, value: object, path: str = "") -> str | None:
     """How a template comes to a value of its context."""
     if value is wanted:
         return path.removeprefix(".")
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     return next(filter(None, (_path(wanted, each, path + _key(key)) for key, each in items)), None)
 
 

@@ -48,9 +48,7 @@ def bundled(format: str, text: str, *, instance: Mapping[str, str], base_url: st
     name = _FILE_NAME[family(format)]
     if name != "user-data":
         content = Digest(sha256(text.encode()).hexdigest())
-        return UserDataFiles(
-            format=format, files={name: text}, digest=content, url=f"{base_url}/o/{content}/{name}"
-        )
+        return UserDataFiles(format=format, files={name: text}, digest=content, url=f"{base_url}/o/{content}/{name}")
     meta_data = "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(instance.items()))
     files = {"meta-data": meta_data, "user-data": text}
     bundle = digest({name: sha256(content.encode()).hexdigest() for name, content in files.items()})

@@ -32,7 +32,7 @@ def main() -> int:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
         fleet = scratch / "fleet"
-        redfish = _double(stack, scratch, fleet, base)
+        redfish = _double(stack, scratch, base)
         _repository(fleet, base, redfish)
         gitboot = _start(
             stack,
@@ -57,7 +57,11 @@ def main() -> int:
 def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.Popen[str]:
     """A process of its own group, so that Ctrl-C is ours to pass on; it is ended when the stack is."""
     process: subprocess.Popen[str] = subprocess.Popen(
-        command, cwd=ROOT, start_new_session=True, text=True, **more  # type: ignore[call-overload]
+        command,
+        cwd=ROOT,
+        start_new_session=True,
+        text=True,
+        **more,  # type: ignore[call-overload]
     )
 
     def end() -> None:
@@ -69,7 +73,7 @@ def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.P
     return process
 
 
-def _double(stack: ExitStack, scratch: Path, fleet: Path, base: str) -> str:
+def _double(stack: ExitStack, scratch: Path, base: str) -> str:
     """Start a Redfish double with a system for each server that has a BMC; return its URL."""
     systems = []
     for path in sorted((ROOT / "example-repo" / "servers").rglob("*.yaml")):
@@ -83,9 +87,7 @@ def _double(stack: ExitStack, scratch: Path, fleet: Path, base: str) -> str:
         (folder / "username").write_text("gitboot")
         (folder / "password").write_text("example")
     command = [PYTHON, "-m", "tests.redfish", "--port", "0", *systems, "--fetch", base]
-    process = _start(
-        stack, [*command, "--credentials", str(scratch / "credentials")], stdout=subprocess.PIPE
-    )
+    process = _start(stack, [*command, "--credentials", str(scratch / "credentials")], stdout=subprocess.PIPE)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not (found := re.search(r"http://\S+:\d+", line)):

@@ -57,9 +57,7 @@ def image(name: str, spec: str = "", artifacts: str = "kernel, initrd") -> str:
         files.append(f"initrds: [{value}]" if artifact == "initrd" else f"{artifact}: {value}")
     more = f", {spec}" if spec else ""
     version = name.rpartition("-")[2]
-    return document(
-        "BootImage", name, f"version: '{version}', architectures: {{x86_64: {{{', '.join(files)}}}}}{more}"
-    )
+    return document("BootImage", name, f"version: '{version}', architectures: {{x86_64: {{{', '.join(files)}}}}}{more}")
 
 
 def profile(name: str, image: str, spec: str = "", *, method: str = "Pxe") -> str:
@@ -107,9 +105,7 @@ def decision(name: str, *documents: str, files: Mapping[str, str] | None = None)
     return decided(*documents, files=files).servers[name]
 
 
-def planned(
-    instant: datetime, *documents: str, record: Record | None = None, name: str = "web01"
-) -> BootPlan | None:
+def planned(instant: datetime, *documents: str, record: Record | None = None, name: str = "web01") -> BootPlan | None:
     return plan(decision(name, *documents), instant, record)
 
 
@@ -123,4 +119,3 @@ SEED = (
     profile("repair", "memtest-7"),
     policy("web", "{matchLabels: {role: web}}"),
 )
-

@@ -18,8 +18,8 @@ import yaml
 from hypothesis import strategies as st
 
 from gitboot.load import ParseCache, load
-from gitboot.model.scalars import SystemUuid, format_instant
-from gitboot.plan import BootPlan, Decision, Record
+from gitboot.model.scalars import format_instant
+from gitboot.plan import BootPlan, Record
 from gitboot.render import server_files, shared_files
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
@@ -147,17 +147,11 @@ def digests(decisions: Decisions) -> dict[str, str]:
     return {name: decision.digest for name, decision in decisions.servers.items()}
 
 
-def plans(
-    decisions: Decisions, records: Mapping[str, Record | None], instant: datetime
-) -> dict[str, BootPlan | None]:
-    return {
-        name: plan(decision, instant, records.get(name)) for name, decision in decisions.servers.items()
-    }
+def plans(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, BootPlan | None]:
+    return {name: plan(decision, instant, records.get(name)) for name, decision in decisions.servers.items()}
 
 
-def tree(
-    decisions: Decisions, records: Mapping[str, Record | None], instant: datetime
-) -> dict[str, File]:
+def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, File]:
     """All files at an instant, by path."""
     files = shared_files(decisions)
     for name, planned in plans(decisions, records, instant).items():
@@ -201,9 +195,7 @@ def _maybe(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Document]:
     return st.fixed_dictionaries({}, optional=fields)
 
 
-_ONE_LABEL: Final = st.sampled_from(
-    [{key: value} for key, values in _LABELS.items() for value in values]
-)
+_ONE_LABEL: Final = st.sampled_from([{key: value} for key, values in _LABELS.items() for value in values])
 _VARS: Final = _maybe(
     console=st.sampled_from(["ttyS0", "ttyS1"]), debug=st.booleans(), depth=st.sampled_from(["1", "2"])
 )
@@ -215,9 +207,7 @@ def _selects(servers: Sequence[str]) -> st.SearchStrategy[Any]:
         _ONE_LABEL.map(lambda labels: {"matchLabels": labels}),
         st.just("None"),
         st.just({"matchExpressions": [{"key": "role", "operator": "In", "values": ["web", "db"]}]}),
-        st.lists(st.sampled_from(servers), min_size=1, max_size=2, unique=True).map(
-            lambda names: {"servers": names}
-        ),
+        st.lists(st.sampled_from(servers), min_size=1, max_size=2, unique=True).map(lambda names: {"servers": names}),
     )
 
 
@@ -430,6 +420,4 @@ def fleets(draw: st.DrawFn) -> GeneratedFleet:
         at=draw(_instants()),
     )
     pools = [name_of(policy) for policy in policies]
-    return made.having(
-        *(draw(server_documents(name, policies=pools, bios=made.bios)) for name in servers)
-    )
+    return made.having(*(draw(server_documents(name, policies=pools, bios=made.bios)) for name in servers))

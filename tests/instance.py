@@ -29,7 +29,12 @@ _GIT = {
 
 def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(
-        ["git", *arguments], cwd=folder, env={**os.environ, **_GIT}, check=True, capture_output=True, text=True
+        ["git", *arguments],
+        cwd=folder,
+        env={**os.environ, **_GIT},
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.strip()
 
 
@@ -112,7 +117,14 @@ def running(
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "gitboot", "run", str(repository)),
-            *("--output", str(folder / "output"), "--state", str(folder / "state"), "--listen", "127.0.0.1:0"),
+            *(
+                "--output",
+                str(folder / "output"),
+                "--state",
+                str(folder / "state"),
+                "--listen",
+                "127.0.0.1:0",
+            ),
             *arguments,
         ],
         stderr=subprocess.PIPE,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gitboot.answers import server_state
@@ -54,14 +54,22 @@ def answers(*documents: str, now: datetime = BEFORE, **more: Any) -> Answers:
     return Answers(files=files, upcoming=upcoming, entries=entries, servers=servers, **more)
 
 
+_ANSWERS: Final = answers()
+
+
 @dataclass
 class Site:
     """What an endpoint reads, for a test to change, and what it has observed."""
 
-    answers: Answers | None = field(default_factory=answers)
+    answers: Answers | None = _ANSWERS
     status: Status = field(default_factory=lambda: Status(applied="c0ffee", planned_at=BEFORE))
     now: datetime = BEFORE
     observed: list[Observation] = field(default_factory=list)
+
+    def reset(self) -> None:
+        """Be as new, for the endpoint that answers from this site goes on."""
+        vars(self).update(vars(Site()), observed=self.observed)
+        self.observed.clear()
 
     @contextmanager
     def serve(self, listen: str = "127.0.0.1:0", **more: Any) -> Iterator[str]:
@@ -95,13 +103,11 @@ def exchange(url: str, request: bytes) -> bytes:
 
 
 def read_all(client: socket.socket) -> bytes:
-    received = b""
-    try:
+    received = bytearray()
+    with suppress(ConnectionResetError):
         while data := client.recv(65536):
             received += data
-    except ConnectionResetError:
-        pass
-    return received
+    return bytes(received)
 
 
 def undated(response: bytes) -> bytes:

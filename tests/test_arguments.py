@@ -17,7 +17,11 @@ from gitboot.arguments import REPEATED, merged, name_of
         ("a later flag replaces a value", ["x=1", "x"], "x"),
         ("- and _ are one in a name", ["foo-bar=1", "foo_bar=2"], "foo_bar=2"),
         ("consoles add up", ["console=tty0", "console=ttyS0,115200"], "console=tty0 console=ttyS0,115200"),
-        ("the same console stands once, last", ["console=ttyS0 console=tty0", "console=ttyS0"], "console=tty0 console=ttyS0"),
+        (
+            "the same console stands once, last",
+            ["console=ttyS0 console=tty0", "console=ttyS0"],
+            "console=tty0 console=ttyS0",
+        ),
         ("addresses add up", ["ip=dhcp", "ip=10.0.0.1::10.0.0.254"], "ip=dhcp ip=10.0.0.1::10.0.0.254"),
         ("-name removes", ["quiet a", "-quiet"], "a"),
         ("-name removes with any value", ["root=a", "-root"], ""),

@@ -267,19 +267,14 @@ UNREACHABLE = [
     pytest.param(Body(body=b"[" * 100_000), "not JSON", id="nested too deeply"),
     pytest.param(Body(body=b"[1]"), "not a JSON object", id="a list"),
     pytest.param(Status(status=500, body=b"<html>"), "500 without a reason", id="500"),
-    *(
-        pytest.param(Status(status=400, body=body), "not Redfish's", id=body.decode())
-        for body in NOT_REDFISH[:3]
-    ),
+    *(pytest.param(Status(status=400, body=body), "not Redfish's", id=body.decode()) for body in NOT_REDFISH[:3]),
 ]
 REJECTED = [
     pytest.param(Status(status=401), "401 no", id="401"),
     pytest.param(Status(status=403), "403 no", id="403"),
     pytest.param(Status(status=404), "404 no", id="404"),
     pytest.param(Status(status=501), "501 no", id="501"),
-    pytest.param(
-        Redirect(location="http://192.0.2.1/redfish/v1/"), "redirected to http://192", id="elsewhere"
-    ),
+    pytest.param(Redirect(location="http://192.0.2.1/redfish/v1/"), "redirected to http://192", id="elsewhere"),
     pytest.param(Redirect(location="//[192.0.2.1/"), "redirected to", id="redirected to nonsense"),
     pytest.param(Body(body=b'{"Boot": {}}'), "shows no Boot.BootSourceOverrideTarget", id="no override"),
     pytest.param(Body(body=b'{"Boot": []}'), "shows no Boot.BootSourceOverrideTarget", id="Boot is a list"),
@@ -354,12 +349,8 @@ def test_wrong_credentials_are_tried_once(serve: Serve, open_bmc: Open) -> None:
     assert len(server.service.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("retry_after", "seconds"), [("120", 120), ("9999999", 3600), ("soon", None), ("-5", None)]
-)
-def test_a_busy_bmc_may_say_for_how_long(
-    serve: Serve, open_bmc: Open, retry_after: str, seconds: int | None
-) -> None:
+@pytest.mark.parametrize(("retry_after", "seconds"), [("120", 120), ("9999999", 3600), ("soon", None), ("-5", None)])
+def test_a_busy_bmc_may_say_for_how_long(serve: Serve, open_bmc: Open, retry_after: str, seconds: int | None) -> None:
     machine = Machine()
     server = serve(machine)
     server.fault(Status(status=503, headers={"Retry-After": retry_after}), times=2)
@@ -494,9 +485,7 @@ def test_a_placeholder_is_no_mark() -> None:
     assert (seen.marks.last_reset_time, seen.marks.boot_progress_time) == (None, None)
 
 
-def test_an_unknown_authority_and_another_name_are_rejected(
-    authority: Authority, serve: Serve, open_bmc: Open
-) -> None:
+def test_an_unknown_authority_and_another_name_are_rejected(authority: Authority, serve: Serve, open_bmc: Open) -> None:
     server = serve(Machine(), tls=True)
     with pytest.raises(BmcRejected, match="certificate refused: unable to get local issuer certificate"):
         open_bmc(server, tls=tls_context()).observe()

@@ -76,9 +76,7 @@ def test_a_scalar_in_quotes_or_a_block_is_known_as_such(written: str, text: str)
     assert (value, type(value)) == (text, Quoted)
 
 
-@pytest.mark.parametrize(
-    "text", ["a:", "a: null", "a: ~", "{a: }", "{a}", "? a", "a: # a comment", "a:\n...\n"]
-)
+@pytest.mark.parametrize("text", ["a:", "a: null", "a: ~", "{a: }", "{a}", "? a", "a: # a comment", "a:\n...\n"])
 def test_what_is_empty_or_null_is_none(text: str) -> None:
     assert values(text) == [{"a": None}]
 
@@ -228,8 +226,7 @@ MESSAGES = [
     ),
     (
         "a: ]",
-        "1:4: GB1001: not YAML: did not find expected node content"
-        " (put text that begins with one of ,[]{} in quotes)",
+        "1:4: GB1001: not YAML: did not find expected node content (put text that begins with one of ,[]{} in quotes)",
     ),
     (
         "a: @b",
@@ -461,9 +458,7 @@ def begins(text: str, value: Value) -> bool:
 
 
 @given(written(), st.booleans())
-def test_each_place_is_where_the_text_of_its_value_begins(
-    case: tuple[dict[str, Value], str], marked: bool
-) -> None:
+def test_each_place_is_where_the_text_of_its_value_begins(case: tuple[dict[str, Value], str], marked: bool) -> None:
     text = "\ufeff" * marked + "x: y\n---\n" + case[1]
     lines = text.removeprefix("\ufeff").split("\n")
     document = parse(text.encode(), "a.yaml")[0][1]
@@ -474,12 +469,8 @@ def test_each_place_is_where_the_text_of_its_value_begins(
 
 
 @given(st.lists(written(), min_size=1, max_size=2), st.data())
-def test_a_faulty_document_hides_no_other(
-    cases: list[tuple[dict[str, Value], str]], data: st.DataObject
-) -> None:
-    faulty = data.draw(
-        st.sampled_from(["a: [", "'", "]", "a: b: c", "*a", "a: \0", "a: \t- b", "- " * 70, "@", "%A"])
-    )
+def test_a_faulty_document_hides_no_other(cases: list[tuple[dict[str, Value], str]], data: st.DataObject) -> None:
+    faulty = data.draw(st.sampled_from(["a: [", "'", "]", "a: b: c", "*a", "a: \0", "a: \t- b", "- " * 70, "@", "%A"]))
     at = data.draw(st.integers(0, len(cases)))
     texts = [text for _, text in cases]
     texts.insert(at, f"{faulty}\n")

@@ -220,13 +220,10 @@ def test_questions_to_the_operator_say_what_was_found() -> None:
         assert isinstance(step, AskOperator)
         messages.append(step.message)
     fixed = replace(_seen(replace(OFF, mode="Legacy")), mode_is_fixed=True)
-    step = next_step(
-        wanted=replace(INSTALL, override=replace(ONCE, mode="UEFI")), observed=fixed, records=(), at=NOW
-    )
+    step = next_step(wanted=replace(INSTALL, override=replace(ONCE, mode="UEFI")), observed=fixed, records=(), at=NOW)
     assert isinstance(step, AskOperator)
     assert [*messages, step.message] == [
-        "Once Pxe was to be set for provision 3 and does not stand:"
-        " it was never set, or it was set and consumed",
+        "Once Pxe was to be set for provision 3 and does not stand: it was never set, or it was set and consumed",
         "Once Pxe was set 4 times within an hour, and the BMC shows Disabled None",
         "Floppy is wanted, and the BMC boots only Cd, None, Pxe, UefiHttp, UsbCd",
         "mode UEFI is wanted, and the BMC has Legacy, which it cannot change",
@@ -270,9 +267,7 @@ CD = replace(ONCE, target=Target.CD)
             id="Continuous would change the boot order",
         ),
         pytest.param(CD, SEEN, CD, id="a CD"),
-        pytest.param(
-            CD, replace(SEEN, boots_cd_as=Target.USB_CD), replace(CD, target=Target.USB_CD), id="a USB CD"
-        ),
+        pytest.param(CD, replace(SEEN, boots_cd_as=Target.USB_CD), replace(CD, target=Target.USB_CD), id="a USB CD"),
         pytest.param(replace(ONCE, mode="UEFI"), SEEN, ONCE, id="shows no mode"),
         pytest.param(
             replace(ONCE, mode="UEFI"),
@@ -324,9 +319,7 @@ class _Instance:
         settings = machine.settings() if machine.settings_path else {}
         if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
             return payload.observe(system, None)
-        return payload.observe(
-            system, Resource(url=f"http://bmc{machine.settings_path}", body=settings, etag=None)
-        )
+        return payload.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings, etag=None))
 
     def run(self, crash: str = "") -> Step:
         """One pass, which writes at most once for one reason."""
@@ -352,11 +345,7 @@ class _Instance:
 
     def _write(self, step: Set | Withdraw, observed: Observed) -> None:
         boot = boot_patch(step.record.override if isinstance(step, Set) else OFF, observed)
-        etag = (
-            self.machine.settings()
-            if observed.settings == self.machine.settings_path
-            else self.machine.system()
-        )
+        etag = self.machine.settings() if observed.settings == self.machine.settings_path else self.machine.system()
         answer = self.machine.patch(observed.settings, {"Boot": boot}, etag["@odata.etag"].removeprefix("W/"))
         if boot and answer.status >= 400 and isinstance(step, Set):
             self.ledger[step.record.reason] = refused(step.record, self.observe()).record

@@ -213,13 +213,9 @@ def test_what_the_kernel_cannot_read_is_refused(loader: str, argument: str) -> N
     assert ascii(argument) in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("argument", "carriers"), [case[1:] for case in ONLY_SOME], ids=[c[0] for c in ONLY_SOME]
-)
+@pytest.mark.parametrize(("argument", "carriers"), [case[1:] for case in ONLY_SOME], ids=[c[0] for c in ONLY_SOME])
 @pytest.mark.parametrize("loader", LOADERS)
-def test_what_one_loader_cannot_carry_is_refused_for_that_one(
-    loader: str, argument: str, carriers: set[str]
-) -> None:
+def test_what_one_loader_cannot_carry_is_refused_for_that_one(loader: str, argument: str, carriers: set[str]) -> None:
     if loader in carriers:
         assert LOADERS[loader]([argument, "after"]) == [meant(argument), ("after", None)]
     else:
@@ -341,9 +337,7 @@ def test_a_plain_grub_word_is_not_quoted() -> None:
 
 
 def test_the_kernel_s_own_quoting_is_kept() -> None:
-    assert (
-        kernel_argument('dyndbg="file a +p"') == kernel_argument("dyndbg=file a +p") == 'dyndbg="file a +p"'
-    )
+    assert kernel_argument('dyndbg="file a +p"') == kernel_argument("dyndbg=file a +p") == 'dyndbg="file a +p"'
     assert kernel_argument('a="b"') == "a=b"
 
 

@@ -113,9 +113,7 @@ def test_r2_of_several_maintenances_the_highest_priority_wins() -> None:
         ("they share no server", maintenance("b", select="{servers: [web02]}"), []),
     ],
 )
-def test_r2_overlapping_maintenances_of_one_priority_are_an_error(
-    case: str, second: str, expected: list[str]
-) -> None:
+def test_r2_overlapping_maintenances_of_one_priority_are_an_error(case: str, second: str, expected: list[str]) -> None:
     web02 = server("web02", "role: web")
     first = maintenance("a", "20T22:00 21T04:00", select="{servers: [web01]}")
     assert codes(*SEED, web02, first, second) == expected, case
@@ -127,7 +125,11 @@ def test_r2_no_policy_field_applies_under_a_maintenance() -> None:
         profile("repair", "memtest-7", "kernelArguments: ['c={{ vars.console }}', 'p={{ vars.pool is defined }}']"),
         policy("web", "All", "kernelArguments: [from-policy], vars: {pool: web}, nodeLabels: {a: b}"),
     )
-    seed = (seed[0], server("web01", "role: web", "vars: {console: ttyS1}, kernelArguments: [from-server]"), *seed[2:])
+    seed = (
+        seed[0],
+        server("web01", "role: web", "vars: {console: ttyS1}, kernelArguments: [from-server]"),
+        *seed[2:],
+    )
     found = planned(NOON, *seed, maintenance("repair"))
     assert found is not None and found.boot is not None
     assert found.boot.kernel_arguments == ("c=ttyS1", "p=false")
@@ -216,7 +218,11 @@ def test_a_child_takes_its_parents_fields_merges_maps_and_appends_lists() -> Non
     ("case", "documents", "expected"),
     [
         ("itself", [policy("a", "All", "inherits: a")], ["GB2005"]),
-        ("in a circle", [policy("a", "All", "inherits: b"), policy("b", "All", "inherits: a")], ["GB2005"] * 2),
+        (
+            "in a circle",
+            [policy("a", "All", "inherits: b"), policy("b", "All", "inherits: a")],
+            ["GB2005"] * 2,
+        ),
         ("nothing to inherit", [document("BootPolicy", "a", "select: All")], ["GB2006"]),
         (
             "a parent without either",
@@ -298,7 +304,8 @@ def test_r4_a_percentage_places_servers_by_the_published_hash() -> None:
     ],
 )
 def test_r4_skew_looks_at_what_really_boots(mode: str, minimum: str, expected: list[str]) -> None:
-    skew = f"current: flatcar-2, {HOLD.replace('flatcar-0', 'flatcar-1')}, skew: {{mode: {mode}, minimumVersion: '{minimum}'}}"
+    hold = HOLD.replace("flatcar-0", "flatcar-1")
+    skew = f"current: flatcar-2, {hold}, skew: {{mode: {mode}, minimumVersion: '{minimum}'}}"
     documents = (*SEED[:4], image("flatcar-2"), document("ImageStream", "flatcar", skew))
     assert codes(*documents, profile("web", "stream: flatcar"), policy("web")) == expected
 
@@ -328,7 +335,12 @@ CHANGE = "OnImageChange"
 def test_r5_the_phase_under_a_policy(
     often: str, provision: int, record: Record | None, phase: Phase, cause: Cause
 ) -> None:
-    seed = (SEED[0], server("web01", "role: web", f"provision: {provision}"), *SEED[2:-1], policy("web", often=often))
+    seed = (
+        SEED[0],
+        server("web01", "role: web", f"provision: {provision}"),
+        *SEED[2:-1],
+        policy("web", often=often),
+    )
     found = planned(NOON, *seed, record=record)
     assert found is not None
     assert (found.phase, found.cause) == (phase, cause)
@@ -355,9 +367,7 @@ MADE = Record(provision=1, image="flatcar-1", runs={"repair": (1, at("20T23:00")
         ("20T22:30", 1, None, "disk"),  # unknown never installs
     ],
 )
-def test_r5_a_maintenances_once_is_one_boot(
-    instant: str, run: int, record: Record | None, expected: str
-) -> None:
+def test_r5_a_maintenances_once_is_one_boot(instant: str, run: int, record: Record | None, expected: str) -> None:
     once = maintenance("repair", "20T22:00 21T04:00", f"networkBoot: Once, run: {run}")
     assert boots(at(instant), *SEED, once, record=record) == expected
 
@@ -365,7 +375,11 @@ def test_r5_a_maintenances_once_is_one_boot(
 def test_r5_the_boot_that_met_the_key_stays_for_the_grace_of_a_fetch() -> None:
     fetched = at("20T12:00")
     record = Record(
-        provision=1, image="flatcar-1", evidence="Fetched", met_at=fetched, grace_until=fetched + timedelta(seconds=60)
+        provision=1,
+        image="flatcar-1",
+        evidence="Fetched",
+        met_at=fetched,
+        grace_until=fetched + timedelta(seconds=60),
     )
     seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=ONCE))
     assert boots(fetched + timedelta(seconds=59), *seed, record=record) == "flatcar-1"
@@ -403,7 +417,15 @@ UKI = "httpBoot: uki"
         ("a loader over HTTP", "kernel, loader", "UefiHttp", "httpBoot: loader", "UEFI", "", []),
         ("no loader over HTTP", "kernel", "UefiHttp", "httpBoot: loader", "UEFI", "", ["GB4001"]),
         ("arguments to a uki", "uki", "UefiHttp", f"{UKI}, kernelArguments: [a]", "UEFI", "", ["GB4003"]),
-        ("an image's own arguments, built into its uki", "uki", "UefiHttp", UKI, "UEFI", "kernelArguments: [a]", []),
+        (
+            "an image's own arguments, built into its uki",
+            "uki",
+            "UefiHttp",
+            UKI,
+            "UEFI",
+            "kernelArguments: [a]",
+            [],
+        ),
         ("user data to a uki", "uki", "UefiHttp", f"{UKI}, @", "UEFI", "userData: Ignition/3.4", ["GB4003"]),
         (
             "user data to a uki that asks for it",
@@ -430,7 +452,13 @@ UKI = "httpBoot: uki"
     ],
 )
 def test_r6_image_and_method_agree(
-    case: str, artifacts: str, method: str, profile_spec: str, firmware: str, image_spec: str, expected: list[str]
+    case: str,
+    artifacts: str,
+    method: str,
+    profile_spec: str,
+    firmware: str,
+    image_spec: str,
+    expected: list[str],
 ) -> None:
     user_data = "userData: {format: Ignition/3.4, template: web.ign}"
     documents = (
@@ -513,7 +541,12 @@ def test_r6_only_an_entry_can_end_continuous(
         ("Always", "Pxe", "override: Once", ("Once", "Pxe", None, "policy/web/always", True)),
         ("Always", "Pxe", "override: None", None),
         (ONCE, UKI, "", ("Once", "UefiHttp", "http://boot.test/assets/a-1/uki", "provision/1", False)),
-        ("Always", UKI, "", ("Once", "UefiHttp", "http://boot.test/assets/a-1/uki", "policy/web/always", True)),
+        (
+            "Always",
+            UKI,
+            "",
+            ("Once", "UefiHttp", "http://boot.test/assets/a-1/uki", "policy/web/always", True),
+        ),
         (
             "Always",
             "httpBoot: loader",
@@ -611,7 +644,10 @@ def test_an_output_that_this_version_does_not_make_is_refused(output: str) -> No
     ("case", "documents"),
     [
         ("evidence", [fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *SEED[1:]]),
-        ("a ledger", [fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {uuid_of('a')}}}"), *SEED[1:]]),
+        (
+            "a ledger",
+            [fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {uuid_of('a')}}}"), *SEED[1:]],
+        ),
         ("a policy's power", [*SEED[:-1], policy("web", "All", "power: On")]),
         ("a maintenance's power", [*SEED, maintenance("repair", spec="power: Restart")]),
         ("virtual media", [*SEED, image("iso-1", "", "iso"), profile("iso", "iso-1", method="VirtualMedia")]),

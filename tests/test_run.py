@@ -77,7 +77,7 @@ def test_a_pushed_commit_is_served_without_waiting_for_the_poll(tmp_path: Path, 
             pool = policy("next", "All", "priority: 1", boots="next")
             pushed_at = time.monotonic()
             commit = repository.push(fleet_files(*documents, pool))
-            eventually(lambda name=f"flatcar-{number}": images_in(instance.get(ENTRY).text) == name)
+            eventually(lambda: images_in(instance.get(ENTRY).text) == f"flatcar-{number}")  # noqa: B023
             took.append(time.monotonic() - pushed_at)
         assert min(took) < 2
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
@@ -170,7 +170,9 @@ def test_the_api_lists_servers_with_their_plans(shared_instance: Instance) -> No
     )
 
 
-def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(tmp_path: Path, repository: Repository) -> None:
+def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
+    tmp_path: Path, repository: Repository
+) -> None:
     with running(repository.bare, tmp_path) as instance:
         second = subprocess.run(
             [
@@ -231,12 +233,18 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
 def test_another_hash_seed_time_zone_and_locale_give_the_same_bytes(tmp_path: Path, repository: Repository) -> None:
     trees = []
     for number, environment in enumerate(
-        ({"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C"}, {"PYTHONHASHSEED": "77", "TZ": "Asia/Kolkata", "LC_ALL": "C.UTF-8"})
+        (
+            {"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C"},
+            {"PYTHONHASHSEED": "77", "TZ": "Asia/Kolkata", "LC_ALL": "C.UTF-8"},
+        )
     ):
         out = tmp_path / f"out{number}"
         command = ["render", str(repository.bare), "--out", str(out), "--at", "2026-11-20T12:00:00Z"]
         subprocess.run(
-            [sys.executable, "-m", "gitboot", *command], check=True, env={**os.environ, **environment}, capture_output=True
+            [sys.executable, "-m", "gitboot", *command],
+            check=True,
+            env={**os.environ, **environment},
+            capture_output=True,
         )
         trees.append(
             {

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 import re
 import socket
@@ -17,7 +16,7 @@ import pytest
 
 from gitboot.render.tree import File
 from gitboot.report import Answers, EntryOf, Status
-from tests.fleets import document, uuid_of
+from tests.fleets import uuid_of
 from tests.serving import (
     AFTER,
     BEFORE,
@@ -38,22 +37,29 @@ from tests.serving import (
     undated,
 )
 
-SWAPPED = "-".join(
-    [*("".join(re.findall("..", part)[::-1]) for part in UUID.split("-")[:3]), *UUID.split("-")[3:]]
-)
-EVERYONE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+SWAPPED = "-".join([*("".join(re.findall("..", part)[::-1]) for part in UUID.split("-")[:3]), *UUID.split("-")[3:]])
 NOBODY = ()
+RESET = b"\1\0\0\0\0\0\0\0"  # struct linger: closing resets the connection
 
 
-@pytest.fixture
-def site() -> Site:
-    return Site()
-
-
-@pytest.fixture
-def client(site: Site) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Site, httpx.Client]]:
+    site = Site()
     with site.serve() as url, httpx.Client(base_url=url) as client:
-        yield client
+        yield site, client
+
+
+@pytest.fixture
+def site(served: tuple[Site, httpx.Client]) -> Site:
+    site, _ = served
+    site.reset()
+    return site
+
+
+@pytest.fixture
+def client(site: Site, served: tuple[Site, httpx.Client]) -> httpx.Client:
+    """A client of an endpoint that answers from ``site``."""
+    return served[1]
 
 
 # Which file
@@ -80,9 +86,7 @@ DIGITS = MAC.replace("-", "")
         pytest.param(f"/v1/boot/{MAC.replace('-', ':')}/boot.ipxe", ENTRY, id="MAC with colons"),
         pytest.param(f"/v1/boot/{MAC.upper()}/grub.cfg", GRUB, id="MAC in upper case"),
         pytest.param(f"/v1/boot/{DIGITS}/boot.ipxe", ENTRY, id="MAC of digits only"),
-        pytest.param(
-            f"/v1/boot/{DIGITS[:4]}.{DIGITS[4:8]}.{DIGITS[8:].upper()}/boot.ipxe", ENTRY, id="MAC with dots"
-        ),
+        pytest.param(f"/v1/boot/{DIGITS[:4]}.{DIGITS[4:8]}.{DIGITS[8:].upper()}/boot.ipxe", ENTRY, id="MAC with dots"),
         pytest.param(f"/v1/boot/{MAC.replace('-', '%3a')}/boot.ipxe", ENTRY, id="MAC with encoded colons"),
         pytest.param(f"/ipxe/{UUID.upper()}", BY_UUID, id="UUID in upper case"),
         pytest.param(f"/ipxe/{SWAPPED}", BY_UUID, id="UUID in the other byte order"),
@@ -484,7 +488,7 @@ def test_a_large_entry_is_observed_once_it_was_taken_whole(site: Site, version: 
         with connect(url, receive_buffer=65536) as leaving:
             leaving.sendall(request)
             assert leaving.recv(1000).startswith(b"HTTP/1.1 200")
-            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # ends in a reset
+            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         with connect(url, receive_buffer=65536) as staying:
             staying.sendall(request)
             staying.recv(1000)
@@ -493,7 +497,8 @@ def test_a_large_entry_is_observed_once_it_was_taken_whole(site: Site, version: 
         assert eventually(lambda: len(site.observed) == 1)
 
 
-def test_who_leaves_before_the_answer_has_fetched_nothing(site: Site) -> None:
+@pytest.mark.parametrize("how", ["closes", "resets"])
+def test_who_leaves_before_the_answer_has_fetched_nothing(site: Site, how: str) -> None:
     gone = threading.Event()
 
     class Slow(dict[str, File]):
@@ -506,7 +511,8 @@ def test_who_leaves_before_the_answer_has_fetched_nothing(site: Site) -> None:
     with site.serve() as url:
         with connect(url) as client:
             client.sendall(f"GET {ENTRY} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            if how == "resets":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         gone.set()
         assert httpx.get(f"{url}{GRUB}").status_code == 200
         assert eventually(lambda: site.observed != [])

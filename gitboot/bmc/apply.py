@@ -125,9 +125,7 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[Armed], None], clock: Calla
 def read_credentials(directory: Path, name: str) -> Credentials:
     """``directory/name/username`` and ``…/password``, as Kubernetes mounts them; read anew each time."""
     try:
-        username, password = (
-            (directory / name / part).read_text().rstrip("\n") for part in ("username", "password")
-        )
+        username, password = ((directory / name / part).read_text().rstrip("\n") for part in ("username", "password"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"no credentials named {name}: {directory / name} needs the files username and password ({error})"
@@ -202,9 +200,7 @@ class Fleet:
     def _connected(self, job: Job, tls: ssl.SSLContext) -> Bmc:
         """The kept connection, made anew when the document or the credentials have changed."""
         if self.credentials is None:
-            raise UsageError(
-                f"no directory of credentials is given, and {job.credentials} is needed (--credentials)"
-            )
+            raise UsageError(f"no directory of credentials is given, and {job.credentials} is needed (--credentials)")
         credentials = read_credentials(self.credentials, job.credentials)
         kept = self._connections.get(job.server)
         if kept is not None:

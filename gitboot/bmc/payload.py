@@ -107,9 +107,7 @@ def _override(resource: Resource) -> Override:
 
 
 def _boot_state(system: Mapping[str, Any]) -> str | None:
-    return _text(_at(system, ("BootProgress", "LastState"))) or _text(
-        _at(system, ("Oem", "Hpe", "PostState"))
-    )
+    return _text(_at(system, ("BootProgress", "LastState"))) or _text(_at(system, ("Oem", "Hpe", "PostState")))
 
 
 def _boots_cd_as(quirks: Quirks, boot: Mapping[str, Any]) -> Target:

@@ -54,9 +54,7 @@ class _Commands(click.Group):
         return super().resolve_command(context, args)
 
 
-@click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="gitboot", message="%(prog)s %(version)s")
 def cli() -> None:
     """What bare-metal servers boot, decided in Git.

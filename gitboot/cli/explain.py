@@ -58,18 +58,15 @@ def command(
 def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
     from gitboot.codes import Code
 
-    try:
-        code = Code(text)
-    except ValueError:
-        raise UsageError(f"there is no problem code {text}; they begin with GB1001") from None
+    code = next((each for each in Code if each.value == text), None)
+    if code is None:
+        raise UsageError(f"there is no problem code {text}; they begin with GB1001")
     for output in outputs:
         if output.format == "json":
             facts = {"code": code.value, "headline": code.headline, "why": code.why, "mend": code.mend}
             output.write(json.dumps(facts, indent=2, sort_keys=True))
         else:
-            output.write(
-                f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.mend}\n"
-            )
+            output.write(f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.mend}\n")
 
 
 def _as_text(found: Explanation, field: str | None) -> str:

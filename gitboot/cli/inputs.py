@@ -40,7 +40,7 @@ def fleet_options(command: Command) -> Command:
     return path(_rev_option(command))
 
 
-class InstantType(click.ParamType):
+class InstantType(click.ParamType[datetime]):
     """An RFC 3339 instant with its offset."""
 
     name = "instant"
@@ -56,9 +56,9 @@ class InstantType(click.ParamType):
 
 def at_option(command: Command) -> Command:
     """--at: the instant that a command looks at."""
-    return click.option(
-        "--at", type=InstantType(), metavar="INSTANT", help="An instant with offset. Default: now."
-    )(command)
+    return click.option("--at", type=InstantType(), metavar="INSTANT", help="An instant with offset. Default: now.")(
+        command
+    )
 
 
 def now() -> datetime:

@@ -18,9 +18,7 @@ from gitboot.cli.planning import held_back, planned_fleet, records_option, selec
 @at_option
 @records_option
 @click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
-@click.option(
-    "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1."
-)
+@click.option("-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1.")
 @output_option("text", "json", "yaml")
 def command(
     path: Path,
@@ -86,9 +84,7 @@ def _print_table(items: list[dict[str, Any]], output: Output) -> None:
             item["phase"] or "-",
             item["image"] or "local disk" if item["phase"] else "no plan",
             item["method"] or "-",
-            f"Maintenance/{item['maintenance']}"
-            if item["maintenance"]
-            else f"BootPolicy/{item['policy'] or '-'}",
+            f"Maintenance/{item['maintenance']}" if item["maintenance"] else f"BootPolicy/{item['policy'] or '-'}",
             item["nextTransition"] or "-",
         )
         for item in items

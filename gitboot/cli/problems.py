@@ -72,4 +72,4 @@ FORMATS = {"text": as_text, "json": as_json, "github": as_github}
 
 def prefix_of(path: Path) -> str:
     """What stands before a problem's path so that it leads from here to the file."""
-    return "" if path == Path() or path.is_absolute() and not path.is_dir() else f"{path}/"
+    return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"

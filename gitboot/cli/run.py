@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @click.argument("repository", envvar="GITBOOT_REPOSITORY")
-@click.option(
-    "--reference", metavar="REF", help="Branch, tag or commit to follow. Default: the remote's HEAD."
-)
+@click.option("--reference", metavar="REF", help="Branch, tag or commit to follow. Default: the remote's HEAD.")
 @click.option(
     "--output",
     required=True,
@@ -41,9 +39,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the ledger and gitboot's own clone live. Back up STATE/ledger.sqlite: it cannot be rebuilt.",
 )
-@click.option(
-    "--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve."
-)
+@click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
 @click.option(
     "--records",
     type=click.Choice(["fresh", "adopt"]),
@@ -59,12 +55,8 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="A directory that is served under /assets/, for kernels and images. Default: none.",
 )
-@click.option(
-    "--poll", "poll_s", type=float, default=60, show_default=True, help="Seconds between two fetches."
-)
-@click.option(
-    "--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial."
-)
+@click.option("--poll", "poll_s", type=float, default=60, show_default=True, help="Seconds between two fetches.")
+@click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
 def command(
     repository: str,
     reference: str | None,

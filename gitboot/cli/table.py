@@ -21,8 +21,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
             cells = [click.style(cell, bold=True) for cell in cells]
         else:
             cells = [
-                click.style(cell, fg=colour) if (colour := _COLOURS.get(cell.rstrip())) else cell
-                for cell in cells
+                click.style(cell, fg=colour) if (colour := _COLOURS.get(cell.rstrip())) else cell for cell in cells
             ]
         text.append("  ".join(cells).rstrip())
     return "\n".join(text)

@@ -16,9 +16,7 @@ from gitboot.cli.planning import planned_fleet, records_option
 @click.argument("server")
 @fleet_options
 @at_option
-@click.option(
-    "--until", type=InstantType(), metavar="INSTANT", help="How far to look. Default: a year after --at."
-)
+@click.option("--until", type=InstantType(), metavar="INSTANT", help="How far to look. Default: a year after --at.")
 @records_option
 @output_option("text", "json")
 def command(
@@ -64,9 +62,7 @@ def command(
                 str(item["from"]),
                 str(item["phase"] or "no plan"),
                 str(item["image"] or ("local disk" if item["phase"] else "-")),
-                f"Maintenance/{item['maintenance']}"
-                if item["maintenance"]
-                else f"BootPolicy/{item['policy'] or '-'}",
+                f"Maintenance/{item['maintenance']}" if item["maintenance"] else f"BootPolicy/{item['policy'] or '-'}",
                 str(item["why"]),
             )
             for item in items

@@ -9,10 +9,7 @@ import click
 
 @click.command(help="Show gitboot's version, Python's, and that of libgit2.")
 def command() -> None:
-    import pygit2
-
     from gitboot import __version__
+    from gitboot.source import LIBGIT2_VERSION
 
-    click.echo(
-        f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {pygit2.LIBGIT2_VERSION})"
-    )
+    click.echo(f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})")

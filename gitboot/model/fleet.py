@@ -41,9 +41,7 @@ class Site(Struct):
 
     name: NameField = Field(description="The site's name.")
     select: Select = Field(description="Which servers are there.")
-    base_url: BaseUrl = Field(
-        alias="baseURL", description="What files and assets are reached under from there."
-    )
+    base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under from there.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -84,8 +82,7 @@ class Serving(Struct):
 
     restrict: Boolean = Field(
         default=False,
-        description="true: a server that is to boot its disk gets 404 instead of the local-disk entry. "
-        "Default: false.",
+        description="true: a server that is to boot its disk gets 404 instead of the local-disk entry. Default: false.",
     )
 
 
@@ -93,19 +90,13 @@ class Serving(Struct):
 class Guards(Struct):
     """Limits on what one commit may change; only ever tighter than the instance's own."""
 
-    max_update_percent: Percent | None = Field(
-        default=None, description="Servers changed. Default: the instance's."
-    )
-    max_delete_percent: Percent | None = Field(
-        default=None, description="Servers removed. Default: the instance's."
-    )
+    max_update_percent: Percent | None = Field(default=None, description="Servers changed. Default: the instance's.")
+    max_delete_percent: Percent | None = Field(default=None, description="Servers removed. Default: the instance's.")
     max_deletes: Integer | None = Field(default=None, description="Servers removed. Default: the instance's.")
     max_small_group: Integer | None = Field(
         default=None, description="Servers changed in a group under 10. Default: the instance's."
     )
-    max_reinstalls: Integer | None = Field(
-        default=None, description="Reinstallations. Default: the instance's."
-    )
+    max_reinstalls: Integer | None = Field(default=None, description="Reinstallations. Default: the instance's.")
     max_installs: Integer | None = Field(
         default=None, description="First boots of new servers. Default: the instance's."
     )
@@ -116,9 +107,7 @@ class FleetSpec(Struct):
     """What holds for every server."""
 
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under.")
-    sites: tuple[Site, ...] = Field(
-        default=(), description="Nearer mirrors, first match wins. Default: none."
-    )
+    sites: tuple[Site, ...] = Field(default=(), description="Nearer mirrors, first match wins. Default: none.")
     unknown_servers: UnknownServers = Field(
         default="LocalDisk",
         description="What a machine boots that no document describes: LocalDisk, NotFound, or {profile: NAME}. "
@@ -129,7 +118,7 @@ class FleetSpec(Struct):
     )
     require_policy: Boolean = Field(
         default=True,
-        description="Whether a server that no policy selects is an error; false: a warning, and no plan. Default: true.",
+        description="Whether a server that no policy selects is an error; else a warning, and no plan. Default: true.",
     )
     provisioning: Provisioning = Field(
         default_factory=Provisioning, description="What proves that a server was provisioned."

@@ -86,9 +86,7 @@ class Artifacts(Struct):
     """An image's files for one architecture; what is there says by which methods it can boot."""
 
     kernel: Artifact | None = Field(default=None, description="A Linux kernel. Default: none.")
-    initrds: tuple[Artifact, ...] = Field(
-        default=(), description="Its initial ramdisks, in order. Default: none."
-    )
+    initrds: tuple[Artifact, ...] = Field(default=(), description="Its initial ramdisks, in order. Default: none.")
     rootfs: Artifact | None = Field(default=None, description="A root file system (squashfs). Default: none.")
     uki: Artifact | None = Field(default=None, description="A unified kernel image. Default: none.")
     iso: Artifact | None = Field(default=None, description="A bootable ISO image. Default: none.")
@@ -102,9 +100,7 @@ class Artifacts(Struct):
         if not (self.kernel or self.uki or self.iso):
             raise Malformed(Code.COMBINATION, "nothing here can be booted", "name a kernel, a uki or an iso")
         if not self.kernel and (self.initrds or self.rootfs or self.loader):
-            raise Malformed(
-                Code.COMBINATION, "initrds, rootfs and loader need a kernel beside them", "name the kernel"
-            )
+            raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel beside them", "name the kernel")
         return self
 
 
@@ -193,9 +189,7 @@ class ImageStreamSpec(Struct):
 
     current: NameField = Field(description="The BootImage that servers of this stream boot.")
     rollout: Rollout | None = Field(default=None, description="What is being rolled out. Default: nothing.")
-    holds: tuple[Hold, ...] = Field(
-        default=(), description="Who stays; the first that selects wins. Default: none."
-    )
+    holds: tuple[Hold, ...] = Field(default=(), description="Who stays; the first that selects wins. Default: none.")
     skew: Skew | None = Field(default=None, description="How old a server's image may be. Default: any age.")
 
 

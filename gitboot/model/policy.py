@@ -87,18 +87,14 @@ class UserData(Struct):
     """What the system configures itself by on its first boot."""
 
     format: FormatField = Field(description="What the template renders to; the image must understand it.")
-    template: FilePath = Field(
-        description="A Jinja2 template in this repository, relative to the fleet's root."
-    )
+    template: FilePath = Field(description="A Jinja2 template in this repository, relative to the fleet's root.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class Templates(Struct):
     """Entries of one's own, instead of the built-in ones."""
 
-    ipxe: FilePath | None = Field(
-        default=None, description="A Jinja2 template of an iPXE script. Default: built in."
-    )
+    ipxe: FilePath | None = Field(default=None, description="A Jinja2 template of an iPXE script. Default: built in.")
     grub: FilePath | None = Field(
         default=None, description="A Jinja2 template of a GRUB configuration. Default: built in."
     )
@@ -114,9 +110,7 @@ class BootProfileSpec(Struct):
     stream: NameField | None = Field(
         default=None, description="An ImageStream: its current image. Default: none, image says it."
     )
-    method: Method = Field(
-        description="UefiHttp, Pxe, VirtualMedia; Disk: whatever the firmware's own order says."
-    )
+    method: Method = Field(description="UefiHttp, Pxe, VirtualMedia; Disk: whatever the firmware's own order says.")
     http_boot: HttpBoot | None = Field(
         default=None,
         description="What UefiHttp fetches: uki, iso, or loader. Required for UefiHttp. Default: none.",
@@ -124,12 +118,8 @@ class BootProfileSpec(Struct):
     kernel_arguments: tuple[KernelArgument, ...] = Field(
         default=(), description="Arguments, each possibly a template; -name removes one. Default: none."
     )
-    user_data: UserData | None = Field(
-        default=None, description="User data of the first boot. Default: none."
-    )
-    templates: Templates = Field(
-        default_factory=Templates, description="Entries of one's own. Default: built in."
-    )
+    user_data: UserData | None = Field(default=None, description="User data of the first boot. Default: none.")
+    templates: Templates = Field(default_factory=Templates, description="Entries of one's own. Default: built in.")
     vars: dict[VariableName, Variable] = Field(
         default_factory=dict, description="Variables for templates. Default: none."
     )
@@ -139,9 +129,7 @@ class BootProfileSpec(Struct):
         images = [field for field in ("image", "stream") if getattr(self, field) is not None]
         if self.method is Method.DISK:
             if images:
-                raise Malformed(
-                    Code.COMBINATION, "method Disk boots no image", f"leave out {images[0]}", (images[0],)
-                )
+                raise Malformed(Code.COMBINATION, "method Disk boots no image", f"leave out {images[0]}", (images[0],))
         elif len(images) != 1:
             found = "both" if images else "neither"
             raise Malformed(
@@ -188,12 +176,8 @@ class Taint(Struct):
 class BootPolicySpec(Struct):
     """Which servers boot which profile, how often, and which pool they are."""
 
-    select: Select = Field(
-        description="All, None, matchLabels and matchExpressions, or servers. Never inherited."
-    )
-    priority: SignedInteger | None = Field(
-        default=None, description="The higher wins. Default: the parent's, else 0."
-    )
+    select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers. Never inherited.")
+    priority: SignedInteger | None = Field(default=None, description="The higher wins. Default: the parent's, else 0.")
     inherits: NameField | None = Field(
         default=None,
         description="The parent policy, whose fields it takes and which it beats. Default: none.",
@@ -246,9 +230,7 @@ class BootPolicy(Struct):
 class Window(Struct):
     """A half-open span of time: [start, end)."""
 
-    start: Instant | None = Field(
-        default=None, description="When it opens, with offset. Default: it is open."
-    )
+    start: Instant | None = Field(default=None, description="When it opens, with offset. Default: it is open.")
     end: Instant | None = Field(
         default=None, description="When it ends, exclusive, with offset. Default: it does not end by itself."
     )
@@ -291,12 +273,8 @@ class MaintenanceSpec(Struct):
     max_unavailable: CountOrPercent = Field(
         default="1", description="Servers that may be down at a time: a number or a percentage. Default: 1."
     )
-    reason: Text | None = Field(
-        default=None, description="Why, and which change asked for it. Default: none."
-    )
-    priority: SignedInteger = Field(
-        default=0, description="Of several that are active the higher wins. Default: 0."
-    )
+    reason: Text | None = Field(default=None, description="Why, and which change asked for it. Default: none.")
+    priority: SignedInteger = Field(default=0, description="Of several that are active the higher wins. Default: 0.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)

@@ -98,9 +98,7 @@ def parse_mac(value: object) -> MacAddress:
     """A MAC address in colons, hyphens, dots or none, any case; group addresses are no one's."""
     found = text(value)
     if not _MAC.fullmatch(lower := found.lower()):
-        raise Malformed(
-            Code.MAC, f"expected a MAC address, found {shown(found)}", "write it as 52:54:00:12:34:56"
-        )
+        raise Malformed(Code.MAC, f"expected a MAC address, found {shown(found)}", "write it as 52:54:00:12:34:56")
     digits = lower.replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
@@ -263,9 +261,7 @@ _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """Orders versions by their dotted numbers: 3602.2.3 < 3815.0; other text sorts before numbers."""
-    return tuple(
-        (1, int(part), "") if part.isdecimal() else (0, 0, part) for part in _VERSION_PART.findall(version)
-    )
+    return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in _VERSION_PART.findall(version))
 
 
 _COUNT_OR_PERCENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})(%?)")
@@ -337,9 +333,7 @@ def parse_label_key(value: object) -> str:
     """Kubernetes' label key: an optional DNS prefix and a name."""
     found = text(value)
     prefix, slash, name = found.rpartition("/")
-    if not _LABEL_NAME.fullmatch(name) or (
-        slash and (len(prefix) > 253 or not _LABEL_PREFIX.fullmatch(prefix))
-    ):
+    if not _LABEL_NAME.fullmatch(name) or (slash and (len(prefix) > 253 or not _LABEL_PREFIX.fullmatch(prefix))):
         raise Malformed(Code.LABEL, f"expected a label's key, found {shown(found)}", _LABEL_MEND)
     return found
 
@@ -398,9 +392,7 @@ Uuid = Annotated[
     BeforeValidator(parse_uuid),
     WithJsonSchema({"type": "string", "pattern": "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"}),
 ]
-InterfaceAddress = Annotated[
-    str, BeforeValidator(parse_interface_address), WithJsonSchema({"type": "string"})
-]
+InterfaceAddress = Annotated[str, BeforeValidator(parse_interface_address), WithJsonSchema({"type": "string"})]
 Network = Annotated[str, BeforeValidator(parse_network), WithJsonSchema({"type": "string"})]
 Sha256 = Annotated[
     Digest,
@@ -415,17 +407,13 @@ Url = Annotated[
 BaseUrl = Annotated[
     str, BeforeValidator(parse_base_url), WithJsonSchema({"type": "string", "pattern": "^https?://[^?#]+$"})
 ]
-Instant = Annotated[
-    datetime, BeforeValidator(parse_instant), WithJsonSchema({"type": "string", "format": "date-time"})
-]
+Instant = Annotated[datetime, BeforeValidator(parse_instant), WithJsonSchema({"type": "string", "format": "date-time"})]
 CountOrPercent = Annotated[
     str,
     BeforeValidator(parse_count_or_percent),
     WithJsonSchema({"type": ["string", "integer"], "pattern": "^[1-9][0-9]*%?$", "minimum": 1}),
 ]
-FilePath = Annotated[
-    str, BeforeValidator(parse_file_path), WithJsonSchema({"type": "string", "minLength": 1})
-]
+FilePath = Annotated[str, BeforeValidator(parse_file_path), WithJsonSchema({"type": "string", "minLength": 1})]
 KernelArgument = Annotated[str, BeforeValidator(parse_kernel_argument), _TEXT]
 VariableName = Annotated[str, BeforeValidator(parse_variable_name)]
 Variable = Annotated[str | bool, BeforeValidator(parse_variable), _ANY_SCALAR]

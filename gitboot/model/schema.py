@@ -53,7 +53,8 @@ def any_document() -> dict[str, Any]:
 
 
 def _embedded(kind: type) -> dict[str, Any]:
-    return _bare(TypeAdapter(kind).json_schema())
+    embedded: dict[str, Any] = _bare(TypeAdapter(kind).json_schema())
+    return embedded
 
 
 def _bare(node: Any) -> Any:
@@ -83,9 +84,8 @@ def main(arguments: list[str]) -> int:
         differ = [name for name, text in schemas().items() if _read(directory / name) != text]
         extra = sorted({path.name for path in directory.glob("*.json")} - schemas().keys())
         for name in differ + extra:
-            print(
-                f"{directory / name} is not what the models say: python -m gitboot.model.schema {directory}"
-            )  # noqa: T201
+            mend = f"python -m gitboot.model.schema {directory}"
+            sys.stdout.write(f"{directory / name} is not what the models say: {mend}\n")
         return 1 if differ or extra else 0
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in schemas().items():

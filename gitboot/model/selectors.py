@@ -62,9 +62,7 @@ class Selector(Struct):
     match_expressions: tuple[MatchExpression, ...] = Field(
         default=(), description="Conditions that must hold besides. Default: none."
     )
-    servers: tuple[NameField, ...] = Field(
-        default=(), description="Servers by name, instead of labels. Default: none."
-    )
+    servers: tuple[NameField, ...] = Field(default=(), description="Servers by name, instead of labels. Default: none.")
 
     @model_validator(mode="after")
     def _says_something(self) -> Selector:
@@ -76,9 +74,7 @@ class Selector(Struct):
                 "write All, None, matchLabels, matchExpressions or servers",
             )
         if by_label and self.servers:
-            raise Malformed(
-                Code.SELECTOR, "servers are selected by label or by name, not both", at=("servers",)
-            )
+            raise Malformed(Code.SELECTOR, "servers are selected by label or by name, not both", at=("servers",))
         return self
 
     def matches(self, name: Name, labels: Mapping[str, str]) -> bool:

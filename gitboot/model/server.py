@@ -117,9 +117,7 @@ class ServerSpec(Struct):
     serial: Text | None = Field(default=None, description="The serial number. Default: none.")
     architecture: Architecture = Field(description="The processor's architecture.")
     firmware: Firmware = Field(description="How the machine's firmware boots.")
-    interfaces: tuple[Interface, ...] = Field(
-        min_length=1, description="The network interfaces; at least one."
-    )
+    interfaces: tuple[Interface, ...] = Field(min_length=1, description="The network interfaces; at least one.")
     bmc: Bmc | None = Field(default=None, description="The management controller. Default: none.")
     lifecycle: Lifecycle = Field(
         default=Lifecycle.ACTIVE,
@@ -129,9 +127,7 @@ class ServerSpec(Struct):
         default=None, description="Its BootPolicy by name, instead of by selection. Default: selection."
     )
     pin: Pin | None = Field(default=None, description="An image of its own. Default: none.")
-    provision: Integer = Field(
-        default=0, description='Raise it to provision the server again. Default: 0, "as found".'
-    )
+    provision: Integer = Field(default=0, description='Raise it to provision the server again. Default: 0, "as found".')
     kernel_arguments: tuple[KernelArgument, ...] = Field(
         default=(), description="Arguments that come last; -name removes one. Default: none."
     )

@@ -15,7 +15,7 @@ from gitboot.plan import canonical
 from gitboot.publish.changes import Changes, decide, survey
 from gitboot.publish.disk import Disk, make_root
 from gitboot.publish.manifest import Stamp, amend, parse_listing
-from gitboot.publish.tree import PENDING, LOCK, Tree, batch_path
+from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
 from gitboot.render.tree import File, Files, is_immutable
 
 
@@ -50,9 +50,7 @@ class Directory:
         disk = Disk(root)
         try:
             if holder := disk.lock(LOCK):
-                raise LockedByAnother(
-                    f"{root}: {holder} publishes there (stop it, or choose another directory)"
-                )
+                raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
             disk.discard(PENDING)
             return cls(disk, ledger=ledger, may_take_over=may_take_over)
         except BaseException:
@@ -75,9 +73,7 @@ class Directory:
         """Of what the tree was made; None if no pass has ended here."""
         return self._tree.head.stamp if self._tree.head else None
 
-    def publish(
-        self, files: Files, *, commit: str, at: datetime, changed: Collection[str] | None = None
-    ) -> Published:
+    def publish(self, files: Files, *, commit: str, at: datetime, changed: Collection[str] | None = None) -> Published:
         """Bring the tree to hold exactly ``files``; return what was written and withdrawn.
 
         The first pass compares all files with the manifest, and with the disk by existence and size; later ones
@@ -114,9 +110,7 @@ class Directory:
     def _differing(self, files: Files) -> set[str]:
         if (last := self._last) is None:
             return survey(self._disk, self._tree, files)
-        differing = {
-            path for path, file in files.items() if (before := last.get(path)) is not file and before != file
-        }
+        differing = {path for path, file in files.items() if (before := last.get(path)) is not file and before != file}
         return differing | (last.keys() - files.keys())
 
     def _remember(self, files: Files, *, all_of_them: bool) -> None:
@@ -181,9 +175,7 @@ class Directory:
             self._disk.discard(path)
 
 
-def would_change(
-    files: Files, root: Path, *, ledger: str, at: datetime, may_take_over: bool = False
-) -> Published:
+def would_change(files: Files, root: Path, *, ledger: str, at: datetime, may_take_over: bool = False) -> Published:
     """What ``publish`` would do, without doing any of it. Raises as it does."""
     if not root.exists():
         return Published(written=tuple(sorted(files)), withdrawn=(), expired=(), unchanged=0)

@@ -86,9 +86,7 @@ def parse_listing(text: Listing) -> Listed:
     return Listed(sha256=value["sha256"], size=value["size"], content_type=value["contentType"])
 
 
-def amend(
-    before: Head | None, stamp: Stamp, shards: Mapping[str, Shard]
-) -> tuple[Head, dict[str, bytes | None]]:
+def amend(before: Head | None, stamp: Stamp, shards: Mapping[str, Shard]) -> tuple[Head, dict[str, bytes | None]]:
     """The head when ``shards`` have changed, and the files of the manifest that change with them, the head last.
 
     None is a shard that lists nothing any more, and so has no file.

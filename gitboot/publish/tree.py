@@ -69,9 +69,7 @@ class Tree:
             if name.endswith(".json")
         }
         self.retired = {  # path -> since when nothing names it
-            path: since
-            for since in sorted(self.batches)
-            for path in _read(disk, batch_path(since), _parse_paths) or ()
+            path: since for since in sorted(self.batches) for path in _read(disk, batch_path(since), _parse_paths) or ()
         }
         self._shards: dict[str, Shard] = {}
 

@@ -57,7 +57,7 @@ def _script(plan: BootPlan) -> str:
 
 def _own(text: str, header: str) -> str:
     """The author's own script, with gitboot's heading after its first line."""
-    first, newline, rest = text.partition("\n")
+    first, _, rest = text.partition("\n")
     body = rest if first.strip() == "#!ipxe" else text
     return header + body + ("" if body.endswith("\n") else "\n")
 
@@ -66,12 +66,7 @@ def boot_steps(boot: Boot, firmware: Firmware) -> tuple[str, ...] | str:
     """The commands that boot, each of which may fail; or why iPXE cannot boot this."""
     files = boot.files
     if boot.direct:
-        if (
-            boot.http_boot is None
-            and files.uki is None
-            or boot.http_boot is not None
-            and boot.http_boot != "uki"
-        ):
+        if (boot.http_boot is None and files.uki is None) or (boot.http_boot is not None and boot.http_boot != "uki"):
             return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
         if firmware is not Firmware.UEFI or files.uki is None:
             return f"{boot.image} is a unified kernel image, which needs UEFI"
@@ -82,10 +77,7 @@ def boot_steps(boot: Boot, firmware: Firmware) -> tuple[str, ...] | str:
     arguments = (*(f"initrd={name}" for name in names), *boot.kernel_arguments)
     return (
         f"kernel --name kernel {ipxe_url(files.kernel.url)} {ipxe_arguments(arguments)}".rstrip(),
-        *(
-            f"initrd --name {name} {ipxe_url(initrd.url)}"
-            for name, initrd in zip(names, files.initrds, strict=True)
-        ),
+        *(f"initrd --name {name} {ipxe_url(initrd.url)}" for name, initrd in zip(names, files.initrds, strict=True)),
         "boot",
     )
 
@@ -166,15 +158,9 @@ def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
         return header + disk.IPXE
     choices, bodies = [], []
     for architecture, boot in sorted(boots.items()):
-        choices += [
-            f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in _BUILDS[architecture]
-        ]
+        choices += [f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in _BUILDS[architecture]]
         announced = ipxe_text(f"gitboot: unknown machine, boots {boot.image}")
         steps = boot_steps(boot, Firmware.UEFI)
-        tried = (
-            _retried(steps, f"_{architecture}")
-            if not isinstance(steps, str)
-            else f"echo {ipxe_text(steps)}\n"
-        )
+        tried = _retried(steps, f"_{architecture}") if not isinstance(steps, str) else f"echo {ipxe_text(steps)}\n"
         bodies.append(f":{architecture}\necho {announced}\n{tried}goto local_disk\n")
     return f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{disk.IPXE}"

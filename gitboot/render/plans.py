@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gitboot.model.scalars import format_instant
@@ -23,7 +23,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     yield f"ops/plans/{decision.server}.json", File(canonical(document) + b"\n", ContentType.JSON)
 
 
-def summary(decision: Decision, plan: BootPlan | None, files: dict[str, str]) -> dict[str, Any]:
+def summary(decision: Decision, plan: BootPlan | None, files: Mapping[str, str]) -> dict[str, Any]:
     """One server's plan as the command line and the API show it; what is absent is null.
 
     ``files`` are the plan's boot files: path -> sha256.

@@ -21,7 +21,6 @@ from gitboot.quote import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve.choice import Pool
 from gitboot.template import TemplateFault, Templates
 
-
 ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that they are written in
 
 
@@ -126,13 +125,10 @@ class Composer:
 
     def _arguments(self, lists: ArgumentLists, context: _Context) -> tuple[str, ...]:
         return arguments.merged(
-            [text for _, text in self._rendered_arguments(resource, given, context)]
-            for resource, given in lists
+            [text for _, text in self._rendered_arguments(resource, given, context)] for resource, given in lists
         )
 
-    def _rendered_arguments(
-        self, resource: Id, given: tuple[str, ...], context: _Context
-    ) -> list[tuple[int, str]]:
+    def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: _Context) -> list[tuple[int, str]]:
         """One place's arguments with their numbers; an empty one is none."""
         rendered = []
         for number, text in enumerate(given):
@@ -202,9 +198,7 @@ class Composer:
         """A resource in the YAML's own spelling, metadata and spec merged, for templates."""
         key = Id(type(resource).__name__, resource.metadata.name)
         if key not in self._plain:
-            dumped = _dumper(type(resource)).dump_python(
-                resource, mode="json", by_alias=True, exclude_none=True
-            )
+            dumped = _dumper(type(resource)).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
             self._plain[key] = {**dumped["metadata"], **dumped["spec"]}
         return self._plain[key]
 
@@ -316,9 +310,7 @@ def _argument_lists(boot: Boot, source: Source) -> ArgumentLists:
 def _with_user_data_arguments(merged: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
     """Adds what leads a first boot to its user data, unless the author has set it."""
     names = {arguments.name_of(argument) for argument in merged}
-    added = (
-        argument for argument in userdata.arguments(user_data) if arguments.name_of(argument) not in names
-    )
+    added = (argument for argument in userdata.arguments(user_data) if arguments.name_of(argument) not in names)
     return (*merged, *added)
 
 
@@ -374,9 +366,7 @@ def check_method(source: Source, artifacts: Artifacts | None) -> None:
     uefi = source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
-            raise Unbootable(
-                Code.FIRMWARE, "method UefiHttp needs firmware UEFI, found BIOS", Code.FIRMWARE.mend, *at
-            )
+            raise Unbootable(Code.FIRMWARE, "method UefiHttp needs firmware UEFI, found BIOS", Code.FIRMWARE.mend, *at)
         needs = _NEEDS[spec.http_boot or HttpBoot.LOADER]
     elif spec.method is Method.VIRTUAL_MEDIA:
         needs = ("iso",)

@@ -110,9 +110,7 @@ def _chain(repository: FleetRepository, name: str) -> tuple[str, ...] | None:
 
 def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
     """The last value that is set along a chain."""
-    return next(
-        (value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None
-    )
+    return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
 
 
 def _pool(name: str, chain: tuple[str, ...], specs: list[BootPolicySpec]) -> Pool:

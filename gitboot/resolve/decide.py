@@ -18,8 +18,8 @@ from gitboot.model.selectors import selects
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.resolve.boot import Composer, Source, Unbootable
-from gitboot.resolve.later import not_yet
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+from gitboot.resolve.later import not_yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +58,7 @@ def decide(repository: FleetRepository) -> Decisions:
 def candidates(repository: FleetRepository, known: Mapping[str, Pool], server: Server) -> list[Pool]:
     """The policies that select ``server``, by name."""
     name, labels = server.metadata.name, server.metadata.labels
-    return [
-        pool for pool in known.values() if selects(repository.policies[pool.name].spec.select, name, labels)
-    ]
+    return [pool for pool in known.values() if selects(repository.policies[pool.name].spec.select, name, labels)]
 
 
 def site_of(repository: FleetRepository, server: Server) -> Site | None:
@@ -142,7 +140,8 @@ class _Deciding:
 
     def server(self, server: Server) -> Decision:
         """The decision for ``server``; what it lacks has been noted as a problem."""
-        policy, maintenances = None, ()
+        policy: PolicyDecision | None = None
+        maintenances: tuple[MaintenanceDecision, ...] = ()
         if server.spec.lifecycle is Lifecycle.ACTIVE:
             pool = self._pool_of(server)
             policy = self._policy(server, pool) if pool is not None else None
@@ -229,9 +228,7 @@ class _Deciding:
         try:
             return self._composer.compose(source)
         except Unbootable as error:
-            self._find(
-                server.metadata.name, error.code, error.message, error.mend, error.resource, *error.path
-            )
+            self._find(server.metadata.name, error.code, error.message, error.mend, error.resource, *error.path)
             return None
 
     def _check_skew(
@@ -253,9 +250,7 @@ class _Deciding:
                 severity=Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
             )
 
-    def _check_override(
-        self, server: Server, boot: Boot | None, override: OverrideMode, resource: Id
-    ) -> None:
+    def _check_override(self, server: Server, boot: Boot | None, override: OverrideMode, resource: Id) -> None:
         if boot is not None and boot.direct and override is OverrideMode.CONTINUOUS:
             self._find(
                 server.metadata.name,
@@ -281,9 +276,7 @@ class _Deciding:
         if profile.spec.method is not Method.DISK:
             image = maintenance_image(profile, self._repository.streams)
             boot = self._boot(server, profile, image, maintenance=maintenance)
-            self._check_skew(
-                server, profile, image, Id("Maintenance", maintenance.metadata.name), ("spec", "profile")
-            )
+            self._check_skew(server, profile, image, Id("Maintenance", maintenance.metadata.name), ("spec", "profile"))
         override = spec.override or _default_override(spec.network_boot, boot)
         self._check_override(server, boot, override, Id("Maintenance", maintenance.metadata.name))
         return MaintenanceDecision(

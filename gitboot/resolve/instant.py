@@ -155,9 +155,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 def provision_reason(policy: PolicyDecision) -> str:
     """The provision key that a policy wants, as the reason of an override."""
-    image = (
-        f"/{policy.boot.image}" if policy.boot and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE else ""
-    )
+    image = f"/{policy.boot.image}" if policy.boot and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE else ""
     return f"provision/{policy.provision}{image}"
 
 

@@ -45,9 +45,7 @@ class BootFiles:
         self._answers: Answers | None = None
         self._prepared: dict[str, BootFile] = {}  # by what is asked for
 
-    def find(
-        self, answers: Answers, path: str, client: Callable[[], str | None], at: datetime
-    ) -> BootFile | None:
+    def find(self, answers: Answers, path: str, client: Callable[[], str | None], at: datetime) -> BootFile | None:
         """What a request for ``path`` is answered at the instant ``at``, if there is such a file."""
         if answers is not self._answers:
             self._answers, self._prepared = answers, {}

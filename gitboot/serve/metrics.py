@@ -47,9 +47,7 @@ class Metrics(Collector):
         return []  # so that registering does not collect
 
     def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "gitboot_http_requests", "Requests answered.", labels=["kind", "status"]
-        )
+        requests = CounterMetricFamily("gitboot_http_requests", "Requests answered.", labels=["kind", "status"])
         for (kind, code), count in sorted(self._requests.items()):
             requests.add_metric([kind, str(code)], count)
         yield requests
@@ -67,16 +65,12 @@ def _of_status(status: Status) -> Iterator[Metric]:
         if name is not None:
             commit.add_metric([state, name], 1)
     yield commit
-    yield GaugeMetricFamily(
-        "gitboot_commit_problems", "Problems of the commit attempted last.", len(status.problems)
-    )
+    yield GaugeMetricFamily("gitboot_commit_problems", "Problems of the commit attempted last.", len(status.problems))
     servers = GaugeMetricFamily("gitboot_servers", "Servers by what they boot now.", labels=["phase"])
     for phase, count in sorted(status.phases.items()):
         servers.add_metric([phase], count)
     yield servers
-    conditions = GaugeMetricFamily(
-        "gitboot_condition", "Whether a condition holds.", labels=["type", "reason"]
-    )
+    conditions = GaugeMetricFamily("gitboot_condition", "Whether a condition holds.", labels=["type", "reason"])
     for condition in status.conditions:
         conditions.add_metric([condition.type, condition.reason], condition.status)
     yield conditions

@@ -40,6 +40,4 @@ NOT_YET: Final = _empty(503)
 
 def names(if_none_match: bytes, etag: bytes) -> bool:
     """Whether a list of entity tags holds ``etag``, by the weak comparison (RFC 9110, 13.1.2)."""
-    return if_none_match == b"*" or etag in (
-        tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b",")
-    )
+    return if_none_match == b"*" or etag in (tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b","))

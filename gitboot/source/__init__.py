@@ -4,9 +4,11 @@
 `Source` follows a `Remote` and keeps what was accepted.
 """
 
+from pygit2 import LIBGIT2_VERSION
+
 from gitboot.source.clone import Commit, Source
 from gitboot.source.remote import Password, Remote, SshKey
 from gitboot.source.snapshot import open_snapshot
 from gitboot.source.worktree import WORKTREE
 
-__all__ = ["WORKTREE", "Commit", "Password", "Remote", "Source", "SshKey", "open_snapshot"]
+__all__ = ["LIBGIT2_VERSION", "WORKTREE", "Commit", "Password", "Remote", "Source", "SshKey", "open_snapshot"]

@@ -49,9 +49,7 @@ def check(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
         repository.odb.read(oid)
 
 
-def _referred(
-    repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb | tuple[()]
-) -> set[pygit2.Oid]:
+def _referred(repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb | tuple[()]) -> set[pygit2.Oid]:
     """All that ``tip`` refers to, however far, but for what is held and what only that refers to."""
     found: set[pygit2.Oid] = set()
     pending = [tip]

@@ -136,9 +136,7 @@ def _missing(reference: str | None, heads: Heads) -> str:
 class Conversation:
     """What is asked of one remote, to fetch into one repository; sets what libgit2 needs to know for it."""
 
-    def __init__(
-        self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path
-    ) -> None:
+    def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
         self._remote = remote
         self._callbacks = _Callbacks(remote)
         with self._translated():
@@ -230,9 +228,7 @@ def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
     except OSError as error:
         raise UsageError(f"{known_hosts}: {error.strerror}") from error
     if not keys:
-        raise SourceRefused(
-            f"{known_hosts} has no key of {host} port {port}; get it from the host's operator"
-        )
+        raise SourceRefused(f"{known_hosts} has no key of {host} port {port}; get it from the host's operator")
     file = home / ".ssh" / "known_hosts"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"[{host}]:{port} {key}\n" for key in keys))

@@ -99,9 +99,7 @@ def _differences(
         pending += ((f"{path}/", raw, None) for path, raw in old_folders.items())
 
 
-_BOUNDS: Final = (
-    f"a commit has at most {MAX_FILES:,} files and folders, in paths of at most {MAX_PATH:,} characters"
-)
+_BOUNDS: Final = f"a commit has at most {MAX_FILES:,} files and folders, in paths of at most {MAX_PATH:,} characters"
 
 
 def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> Collection[Entry]:

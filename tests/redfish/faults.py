@@ -81,6 +81,4 @@ class Intrusion:
     boot: Mapping[str, str | None]
 
 
-Fault: TypeAlias = (
-    Hang | Slow | Status | Body | Huge | Truncated | Redirect | Drop | Ignored | Reverted | Intrusion
-)
+Fault: TypeAlias = Hang | Slow | Status | Body | Huge | Truncated | Redirect | Drop | Ignored | Reverted | Intrusion

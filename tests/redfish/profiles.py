@@ -67,9 +67,7 @@ class Profile:
     boots_cd_as: str = "Cd"
 
 
-GENERIC = Profile(
-    name="generic", manufacturer="Contoso", model="3500", http_boot_uri=Property.WRITABLE, settings=None
-)
+GENERIC = Profile(name="generic", manufacturer="Contoso", model="3500", http_boot_uri=Property.WRITABLE, settings=None)
 
 IDRAC9 = Profile(
     name="idrac9",

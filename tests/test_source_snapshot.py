@@ -1,0 +1,391 @@
+"""Reading a directory, a work tree and a bare repository, as `gitboot validate` and the like do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import InvalidRepository, SourceError, UsageError
+from gitboot.load import Irregular, Snapshot
+from gitboot.source import WORKTREE, open_snapshot
+from gitboot.source.tree import MALFORMED, UNBOUNDED, of_commit
+from tests.repositories import ENVIRONMENT, Work
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    return Work(tmp_path / "fleet")
+
+
+def contents(snapshot: Snapshot) -> dict[str, str]:
+    return {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
+
+
+# Which revision
+
+
+@pytest.mark.parametrize(
+    ("rev", "text"),
+    [
+        pytest.param(None, "uncommitted", id="default"),
+        pytest.param("WORKTREE", "uncommitted", id="work tree"),
+        pytest.param("HEAD", "third", id="HEAD"),
+        pytest.param("HEAD~2", "first", id="ancestor"),
+        pytest.param("main", "third", id="branch"),
+        pytest.param("refs/heads/old", "first", id="whole name of a ref"),
+        pytest.param("light", "second", id="tag"),
+        pytest.param("annotated", "second", id="annotated tag"),
+        pytest.param("{id}", "second", id="id"),
+        pytest.param("{short}", "second", id="abbreviated id"),
+        pytest.param(":/Second", "second", id="by its message"),
+    ],
+)
+def test_any_git_revision_can_be_read(work: Work, rev: str | None, text: str) -> None:
+    work.commit({"fleet.yaml": "first"})
+    work.git("branch", "old")
+    second = work.commit({"fleet.yaml": "second"}, "Second")
+    work.git("tag", "light")
+    work.git("tag", "--annotate", "--message=x", "annotated")
+    work.commit({"fleet.yaml": "third"})
+    work.write({"fleet.yaml": "uncommitted"})
+    rev = rev and rev.format(id=second, short=second[:7])
+
+    snapshot = open_snapshot(work.path, rev)
+
+    assert contents(snapshot) == {"fleet.yaml": text}
+    assert (snapshot.revision == WORKTREE) == (text == "uncommitted")
+    assert (snapshot.revision == second) == (text == "second")
+
+
+def test_a_bare_repository_is_read_at_its_head(work: Work, tmp_path: Path) -> None:
+    head = work.commit({"fleet.yaml": "a"})
+    bare = work.bare(tmp_path / "bare.git")
+    assert open_snapshot(bare, None).revision == head
+    assert open_snapshot(work.path / ".git", None).revision == head
+
+
+def test_a_directory_needs_no_git(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.yaml").write_text("x")
+    (tmp_path / ".gitignore").write_text("*")
+    assert contents(open_snapshot(tmp_path, None)) == {".gitignore": "*", "a/x.yaml": "x"}
+
+
+def test_a_linked_work_tree_has_a_head_of_its_own(work: Work, tmp_path: Path) -> None:
+    work.commit({"fleet.yaml": "main"})
+    work.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "linked"))
+    side = Work(tmp_path / "linked")
+    revision = side.commit({"fleet.yaml": "side"})
+    side.write({"fleet.yaml": "uncommitted"})
+    assert contents(open_snapshot(side.path, None)) == {"fleet.yaml": "uncommitted"}
+    assert open_snapshot(side.path, "HEAD").revision == revision
+
+
+@pytest.mark.parametrize("rev", ["HEAD", "WORKTREE"])
+def test_a_folder_of_a_work_tree_is_a_fleet_of_its_own(work: Work, rev: str) -> None:
+    work.commit({"other.yaml": "o", "sites/fra/fleet.yaml": "f", "sites/fra/servers/a.yaml": "a"})
+    snapshot = open_snapshot(work.path / "sites" / "fra", rev)
+    assert contents(snapshot) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
+
+
+def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
+    work.commit({"fleet.yaml": "a"})
+    work.commit({"sites/fra/fleet.yaml": "f", "sites/file": ""})
+    assert dict(open_snapshot(work.path / "sites" / "fra", "HEAD~1").blobs) == {}
+
+
+@pytest.mark.parametrize(
+    ("where", "rev", "message"),
+    [
+        pytest.param("nowhere", None, "nowhere is no directory", id="no such directory"),
+        pytest.param("fleet/fleet.yaml", None, "is no directory", id="a file"),
+        pytest.param("fleet", "nope", "has no commit nope", id="no such revision"),
+        pytest.param("fleet", "HEAD^{tree}", r"has no commit HEAD\^\{tree\}", id="a tree"),
+        pytest.param("fleet", "0", "has no commit 0", id="too short an id"),
+        pytest.param("fleet", "", "has no commit ", id="nothing"),
+        pytest.param("fleet", "HEAD..HEAD", "has no commit HEAD..HEAD", id="two revisions"),
+        pytest.param("plain", "HEAD", "is in no Git repository", id="a revision without Git"),
+        pytest.param("bare.git", "WORKTREE", "is a bare repository", id="no work tree"),
+        pytest.param("empty", "HEAD", "has no commit yet", id="no commit yet"),
+        pytest.param("empty.git", None, "has no commit yet", id="no commit yet, bare"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(
+    work: Work, tmp_path: Path, where: str, rev: str | None, message: str
+) -> None:
+    work.commit({"fleet.yaml": "a"})
+    work.bare(tmp_path / "bare.git")
+    (tmp_path / "plain").mkdir()
+    Work(tmp_path / "empty").bare(tmp_path / "empty.git")
+    with pytest.raises(UsageError, match=message):
+        open_snapshot(tmp_path / where, rev)
+
+
+def test_an_empty_work_tree_has_no_files(tmp_path: Path) -> None:
+    assert len(open_snapshot(Work(tmp_path).path, None).blobs) == 0
+
+
+@pytest.mark.parametrize(
+    "setting", [("core.repositoryformatversion", "1"), ("extensions.objectFormat", "sha256")], ids=str
+)
+def test_a_repository_that_libgit2_cannot_read_is_named(work: Work, setting: tuple[str, str]) -> None:
+    if setting[1] == "1":
+        work.git("config", "extensions.refStorage", "reftable")
+    work.git("config", "core.repositoryformatversion", "1")
+    work.git("config", *setting)
+    with pytest.raises(SourceError, match=f"{work.path}: "):
+        open_snapshot(work.path, None)
+
+
+# What is in it
+
+
+def test_both_ways_of_reading_agree(work: Work) -> None:
+    work.write({"a.yaml": "a", "b/c/d.yaml": "d", ".gitbootignore": "x", "b/.hidden": "h", "empty": "", "ä.yaml": "ä"})
+    work.write({".github/ci.yaml": "no", "b/.venv/x.yaml": "no"})
+    (work.path / "link.yaml").symlink_to("a.yaml")
+    (work.path / "folder").symlink_to("b")
+    work.commit()
+    committed, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
+    assert dict(committed.blobs) == dict(lying.blobs)
+    assert contents(committed) == contents(lying)
+    assert sorted(committed.blobs) == [".gitbootignore", "a.yaml", "b/.hidden", "b/c/d.yaml", "empty", "ä.yaml"]
+    assert committed.irregular == lying.irregular
+    assert committed.irregular == {"link.yaml": Irregular.SYMLINK, "folder": Irregular.SYMLINK}
+
+
+def test_a_blobs_id_is_gits(work: Work) -> None:
+    work.commit({"a.yaml": "a"})
+    assert open_snapshot(work.path, None).blobs["a.yaml"] == work.git("rev-parse", "HEAD:a.yaml")
+
+
+def test_a_submodule_is_irregular(work: Work, tmp_path: Path) -> None:
+    other = Work(tmp_path / "other")
+    other.commit({"x.yaml": "x"})
+    work.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other.path), "sub")
+    work.commit({"a.yaml": "a"})
+    expected = {"sub": Irregular.SUBMODULE}
+    assert open_snapshot(work.path, "HEAD").irregular == expected
+    assert open_snapshot(work.path, None).irregular == expected
+    work.git("submodule", "--quiet", "deinit", "--force", "sub")
+    assert open_snapshot(work.path, None).irregular == expected, "not initialised"
+    assert "sub/x.yaml" not in open_snapshot(work.path, None).blobs
+
+
+def test_a_repository_within_a_directory_is_irregular(tmp_path: Path) -> None:
+    Work(tmp_path / "plain" / "nested").commit({"x.yaml": "x"})
+    snapshot = open_snapshot(tmp_path / "plain", None)
+    assert snapshot.irregular == {"nested": Irregular.SUBMODULE}
+    assert dict(snapshot.blobs) == {}
+
+
+def test_a_name_that_is_not_utf8_is_irregular(work: Work) -> None:
+    os.makedirs(os.fsencode(work.path) + b"/sub/d\xffr")
+    for name in (b"/caf\xe9.yaml", b"/sub/d\xffr/x.yaml"):
+        Path(os.fsdecode(os.fsencode(work.path) + name)).write_text("x")
+    work.commit({"a.yaml": "a"})
+    committed, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
+    assert committed.irregular == lying.irregular
+    assert committed.irregular == {"caf\ufffd.yaml": Irregular.FILE_NAME, "sub/d\ufffdr": Irregular.FILE_NAME}
+    assert [*committed.blobs] == [*lying.blobs] == ["a.yaml"]
+
+
+def test_what_git_ignores_is_left_out_unless_it_is_tracked(work: Work) -> None:
+    work.write({"build/tracked.yaml": "t", "x.log": "tracked"})
+    work.commit()
+    work.write({".gitignore": "build/\n*.log\nnested/*\n!nested/kept.yaml\n", "new.yaml": "untracked"})
+    work.write(
+        {"build/made.yaml": "m", "build/deep/made.yaml": "m", "y.log": "", "nested/x": "", "nested/kept.yaml": ""}
+    )
+    work.write({".git/info/exclude": "private.yaml\n", "private.yaml": ""})
+    assert sorted(open_snapshot(work.path, None).blobs) == [
+        *(".gitignore", "build/tracked.yaml", "nested/kept.yaml", "new.yaml", "x.log"),
+    ]
+
+
+def test_an_ignored_folder_is_read_when_it_is_named(work: Work) -> None:
+    work.commit({".gitignore": "build/\n"})
+    work.write({"build/fleet.yaml": "f", "build/servers/a.yaml": "a"})
+    assert contents(open_snapshot(work.path / "build", None)) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
+
+
+def test_a_deleted_file_is_not_there(work: Work) -> None:
+    work.commit({"a.yaml": "a", "b.yaml": "b"})
+    work.write({"b.yaml": None})
+    assert [*open_snapshot(work.path, None).blobs] == ["a.yaml"]
+
+
+def test_a_file_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("first")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with open(tmp_path / "image.iso", "wb") as image:
+        image.truncate(1 << 40)  # nobody could read this
+
+    snapshot = open_snapshot(tmp_path, None)
+    (tmp_path / "a.yaml").write_text("second")
+
+    assert sorted(snapshot.blobs) == ["a.yaml", "image.iso"]
+    assert "image.iso" in snapshot.blobs
+    blob = snapshot.blobs["a.yaml"]
+    (tmp_path / "a.yaml").write_text("third")
+    assert (snapshot.blobs["a.yaml"], snapshot.read(blob)) == (blob, b"second"), "one state throughout"
+
+
+@pytest.mark.parametrize("becomes", ["nothing", "a link", "a pipe", "a folder"])
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path, becomes: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a")
+    snapshot = open_snapshot(tmp_path, None)
+    file.unlink()
+    match becomes:
+        case "a link":
+            file.symlink_to("/etc/passwd")
+        case "a pipe":
+            os.mkfifo(file)
+        case "a folder":
+            file.mkdir()
+    with pytest.raises(SourceError, match=r"a\.yaml"):
+        snapshot.blobs["a.yaml"]
+
+
+def test_blobs_can_be_read_in_any_thread(work: Work) -> None:
+    work.commit({f"{number}.yaml": f"text {number}" for number in range(50)})
+    snapshot = open_snapshot(work.path, "HEAD")
+    results: list[dict[str, str]] = []
+    threads = [threading.Thread(target=lambda: results.append(contents(snapshot))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [contents(snapshot)] * 4
+
+
+def test_a_missing_object_is_a_source_error(work: Work) -> None:
+    work.commit({"a.yaml": "a"})
+    blob = work.git("rev-parse", "HEAD:a.yaml")
+    snapshot = open_snapshot(work.path, "HEAD")
+    (work.path / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(SourceError, match=f"object {blob} is missing"):
+        snapshot.read(snapshot.blobs["a.yaml"])
+
+
+# With an earlier snapshot
+
+
+def states() -> Iterator[dict[str, str | None]]:
+    """What commit after commit changes; None removes."""
+    yield {"a.yaml": "1", "s/1/x.yaml": "x", "s/2/y.yaml": "y", "s/z.yaml": "z", ".ci/x": "1"}
+    yield {"a.yaml": "2"}
+    yield {"s/1/new.yaml": "n", ".ci/x": "2"}
+    yield {"s/2/y.yaml": None}
+    yield {"s/1/x.yaml": None, "s/1/new.yaml": None, "s/1": "a file now"}
+    yield {"s/1": None, "t/x.yaml": "x"}
+    yield {"t/x.yaml": None, "t.yaml": "moved", ".ci/x": None}
+    yield {"a.yaml": None, "s/z.yaml": None, "t.yaml": None, "only.yaml": "o"}
+    yield {}
+
+
+def test_an_earlier_snapshot_changes_nothing_but_the_time(work: Work) -> None:
+    snapshots = []
+    for files in states():
+        revision = work.commit(files)
+        snapshots.append(of_commit(work.path, revision, ""))
+    for earlier in snapshots:
+        for later in snapshots:
+            again = of_commit(work.path, later.revision, "", previous=earlier)
+            assert (again.blobs, again.irregular) == (later.blobs, later.irregular)
+
+
+def test_what_is_irregular_comes_and_goes(work: Work) -> None:
+    work.write({"a.yaml": "a"})
+    (work.path / "b.yaml").symlink_to("a.yaml")
+    Path(os.fsdecode(os.fsencode(work.path) + b"/\xff.yaml")).write_text("x")
+    first = of_commit(work.path, work.commit(), "")
+    (work.path / "b.yaml").unlink()
+    Path(os.fsdecode(os.fsencode(work.path) + b"/\xff.yaml")).unlink()
+    second = of_commit(work.path, work.commit({"b.yaml": "b"}), "", previous=first)
+    assert (sorted(second.blobs), second.irregular) == (["a.yaml", "b.yaml"], {})
+    assert of_commit(work.path, first.revision, "", previous=second).irregular == first.irregular
+
+
+def test_an_earlier_snapshot_that_is_no_longer_there_is_no_matter(work: Work, tmp_path: Path) -> None:
+    other = Work(tmp_path / "other")
+    foreign = of_commit(other.path, other.commit({"foreign.yaml": "f"}), "")
+    revision = work.commit({"a.yaml": "a"})
+    assert [*of_commit(work.path, revision, "", previous=foreign).blobs] == ["a.yaml"]
+
+
+# Hostile commits
+
+
+def test_a_tree_that_multiplies_itself_is_refused(work: Work) -> None:
+    blob = work.git("hash-object", "-w", "--stdin", text="x")
+    entry = f"100644 blob {blob}\tx"
+    for _ in range(8):
+        tree = work.git("mktree", text=f"{entry}\n")
+        entry = "\n".join(f"040000 tree {tree}\t{name}" for name in "0123456789")
+    revision = work.git("commit-tree", "-m", "bomb", work.git("mktree", text=f"{entry}\n"))
+    with pytest.raises(InvalidRepository, match=f"{UNBOUNDED}: a commit has at most 1,000,000 files"):
+        open_snapshot(work.path, revision)
+
+
+def test_a_tree_without_bottom_is_refused(work: Work) -> None:
+    entry = f"100644 blob {work.git('hash-object', '-w', '--stdin', text='x')}\tx"
+    for _ in range(50):
+        entry = f"040000 tree {work.git('mktree', text=entry)}\t{'n' * 100}"
+    revision = work.git("commit-tree", "-m", "deep", work.git("mktree", text=entry))
+    with pytest.raises(InvalidRepository, match=UNBOUNDED):
+        open_snapshot(work.path, revision)
+
+
+def test_a_malformed_tree_is_refused(work: Work, tmp_path: Path) -> None:
+    (tmp_path / "tree").write_bytes(b"100644 a.yaml\0" + b"\x01" * 19)
+    command = ["git", "hash-object", "-t", "tree", "-w", "--literally", str(tmp_path / "tree")]
+    tree = subprocess.run(command, cwd=work.path, env=ENVIRONMENT, check=True, capture_output=True, text=True)
+    whole = work.git("mktree", "--missing", text=f"040000 tree {tree.stdout.strip()}\tsub\n")
+    revision = work.git("commit-tree", "-m", "malformed", whole)
+    with pytest.raises(InvalidRepository, match=f"sub/:1:1: {MALFORMED}: tree {tree.stdout.strip()} is malformed"):
+        open_snapshot(work.path, revision)
+
+
+# The machine that it runs on
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_repository_of_another_user_is_read(work: Work) -> None:
+    work.commit({"a.yaml": "a"})
+    for path in (work.path, *work.path.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert [*open_snapshot(work.path, "HEAD").blobs] == [*open_snapshot(work.path, None).blobs] == ["a.yaml"]
+
+
+def test_the_users_git_configuration_counts_for_nothing(work: Work, tmp_path: Path) -> None:
+    work.commit({"a.yaml": "a"})
+    work.write({"b.yaml": "b"})
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text(f"[core]\nexcludesFile = {home}/ignore\n[safe]\nbareRepository = explicit\n")
+    (home / "ignore").write_text("*.yaml\n")
+    script = (
+        "import sys; from gitboot.source import open_snapshot; print(*sorted(open_snapshot(sys.argv[1], None).blobs))"
+    )
+    environment = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "GIT_DIR": "/nonexistent"}
+    command = [sys.executable, "-c", script, work.path]
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert shown.split() == ["a.yaml", "b.yaml"]
+
+
+def test_a_symlink_to_a_fleet_is_followed(work: Work, tmp_path: Path) -> None:
+    work.commit({"a.yaml": "a"})
+    (tmp_path / "link").symlink_to(work.path)
+    assert [*open_snapshot(tmp_path / "link", None).blobs] == ["a.yaml"]
+    shutil.rmtree(work.path)
+    with pytest.raises(UsageError, match="is no directory"):
+        open_snapshot(tmp_path / "link", None)
