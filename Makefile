@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format clean
+.PHONY: help run test check reference format clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=16
@@ -23,7 +23,12 @@ check: $(READY) ## all else that CI checks: style, types, architecture, schemas,
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m gitboot.model.schema --check schemas
+	$(BIN)/python scripts/reference.py --check
 	$(BIN)/gitboot validate example-repo
+
+reference: $(READY) ## write schemas/ and docs/reference/ anew, from the code
+	$(BIN)/python -m gitboot.model.schema schemas
+	$(BIN)/python scripts/reference.py
 
 format: $(READY) ## format the code, and mend what ruff can mend
 	$(BIN)/ruff check --fix

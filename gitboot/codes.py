@@ -20,6 +20,96 @@ class Code(StrEnum):
 
     # The YAML and its values: GB1…
 
+    NOT_YAML = (
+        "GB1001",
+        "A file that is not YAML",
+        "The YAML reader cannot make sense of it from this place on.",
+        "Look at the indentation, at brackets and quotes that are left open, and at tabs: indent with spaces.",
+    )
+    NOT_UTF8 = (
+        "GB1002",
+        "A file that is not UTF-8",
+        "Fleets are read as UTF-8, whatever the machine's locale.",
+        "Save the file as UTF-8.",
+    )
+    CONTROL_CHARACTER = (
+        "GB1003",
+        "A control character",
+        "YAML forbids NUL and most other control characters, and boot loaders stumble over them.",
+        "Remove it; in quotes it can be written as an escape where it is really meant.",
+    )
+    FILE_TOO_LARGE = (
+        "GB1004",
+        "A file that is too large",
+        "A fleet is written by people; larger files are something else.",
+        "Split it into several files, or list it in .gitbootignore.",
+    )
+    DOCUMENT_TOO_LARGE = (
+        "GB1005",
+        "A document of more than 1 MiB",
+        "A resource is written by people; a larger one is something else.",
+        "Move large contents into template files.",
+    )
+    TOO_DEEP = (
+        "GB1006",
+        "Lists and mappings nested more than 64 deep",
+        "No resource needs it, and unbounded depth can exhaust a reader.",
+        "Look for brackets or dashes too many.",
+    )
+    ALIAS = (
+        "GB1007",
+        "An alias",
+        "What a document says should stand in it; chains of aliases can also grow without bounds.",
+        "Write the value out, or use inherits, variables and templates.",
+    )
+    ANCHOR = (
+        "GB1008",
+        "An anchor",
+        "Anchors are for aliases, which are not used here.",
+        "Remove it; quote the value where it really begins with &.",
+    )
+    TAG = (
+        "GB1009",
+        "A tag",
+        "The schema says what type a value has, not the document.",
+        "Remove it; quote the value where it really begins with !.",
+    )
+    MERGE_KEY = (
+        "GB1010",
+        "A merge key",
+        "What a document says should stand in it.",
+        "Write the fields out, or let one policy inherit from another.",
+    )
+    DUPLICATE_KEY = (
+        "GB1011",
+        "A key that stands twice in one mapping",
+        "Readers disagree on which of the two counts.",
+        "Remove one of the two.",
+    )
+    INVALID_KEY = (
+        "GB1012",
+        "A key that is empty, a list or a mapping",
+        "Fields have names.",
+        "Look at the colons and at the indentation.",
+    )
+    ROOT_NOT_MAPPING = (
+        "GB1013",
+        "A document that is not a mapping",
+        "A resource is a mapping with apiVersion, kind, metadata and spec.",
+        "Correct it, or list the file in .gitbootignore if it is something else.",
+    )
+    DIRECTIVE = (
+        "GB1014",
+        "A YAML directive",
+        "%YAML and %TAG change how the rest is read.",
+        "Remove the line.",
+    )
+    TOO_MANY_PROBLEMS = (
+        "GB1015",
+        "More problems than are shown",
+        "The rest of the file's problems mostly follow from the ones that are shown.",
+        "Mend those first.",
+    )
     API_VERSION = (
         "GB1020",
         "An apiVersion that this gitboot does not know",

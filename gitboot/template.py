@@ -43,8 +43,8 @@ from gitboot.quote import (
 
 MAX_CHARACTERS: Final = 1024 * 1024  # of a template, and of what it renders
 MAX_STEPS: Final = 100_000  # of all its loops together
-MAX_WORK: Final = 2_000_000  # expressions evaluated, elements looked at, and each 16 characters of text
-MAX_TOKENS: Final = 20_000  # of a template; the text between two expressions is one
+MAX_WORK: Final = 1_000_000  # expressions evaluated, elements looked at, and each 16 characters of text
+MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one
 MAX_NESTING: Final = 50  # of expressions and blocks, of lists in lists, of macros that call each other
 MAX_BRACKETS: Final = 25  # in each other
 MAX_INTEGER: Final = 2**63 - 1
@@ -119,19 +119,26 @@ class _Budget:
         """Spend what it takes to look at all of a value, each part as often as it stands there."""
         if isinstance(value, str):
             self.spend(1 + len(value) // 16)
-        elif isinstance(value, list | tuple | dict | range):
+        elif type(value) in _NUMBERS or value is None:
+            pass
+        elif isinstance(value, (list, tuple)):
             self.spend(1 + len(value))
-            if depth > MAX_NESTING:
+            if depth == MAX_NESTING:
                 raise _out_of_bounds("its lists are nested too deeply")
-            if isinstance(value, dict):
-                self.weigh(list(value.values()), depth)
-            if not isinstance(value, range):
-                for element in value:
-                    self.weigh(element, depth + 1)
+            for element in value:
+                self.weigh(element, depth + 1)
+        elif isinstance(value, dict):
+            self.weigh(list(value), depth)
+            self.weigh(list(value.values()), depth)
+        elif isinstance(value, range):
+            self.spend(1 + len(value))
         elif isinstance(value, Undefined):
             str(value)
-        elif value is not None and not isinstance(value, int | float):
+        else:
             raise _failed(f"{_kind(value)} is not a value")
+
+
+_NUMBERS: Final = frozenset({bool, int, float})
 
 
 class _Context(Context):
@@ -269,6 +276,7 @@ def _render(template: Template, context: Mapping[str, object]) -> str:
         text = "".join(template.root_render_func(_Context(_ENVIRONMENT, names, None, template.blocks)))
         if len(text) > MAX_CHARACTERS:
             raise _out_of_bounds(f"it renders more than {MAX_CHARACTERS:,} characters")
+        text.encode()  # a template can write half a surrogate pair, which nobody could publish
     except _FAILURES as failure:
         fault = _fault(failure, names)
         if fault.line is None:

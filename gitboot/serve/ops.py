@@ -1,0 +1,92 @@
+"""What the documents below ``ops/`` say of a server: its plan in short, its entries, its next transition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from gitboot.model.image import ConfigFrom
+from gitboot.model.policy import HttpBoot, Method
+from gitboot.model.scalars import Digest, SystemUuid, swapped
+from gitboot.render.tree import File, Files
+from gitboot.report import EntryOf, Upcoming
+
+PLANS: Final = "ops/plans/"
+NEXT: Final = "ops/next/"
+
+
+class Planned(NamedTuple):
+    """What answers need to know of one server's plan."""
+
+    file: File  # that says it
+    summary: Mapping[str, Any]
+    entries: Mapping[str, EntryOf]
+
+
+def read_plan(path: str, files: Files) -> Planned | None:
+    """What ``ops/plans/<server>.json`` says; None if it is withdrawn by now."""
+    if (file := files.get(path)) is None:
+        return None
+    document = json.loads(file.content)
+    paths = [each for each in _paths(document["decision"]) if each in files]
+    return Planned(file, _summary(document), dict(_entries(document, paths)))
+
+
+def read_next(path: str, files: Files) -> Iterator[tuple[str, Upcoming]]:
+    """What ``ops/next/<server>.json`` announces; whose boot that will be it does not say."""
+    if (file := files.get(path)) is None:
+        return
+    document = json.loads(file.content)
+    at = datetime.fromisoformat(document["at"])
+    for name, stored in document["files"].items():
+        content = None if stored is None else files.get(f"boot/{stored}")
+        if stored is None or content is not None:
+            yield f"boot/{name}", Upcoming(at, content)
+
+
+def _paths(decision: Mapping[str, Any]) -> Iterator[str]:
+    """Where those files of a server may stand that change in place."""
+    for mac in decision["macs"]:
+        yield from (f"boot/v1/boot/{mac}/{name}" for name in ("boot.ipxe", "grub.cfg"))
+    for uuid in sorted({decision["uuid"], swapped(SystemUuid(decision["uuid"]))}):
+        yield from (f"boot/ipxe/{uuid}", f"boot/ignition/{uuid}")
+
+
+def _entries(document: Mapping[str, Any], paths: list[str]) -> Iterator[tuple[str, EntryOf]]:
+    """The paths whose completed GET is evidence that the machine boots from the network."""
+    plan = document["plan"]
+    if plan is None or (boot := plan["boot"]) is None:
+        return
+    by_uuid = _is_direct(boot) and boot["configFrom"] == ConfigFrom.SYSTEM_UUID
+    for path in paths:
+        if path.startswith("boot/ignition/") == by_uuid:
+            yield path, EntryOf(plan["server"], Digest(document["digest"]))
+
+
+def _is_direct(boot: Mapping[str, Any]) -> bool:
+    """As ``Boot.direct``."""
+    if boot["method"] == Method.PXE:
+        return "kernel" not in boot["files"]
+    return bool(boot["httpBoot"] != HttpBoot.LOADER)
+
+
+def _summary(document: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``gitboot.render.plans.summary``, but for the list of files, which no document holds."""
+    decision, plan = document["decision"], document["plan"] or {}
+    boot = plan.get("boot") or {}
+    return {
+        "server": decision["server"],
+        "uuid": decision["uuid"],
+        "macs": decision["macs"],
+        "policy": decision["policy"] and decision["policy"]["policy"],
+        "profile": boot.get("profile"),
+        "image": boot.get("image"),
+        "version": boot.get("version"),
+        "method": boot.get("method"),
+        "kernelArguments": boot.get("kernelArguments", []),
+        "files": {},
+        **{name: plan.get(name) for name in ("phase", "cause", "maintenance", "override")},
+        **{name: document[name] for name in ("digest", "decisionDigest", "nextTransition")},
+    }
