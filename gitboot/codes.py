@@ -18,6 +18,11 @@ class Code(StrEnum):
         member.headline, member.why, member.mend = headline, why, mend
         return member
 
+    @property
+    def hint(self) -> str:
+        """What to do, as it stands behind a message."""
+        return self.mend[0].lower() + self.mend[1:].removesuffix(".")
+
     # The YAML and its values: GB1…
 
     NOT_YAML = (
@@ -354,7 +359,7 @@ class Code(StrEnum):
         "GB2102",
         "A template that cannot be rendered for a server",
         "It reads something that is not there, or does what the sandbox does not allow.",
-        "Define the variable, or give a default: {{ vars.console | default('ttyS0') }}.",
+        "Define what it reads, or give a default: {{ vars.NAME | default('…') }}.",
     )
     TEMPLATE_BOUNDS = (
         "GB2103",
@@ -397,7 +402,8 @@ class Code(StrEnum):
         "GB4003",
         "Arguments or user data that cannot reach the system",
         "Firmware passes nothing to a uki, iso or virtual medium that it boots directly.",
-        "Build them into the image, boot through a loader, or use an image with configFrom: SystemUUID.",
+        "Build them into the image, boot through a loader, or give Ignition user data to an image with "
+        "configFrom: SystemUUID.",
     )
     USER_DATA_FORMAT = (
         "GB4004",

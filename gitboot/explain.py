@@ -124,7 +124,7 @@ class _Explaining:
                 number,
             )
         else:
-            yield self._reason("baseURL", self._decision.base_url, "R4", "no site selects it", fleet, "spec", "baseURL")
+            yield self._reason("baseURL", self._decision.base_url, "-", "no site selects it", fleet, "spec", "baseURL")
         chosen = self._chosen_policy()
         if plan is None:
             yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")

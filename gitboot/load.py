@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -20,7 +21,7 @@ from gitboot.model.envelope import API_VERSION
 from gitboot.model.fleet import Fleet, UnknownProfile
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
-from gitboot.model.scalars import Malformed, Name, shown, swapped
+from gitboot.model.scalars import Malformed, Name, SystemUuid, shown, swapped
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
 
@@ -189,7 +190,7 @@ _IRREGULAR: Final = {
 
 def _irregular_problem(path: str, irregular: Irregular) -> Problem:
     code, message = _IRREGULAR[irregular]
-    return Problem(path=path, line=1, column=1, code=code, message=message, mend=code.mend)
+    return Problem(path=path, line=1, column=1, code=code, message=message, mend=code.hint)
 
 
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
@@ -199,7 +200,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     """What a file says: each of its documents as a resource, or with its problems."""
     if data.startswith(_LFS):
         code = Code.LFS_POINTER
-        problem = Problem(path=path, line=1, column=1, code=code, message=code.headline, mend=code.mend)
+        problem = Problem(path=path, line=1, column=1, code=code, message=code.headline, mend=code.hint)
         return ParsedBlob(resources=(), problems=(problem,), broken=(), nameless=True)
     documents, parse_problems = parse(data, path)
     resources: list[tuple[int, Resource]] = []
@@ -283,9 +284,11 @@ class _Checked:
                 message = f"{_dotted(at[:-1])} has no field {at[-1]}"
                 return self._problem(Code.UNKNOWN_FIELD, message, mend, at, key=True)
             case "enum" | "literal_error":
-                words = _schema_at(kind, at).get("enum", [])
-                mend = _did_you_mean(error["input"], words) or f"write one of {', '.join(words)}"
-                message = f"expected one of {', '.join(words)}, found {shown(error['input'])}"
+                words = _QUOTED.findall(error["ctx"]["expected"])
+                fields = _schema_at(kind, at).get("properties", {})
+                mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
+                message = f"expected one of {', '.join(words)}{mapping}, found {shown(error['input'])}"
+                mend = _did_you_mean(error["input"], words) or f"write one of {', '.join(words)}{mapping}"
                 return self._problem(Code.CHOICE, message, mend, at)
             case "too_short":
                 return self._problem(Code.EMPTY, f"{_dotted(at)} needs at least one item", "", at)
@@ -295,6 +298,9 @@ class _Checked:
 
     def _malformed(self, error: Malformed, at: Path, *, key: bool = False) -> Problem:
         return self._problem(error.code, f"{_dotted(at)}: {error.message}", error.mend, at + error.at, key=key)
+
+
+_QUOTED: Final = re.compile(r"'([^']*)'")  # pydantic: 'A' or 'B', or <Choice.A: 'A'>
 
 
 def _is_consequence(error: Any, errors: list[Any]) -> bool:
@@ -420,7 +426,7 @@ class _Draft:
                 column=1,
                 code=Code.NO_FLEET,
                 message=message,
-                mend=Code.NO_FLEET.mend,
+                mend=Code.NO_FLEET.hint,
             )
         for other in fleets[1:]:
             file, place = self._place(fleets[0], ("metadata", "name"))
@@ -436,7 +442,9 @@ class _Draft:
         first: dict[tuple[str, str], tuple[Id, Path]] = {}
         for key, server in self._of(Server):
             for what, value, path in _identities(server):
-                holder = first.setdefault((what, value), (key, path))
+                # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
+                same = min(value, swapped(SystemUuid(value))) if what == "UUID" else value
+                holder = first.setdefault((what, same), (key, path))
                 if holder != (key, path):
                     file, place = self._place(*holder)
                     yield self._problem(
@@ -463,7 +471,7 @@ class _Draft:
             mend = _did_you_mean(name, self._snapshot.blobs) or "add the file; paths start at the fleet's root"
             yield self._problem(Code.UNKNOWN_REFERENCE, f'there is no file "{name}"', mend, key, path)
         elif (data := self._snapshot.read(blob)).startswith(_LFS):
-            yield self._problem(Code.LFS_POINTER, f'"{name}" is a Git LFS pointer', Code.LFS_POINTER.mend, key, path)
+            yield self._problem(Code.LFS_POINTER, f'"{name}" is a Git LFS pointer', Code.LFS_POINTER.hint, key, path)
         else:
             self._files[name] = data
 
@@ -487,10 +495,9 @@ class _Draft:
 
 
 def _identities(server: Server) -> Iterator[tuple[str, str, Path]]:
-    """What no two servers share: (what it is, its comparable form, where it stands)."""
+    """What no two servers share: (what it is, its value, where it stands)."""
     spec = server.spec
-    # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
-    yield "UUID", min(spec.uuid, swapped(spec.uuid)), ("spec", "uuid")
+    yield "UUID", spec.uuid, ("spec", "uuid")
     if spec.serial is not None:
         yield "serial", spec.serial, ("spec", "serial")
     for number, interface in enumerate(spec.interfaces):

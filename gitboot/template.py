@@ -41,7 +41,7 @@ from gitboot.quote import (
     kernel_argument,
 )
 
-MAX_CHARACTERS: Final = 1024 * 1024  # of a template, and of what it renders
+MAX_BYTES: Final = 1024 * 1024  # of a template, and of what it renders
 MAX_STEPS: Final = 100_000  # of all its loops together
 MAX_WORK: Final = 1_000_000  # expressions evaluated, elements looked at, and each 16 characters of text
 MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one
@@ -162,8 +162,9 @@ class _Missing(StrictUndefined):
 
     __slots__ = ()
 
-    def __init__(self, hint: str | None = None, obj: Any = missing, name: str | None = None, exc: Any = None) -> None:
-        super().__init__(hint, obj, name, exc or partial(_NotDefined, value=obj, name=name))  # type: ignore[arg-type]
+    def __init__(self, hint: str | None = None, obj: Any = missing, name: Any = None, exc: Any = None) -> None:
+        not_defined: Any = partial(_NotDefined, value=obj, name=name)
+        super().__init__(hint, obj, name, exc or not_defined)
 
 
 class _TokenCount(Extension):
@@ -204,6 +205,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
     def getattr(self, obj: Any, attribute: str) -> Any:
+        """What stands behind a dot: a key's value before a method of the same name."""
         if isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         if method := _METHODS.get(type(obj), {}).get(attribute):
@@ -215,27 +217,25 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         if isinstance(obj, Undefined):
             obj._fail_with_undefined_error()
+        sound = isinstance(argument, _SUBSCRIPTS.get(type(obj), ()))
         try:
-            match obj, argument:
-                case (dict(), str() | int()) | (list() | tuple() | range(), int() | slice()) | (str(), slice()):
-                    return obj[argument]
+            return obj[argument] if sound else self.undefined(obj=obj, name=argument)
         except LookupError:
-            pass
-        return self.undefined(obj=obj, name=argument)
+            return self.undefined(obj=obj, name=argument)
 
-    def call(__self, __context: Any, __function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        if isinstance(__function, Undefined):
-            __function._fail_with_undefined_error()
-        if not isinstance(__function, Macro | partial) and __function not in _FUNCTIONS.values():
-            raise _failed(f"{_kind(__function)} cannot be called")
-        budget: _Budget = __context.budget
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(function, Undefined):
+            function._fail_with_undefined_error()
+        if not isinstance(function, Macro | partial) and function not in _FUNCTIONS.values():
+            raise _failed(f"{_kind(function)} cannot be called")
+        budget: _Budget = context.budget
         budget.spend(1)
         budget.calls -= 1
         if budget.calls < 0:
             raise _out_of_bounds("its macros call each other too deeply")
-        if isinstance(__function, partial):
-            budget.weigh([*__function.args, *args])
-        result = super().call(__context, __function, *args, **kwargs)
+        if isinstance(function, partial):  # a method, whose work grows with what it is given
+            budget.weigh([*function.args, *args])
+        result = super().call(context, function, *args, **kwargs)
         budget.weigh(result)
         budget.calls += 1
         return result
@@ -254,13 +254,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name not in _FILTERS:
-            raise _failed(f"there is no filter {name}{_did_you_mean(name, _FILTERS)}")
+            raise _failed(_unknown("filter", name, _FILTERS))
         return super().call_filter(name, *args, **kwargs)
 
 
 def _compiled(source: str) -> Template | str | TemplateFault:
-    if len(source) > MAX_CHARACTERS:
-        return _out_of_bounds(f"it has more than {MAX_CHARACTERS:,} characters")
+    if len(source.encode()) > MAX_BYTES:
+        return _out_of_bounds(f"it has more than {MAX_BYTES:,} bytes")
     if not re.search(r"\{[{%#]", source):
         return source
     try:
@@ -274,9 +274,8 @@ def _render(template: Template, context: Mapping[str, object]) -> str:
     names = {**_FUNCTIONS, **context}
     try:
         text = "".join(template.root_render_func(_Context(_ENVIRONMENT, names, None, template.blocks)))
-        if len(text) > MAX_CHARACTERS:
-            raise _out_of_bounds(f"it renders more than {MAX_CHARACTERS:,} characters")
-        text.encode()  # a template can write half a surrogate pair, which nobody could publish
+        if len(text.encode()) > MAX_BYTES:
+            raise _out_of_bounds(f"it renders more than {MAX_BYTES:,} bytes")
     except _FAILURES as failure:
         fault = _fault(failure, names)
         if fault.line is None:
@@ -314,9 +313,10 @@ def _metered(node: nodes.Node, depth: int = 0) -> nodes.Node:
 def _meter(node: nodes.Node) -> nodes.Node:
     match node:
         case nodes.For(recursive=False):
-            node.iter = _asking("-steps", node.iter, _work([*node.body, *([node.test] if node.test else [])]))
+            node.iter = _asking("-steps", node.iter, _work([*node.body, *filter(None, [node.test])]))
         case nodes.Macro() | nodes.CallBlock():
-            spending = _asking("-spent", nodes.Const(None, lineno=node.lineno), _work(node.body))
+            work = _work([*node.body, *node.defaults])
+            spending = _asking("-spent", nodes.Const(None, lineno=node.lineno), work)
             node.body.insert(0, nodes.ExprStmt(spending, lineno=node.lineno))
         case nodes.Concat():
             return _asking("-joined", nodes.List(node.nodes, lineno=node.lineno))
@@ -327,9 +327,9 @@ def _meter(node: nodes.Node) -> nodes.Node:
         case nodes.Const(value=int(value) | float(value)) if value > MAX_INTEGER:
             raise _out_of_bounds("a number is too large", node.lineno)
         case nodes.Filter(name=name) if name not in _FILTERS:
-            raise _failed(f"there is no filter {name}{_did_you_mean(name, _FILTERS)}", node.lineno)
+            raise _failed(_unknown("filter", name, _FILTERS), node.lineno)
         case nodes.Test(name=name) if name not in _TESTS:
-            raise _failed(f"there is no test {name}{_did_you_mean(name, _TESTS)}", node.lineno)
+            raise _failed(_unknown("test", name, _TESTS), node.lineno)
         case nodes.Stmt() if not isinstance(node, _STATEMENTS):
             tag = _TAGS.get(type(node), type(node).__name__.lower())
             raise _failed(f"{tag} is not available: a template stands alone", node.lineno)
@@ -362,13 +362,13 @@ def _asking(hidden_filter: str, node: Any, *arguments: int) -> nodes.Filter:
 
 
 def _work(body: Iterable[nodes.Node]) -> int:
-    """What one turn of a loop or one call of a macro costs, what is counted by itself left out."""
+    """What one turn of a loop or one call of a macro takes, without what counts for itself inside it."""
     work = 0
     for node in body:
         work += 1
         match node:
-            case nodes.TemplateData():
-                work += len(node.data) // 16
+            case nodes.TemplateData(data=text) | nodes.Const(value=str(text)):
+                work += len(text) // 16
             case nodes.For():
                 work += _work([node.iter, *node.else_])
             case nodes.Macro():
@@ -575,6 +575,14 @@ _METHODS: Final[dict[type, dict[str, Callable[..., Any]]]] = {
     },
 }
 
+_SUBSCRIPTS: Final[dict[type, tuple[type, ...]]] = {
+    dict: (str, int),
+    list: (int, slice),
+    tuple: (int, slice),
+    range: (int, slice),
+    str: (slice,),  # a single letter of a text is a mistake more often than not
+}
+
 _LOOP: Final = frozenset(
     {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
 )
@@ -670,7 +678,7 @@ def _faults_of_syntax() -> Iterator[None]:
     try:
         yield
     except TemplateSyntaxError as error:
-        raise TemplateFault(Code.TEMPLATE_SYNTAX, error.message or "it is no template", error.lineno) from error
+        raise TemplateFault(Code.TEMPLATE_SYNTAX, str(error.message), error.lineno) from error
     except (RecursionError, SyntaxError, MemoryError) as error:  # of Jinja2's parser, of Python's
         raise _out_of_bounds("it is nested too deeply") from error
     except ValueError as error:  # Python reads no integer of more than 4,300 digits
@@ -685,6 +693,8 @@ def _fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
             return _failed(_not_defined(failure, names))
         case Unquotable():
             return TemplateFault(Code.UNQUOTABLE, failure.message)
+        case UnicodeEncodeError():
+            return _failed("half of a surrogate pair is no character")
         case RecursionError() | MemoryError() | OverflowError():
             return _out_of_bounds("a value is too large or nested too deeply")
         case _:
@@ -718,11 +728,15 @@ def _not_defined(failure: _NotDefined, names: Mapping[str, object]) -> str:
     if value is missing:
         variables = names.get("vars")
         suggestion = _did_you_mean(name, names) or _did_you_mean(name, variables, "vars")
-        return f"{name} is not defined{suggestion}"
+        return f"{name!s:.60} is not defined{suggestion}"
     if isinstance(value, dict | list) and (path := _path(value, names)):
         return f"{path}{_key(name)} is not defined{_did_you_mean(name, value, path)}"
     as_filter = f": use the filter, | {name}" if name in _FILTERS else ""
     return f"{_kind(value)} has no {name!s:.60}{as_filter}"
+
+
+def _unknown(what: str, name: str, known: Mapping[str, object]) -> str:
+    return f"there is no {what} {name:.60}{_did_you_mean(name, known)}"
 
 
 def _did_you_mean(name: object, known: object, path: str = "") -> str:
@@ -736,12 +750,16 @@ def _path(wanted: object, value: object, path: str = "") -> str | None:
     """How a template comes to a value of its context."""
     if value is wanted:
         return path.removeprefix(".")
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
     return next(filter(None, (_path(wanted, each, path + _key(key)) for key, each in items)), None)
 
 
 def _key(key: object) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.60}]"
+    return f".{key:.60}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.60}]"
 
 
 _ENVIRONMENT: Final = _Environment()

@@ -142,7 +142,7 @@ def _print_what_to_look_at(fleet: Path, base: str, redfish: str) -> None:
     with urllib.request.urlopen(f"{base}/api/v1/servers", timeout=10) as answer:
         items = json.load(answer)["items"]
     # A machine that is waiting for its first boot, of the image that the stream calls current.
-    item = next(item for item in items if item["image"] == current and item["override"])
+    item = next(item for item in items if item["image"] == current and item["phase"] == "Network")
     name, entry = item["name"], f"{base}/v1/boot/{item['macs'][0]}/boot.ipxe"
     change = (
         f"sed -i 's/current: {current}/current: {following}/' streams/flatcar-stable.yaml"

@@ -88,10 +88,9 @@ def _as_text(found: Explanation, field: str | None) -> str:
         for each in reasons
     ]
     text = table(("FIELD", "VALUE", "RULE", "WRITTEN IN", "AT", "WHY"), rows)
-    if field is None and found.lost:
-        lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost]
-        text += "\n\n" + table(("LOST", "RULE", "WHY"), lost)
-    return text
+    rules = {each.rule for each in reasons}
+    lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
+    return f"{text}\n\n{table(('LOST', 'RULE', 'WHY'), lost)}" if lost else text
 
 
 def _is_of(name: str, field: str) -> bool:

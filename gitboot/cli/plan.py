@@ -76,7 +76,7 @@ def _as_yaml(document: dict[str, Any]) -> str:
 
 
 def _print_table(items: list[dict[str, Any]], output: Output) -> None:
-    from gitboot.cli.table import table
+    from gitboot.cli.table import source, table
 
     rows = [
         (
@@ -84,7 +84,7 @@ def _print_table(items: list[dict[str, Any]], output: Output) -> None:
             item["phase"] or "-",
             item["image"] or "local disk" if item["phase"] else "no plan",
             item["method"] or "-",
-            f"Maintenance/{item['maintenance']}" if item["maintenance"] else f"BootPolicy/{item['policy'] or '-'}",
+            source(item),
             item["nextTransition"] or "-",
         )
         for item in items

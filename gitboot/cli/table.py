@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
+
+
+def source(item: Mapping[str, Any]) -> str:
+    """What a plan's boot comes from: Maintenance/NAME, BootPolicy/NAME, or nothing."""
+    kinds = (("Maintenance", item["maintenance"]), ("BootPolicy", item["policy"]))
+    return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

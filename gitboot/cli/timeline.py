@@ -29,7 +29,7 @@ def command(
     outputs: tuple[Output, ...],
 ) -> None:
     """Show what SERVER boots from now on: every change that needs no commit and no observation."""
-    from gitboot.cli.table import table
+    from gitboot.cli.table import source, table
     from gitboot.model.scalars import format_instant
     from gitboot.resolve import plan, transition
 
@@ -62,7 +62,7 @@ def command(
                 str(item["from"]),
                 str(item["phase"] or "no plan"),
                 str(item["image"] or ("local disk" if item["phase"] else "-")),
-                f"Maintenance/{item['maintenance']}" if item["maintenance"] else f"BootPolicy/{item['policy'] or '-'}",
+                source(item),
                 str(item["why"]),
             )
             for item in items

@@ -72,7 +72,7 @@ def parse_integer(value: object) -> int:
         raise Malformed(
             Code.INTEGER,
             f"expected a whole number, found {shown(found)}",
-            "write 0, or digits that do not begin with 0",
+            "write digits alone, without a 0 in front: 10",
         )
     return int(found)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gitboot.errors import PublishError
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars import format_instant, parse_instant
 from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.manifest import (
@@ -29,7 +29,6 @@ from gitboot.publish.manifest import (
     Listing,
     Manifest,
     Shard,
-    Stamp,
     is_of_manifest,
     parse_head,
     parse_listing,
@@ -37,13 +36,13 @@ from gitboot.publish.manifest import (
     shard_of,
     shard_path,
 )
-from gitboot.render.tree import File, Files, is_immutable
 
 _OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{_OWN}/lock"
 PENDING: Final = f"{_OWN}/pending.json"
 _RETIRED: Final = f"{_OWN}/retired"
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
@@ -64,7 +63,7 @@ class Tree:
         self.head = _read(disk, MANIFEST, parse_head)
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
         self.batches = {
-            datetime.fromisoformat(name.removesuffix(".json"))
+            _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
             for name in disk.names(_RETIRED)
             if name.endswith(".json")
         }
@@ -94,7 +93,7 @@ class Tree:
         expected = self.head.shards.get(name) if self.head else None
         # A pass replaces its shards before the head; what one that was cut short has left is no damage.
         if (data and _digest(data)) != expected and path not in self.pending:
-            raise damaged(self._disk, path)
+            raise _damaged(self._disk, path)
         return _parse(self._disk, path, data, parse_shard) if data is not None else {}
 
     def listing(self, path: str) -> Listing | None:
@@ -146,15 +145,6 @@ def batch_path(since: datetime) -> str:
     return f"{_RETIRED}/{format_instant(since)}.json"
 
 
-def read_stamp(root: Path) -> Stamp | None:
-    """Of what the tree at ``root`` was made; None if no pass has ended there."""
-    if not root.is_dir():
-        return None
-    with closing(Disk(root)) as disk:
-        head = _read(disk, MANIFEST, parse_head)
-    return head.stamp if head else None
-
-
 def read_manifest(root: Path) -> Manifest | None:
     """What the tree at ``root`` should hold; None if no pass has ended there.
 
@@ -163,26 +153,10 @@ def read_manifest(root: Path) -> Manifest | None:
     if not root.is_dir():
         return None
     with closing(Disk(root)) as disk:
-        manifest, differences, is_settled = _survey(disk)
+        manifest, differences, is_settled = _read_whole(disk)
         if differences and is_settled:
-            raise damaged(disk, differences[0].path)
+            raise _damaged(disk, differences[0].path)
     return manifest
-
-
-def load_tree(root: Path) -> Files:
-    """The files that the manifest lists, as they lie there: what ``serve`` answers from.
-
-    A file that is missing is left out, and so is content in ``boot/o/`` that is not what it was. An entry is taken
-    as it is: while somebody publishes, it may be newer than the manifest.
-    """
-    manifest = _published(root, read_manifest(root))
-    files: dict[str, File] = {}
-    with closing(Disk(root)) as disk:
-        for path, listed in manifest.files.items():
-            content = _content(disk, path)
-            if content is not None and not (is_immutable(path) and _digest(content) != listed.sha256):
-                files[path] = File(content, listed.content_type)
-    return files
 
 
 def verify(root: Path) -> tuple[Difference, ...]:
@@ -191,14 +165,16 @@ def verify(root: Path) -> tuple[Difference, ...]:
     While somebody publishes, or after a crash, these are the files that the pass has changed so far.
     """
     with closing(Disk(root)) as disk:
-        found, differences, _ = _survey(disk)
-        for path, listed in _published(root, found).files.items():
+        manifest, differences, _ = _read_whole(disk)
+        if manifest is None:
+            raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
+        for path, listed in manifest.files.items():
             if difference := _compare(path, listed.sha256, _content(disk, path)):
                 differences.append(difference)
     return tuple(sorted(differences, key=lambda difference: difference.path))
 
 
-def _survey(disk: Disk) -> tuple[Manifest | None, list[Difference], bool]:
+def _read_whole(disk: Disk) -> tuple[Manifest | None, list[Difference], bool]:
     """The manifest, its shards that are not what the head says, and whether no pass is under way or was cut short."""
     while (data := disk.read(MANIFEST)) is not None:
         head = _parse(disk, MANIFEST, data, parse_head)
@@ -216,12 +192,6 @@ def _survey(disk: Disk) -> tuple[Manifest | None, list[Difference], bool]:
             files = {path: parse_listing(text) for path, text in sorted(listings.items())}
             return Manifest(stamp=head.stamp, files=files), differences, is_settled
     return None, [], True
-
-
-def _published(root: Path, manifest: Manifest | None) -> Manifest:
-    if manifest is None:
-        raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
-    return manifest
 
 
 def _compare(path: str, expected: str, content: bytes | None) -> Difference | None:
@@ -242,11 +212,11 @@ def _read(disk: Disk, path: str, parse: Callable[[bytes], _T]) -> _T | None:
     return None if data is None else _parse(disk, path, data, parse)
 
 
-def _parse(disk: Disk, path: str, data: bytes, parse: Callable[[bytes], _T]) -> _T:
+def _parse(disk: Disk, path: str, data: _S, parse: Callable[[_S], _T]) -> _T:
     try:
         return parse(data)
     except ValueError as error:
-        raise damaged(disk, path) from error
+        raise _damaged(disk, path) from error
 
 
 def _parse_paths(data: bytes) -> list[str]:
@@ -260,7 +230,7 @@ def _digest(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
-def damaged(disk: Disk, path: str) -> PublishError:
+def _damaged(disk: Disk, path: str) -> PublishError:
     return PublishError(
         f"{disk.root / path}: expected what gitboot wrote, found something else "
         "(bring it back from a copy, or move boot/ and ops/ away and publish anew)"

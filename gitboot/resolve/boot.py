@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Final
@@ -27,9 +28,18 @@ ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that t
 class Unbootable(Exception):
     """A boot that cannot work: the code, what is wrong, its mend, and the resource and field to look at."""
 
-    def __init__(self, code: Code, message: str, mend: str, resource: Id, *path: str | int) -> None:
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        mend: str,
+        resource: Id,
+        *path: str | int,
+        template: tuple[str, int] | None = None,  # the file and line to look at instead, 1-based
+    ) -> None:
         super().__init__(message)
         self.code, self.message, self.mend, self.resource, self.path = code, message, mend, resource, path
+        self.template = template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +115,8 @@ class Composer:
         context = _Context(self, boot, source)
         user_data = None
         if profile.user_data is not None:
-            shows_arguments = "kernel_arguments" in self._templates.names(profile.user_data.template)
+            with self._template(profile.user_data.template, source, "userData", "template"):
+                shows_arguments = "kernel_arguments" in self._templates.names(profile.user_data.template)
             shown = self._arguments(lists, context) if shows_arguments else ()
             user_data = self._user_data(context.having(kernel_arguments=list(shown)), source)
         with_url = context.having(urls=context.urls(user_data))
@@ -136,7 +147,7 @@ class Composer:
                 text = self._templates.render_text(text, context.mapping) if "{" in text else text
             except TemplateFault as fault:
                 raise Unbootable(
-                    fault.code, fault.message, fault.code.mend, resource, "spec", "kernelArguments", number
+                    fault.code, fault.message, fault.code.hint, resource, "spec", "kernelArguments", number
                 ) from None
             if text:
                 rendered.append((number, text))
@@ -175,10 +186,11 @@ class Composer:
         except Malformed as error:
             raise Unbootable(
                 error.code,
-                f"{wanted.template}: {error.message}",
+                error.message,
                 error.mend,
                 source.profile_id,
                 *("spec", "userData", "template"),
+                template=(wanted.template, 1),
             ) from None
         instance = {}
         if source.server is not None:
@@ -186,12 +198,22 @@ class Composer:
         return userdata.bundled(wanted.format, text, instance=instance, base_url=source.base_url)
 
     def _file(self, path: str, context: _Context, source: Source, *field: str) -> str:
-        try:
+        with self._template(path, source, *field):
             return self._templates.render_file(path, context.mapping)
+
+    @contextmanager
+    def _template(self, path: str, source: Source, *field: str) -> Iterator[None]:
+        """A fault of the template at ``path`` makes the boot unbootable, and is looked for in that file."""
+        try:
+            yield
         except TemplateFault as fault:
-            where = f"{path}:{fault.line}" if fault.line else path
             raise Unbootable(
-                fault.code, f"{where}: {fault.message}", fault.code.mend, source.profile_id, "spec", *field
+                fault.code,
+                fault.message,
+                fault.code.hint,
+                source.profile_id,
+                *("spec", *field),
+                template=(path, fault.line or 1),
             ) from None
 
     def plain(self, resource: Resource) -> dict[str, Any]:
@@ -200,6 +222,8 @@ class Composer:
         if key not in self._plain:
             dumped = _dumper(type(resource)).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
             self._plain[key] = {**dumped["metadata"], **dumped["spec"]}
+            for interface in self._plain[key].get("interfaces", ()):
+                interface["mac"] = interface["mac"].replace("-", ":")
         return self._plain[key]
 
 
@@ -320,7 +344,7 @@ def _check_command_line(merged: tuple[str, ...], source: Source) -> None:
         grub_arguments(merged)
     except Unquotable as error:
         raise Unbootable(
-            Code.UNQUOTABLE, error.message, Code.UNQUOTABLE.mend, source.profile_id, "spec", "kernelArguments"
+            Code.UNQUOTABLE, error.message, Code.UNQUOTABLE.hint, source.profile_id, "spec", "kernelArguments"
         ) from None
 
 
@@ -366,7 +390,7 @@ def check_method(source: Source, artifacts: Artifacts | None) -> None:
     uefi = source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
-            raise Unbootable(Code.FIRMWARE, "method UefiHttp needs firmware UEFI, found BIOS", Code.FIRMWARE.mend, *at)
+            raise Unbootable(Code.FIRMWARE, "method UefiHttp needs firmware UEFI, found BIOS", Code.FIRMWARE.hint, *at)
         needs = _NEEDS[spec.http_boot or HttpBoot.LOADER]
     elif spec.method is Method.VIRTUAL_MEDIA:
         needs = ("iso",)
@@ -374,7 +398,7 @@ def check_method(source: Source, artifacts: Artifacts | None) -> None:
         raise Unbootable(
             Code.FIRMWARE,
             f"BootImage/{image} has a uki and no kernel for {source.architecture}, which BIOS cannot boot",
-            Code.FIRMWARE.mend,
+            Code.FIRMWARE.hint,
             *at,
         )
     else:
@@ -442,7 +466,7 @@ def check_way_in(
         raise Unbootable(
             Code.NO_WAY_IN,
             f"{what} cannot reach BootImage/{boot.image}, which is booted directly as {file}",
-            Code.NO_WAY_IN.mend,
+            Code.NO_WAY_IN.hint,
             resource,
             *path,
         )

@@ -185,6 +185,7 @@ class Named(NamedTuple):
 def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Won[Named]:
     """Rule R4 for one server under a policy whose profile boots from the network."""
     candidates: list[tuple[Named, str]] = []
+    missed: list[Lost] = []
     name, spec = server.metadata.name, server.spec
     if spec.pin is not None:
         pinned = Named(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
@@ -196,13 +197,15 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
                 held = Named(hold.image, key, ("spec", "holds", number, "image"))
                 candidates.append((held, "a hold of the stream selects the server"))
         rollout = stream.spec.rollout
-        if (
-            rollout is not None
-            and selects(rollout.selector, name, server.metadata.labels)
-            and in_rollout(key.name, spec.uuid, rollout.percent)
-        ):
+        if rollout is not None:
             rolled_out = Named(rollout.image, key, ("spec", "rollout", "image"))
-            candidates.append((rolled_out, "the stream's rollout has reached the server"))
+            if not selects(rollout.selector, name, server.metadata.labels):
+                missed.append(Lost(f"BootImage/{rollout.image}", "R4", "the rollout's selector leaves the server out"))
+            elif not in_rollout(key.name, spec.uuid, rollout.percent):
+                why = f"the rollout has not reached the server at {rollout.percent} %"
+                missed.append(Lost(f"BootImage/{rollout.image}", "R4", why))
+            else:
+                candidates.append((rolled_out, "the stream's rollout has reached the server"))
         current = Named(stream.spec.current, key, ("spec", "current"))
         candidates.append((current, "it is the stream's current image"))
     if profile.spec.image is not None:
@@ -210,7 +213,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
         candidates.append((named, "the profile names it"))
     (winner, why), *others = candidates
     lost = tuple(Lost(f"BootImage/{other.image}", "R4", f"{says}, but {why}") for other, says in others)
-    return Won(winner, why, lost)
+    return Won(winner, why, (*missed, *lost))
 
 
 def maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import NamedTuple
 
@@ -101,6 +101,7 @@ class _Finding(NamedTuple):
     severity: Severity
     resource: Id
     path: tuple[str | int, ...]
+    template: tuple[str, int] | None = None  # the file and line where it stands instead
 
 
 class _Deciding:
@@ -117,14 +118,19 @@ class _Deciding:
         yield from self._problems
         for finding, servers in self._findings.items():
             more = f" and {len(servers) - 2} more" if len(servers) > 2 else ""
-            yield self._repository.problem(
+            message = f"{finding.message} ({', '.join(sorted(servers)[:2])}{more})"
+            problem = self._repository.problem(
                 finding.code,
-                f"{finding.message}: {', '.join(sorted(servers)[:2])}{more}",
+                message,
                 finding.resource,
                 *finding.path,
                 mend=finding.mend,
                 severity=finding.severity,
             )
+            if finding.template is not None:
+                path, line = finding.template
+                problem = replace(problem, path=path, line=line, column=1)
+            yield problem
 
     def _find(
         self,
@@ -135,8 +141,13 @@ class _Deciding:
         resource: Id,
         *path: str | int,
         severity: Severity = Severity.ERROR,
+        template: tuple[str, int] | None = None,
     ) -> None:
-        self._findings.setdefault(_Finding(code, message, mend, severity, resource, path), []).append(server)
+        finding = _Finding(code, message, mend, severity, resource, path, template)
+        self._findings.setdefault(finding, []).append(server)
+
+    def _find_unbootable(self, server: str, error: Unbootable) -> None:
+        self._find(server, error.code, error.message, error.mend, error.resource, *error.path, template=error.template)
 
     def server(self, server: Server) -> Decision:
         """The decision for ``server``; what it lacks has been noted as a problem."""
@@ -228,7 +239,7 @@ class _Deciding:
         try:
             return self._composer.compose(source)
         except Unbootable as error:
-            self._find(server.metadata.name, error.code, error.message, error.mend, error.resource, *error.path)
+            self._find_unbootable(server.metadata.name, error)
             return None
 
     def _check_skew(
@@ -244,7 +255,7 @@ class _Deciding:
                 Code.SKEW,
                 f"BootImage/{image} is version {version}, and ImageStream/{profile.spec.stream} wants at least "
                 f"{skew.minimum_version}",
-                Code.SKEW.mend,
+                Code.SKEW.hint,
                 said_by,
                 *path,
                 severity=Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
@@ -256,7 +267,7 @@ class _Deciding:
                 server.metadata.name,
                 Code.OVERRIDE_MODE,
                 f"override Continuous with BootImage/{boot.image}, which is booted directly",
-                Code.OVERRIDE_MODE.mend,
+                Code.OVERRIDE_MODE.hint,
                 resource,
                 *("spec", "override"),
             )
@@ -332,7 +343,7 @@ class _Deciding:
                     Code.UNKNOWN_WRITES_DISK,
                     f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks",
                     *at,
-                    mend=Code.UNKNOWN_WRITES_DISK.mend,
+                    mend=Code.UNKNOWN_WRITES_DISK.hint,
                 )
             )
             return None
@@ -349,14 +360,7 @@ class _Deciding:
             try:
                 boots[architecture] = self._composer.compose(source)
             except Unbootable as error:
-                self._find(
-                    f"unknown {architecture} machines",
-                    error.code,
-                    error.message,
-                    error.mend,
-                    error.resource,
-                    *error.path,
-                )
+                self._find_unbootable(f"unknown {architecture} machines", error)
         return boots
 
 

@@ -95,6 +95,7 @@ class _Files(Mapping[str, File]):
     def __init__(self, root: Path, listed: Mapping[str, Listed], held: Mapping[Listed, File]) -> None:
         self._root = root
         self.listed = listed
+        held = dict(held)  # requests go on filling it
         self.held = {each: held[each] for each in set(listed.values()) & held.keys()}
 
     def __getitem__(self, path: str) -> File:
@@ -110,6 +111,9 @@ class _Files(Mapping[str, File]):
         elif is_immutable(path):
             raise KeyError(path)
         return file  # an entry that is not what is listed is newer: it is right, but not for long
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.listed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.listed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -72,9 +72,10 @@ class Source:
 
     @contextmanager
     def _reading(self, path: Path | None = None) -> Iterator[pygit2.Repository]:
-        with blaming(f"gitboot's own clone {path or self._path}", CorruptClone):
+        path = path or self._path
+        with blaming(f"gitboot's own clone {path}", CorruptClone), ExitStack() as stack:
             with self._replacing:
-                ours = opened(path or self._path)
+                ours = stack.enter_context(opened(path))
             yield ours
 
     def latest(self) -> Revision | None:
@@ -128,15 +129,12 @@ class Source:
         Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would tell of
         one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
         """
-        try:
-            repository, _ = self._local()
-        except (SourceError, UsageError):
-            return ()  # what is wrong there is for `fetch` to say
-        if repository is None:
-            return ()
-        files = Path(str(repository.path))
-        common = files / "commondir"  # of a linked work tree, whose refs are elsewhere
-        return ((files / common.read_text().strip()).resolve() if common.exists() else files,)
+        with suppress(SourceError, UsageError), self._local() as (repository, _):
+            if repository is not None:
+                files = Path(str(repository.path))
+                common = files / "commondir"  # of a linked work tree, whose refs are elsewhere
+                return ((files / common.read_text().strip()).resolve() if common.exists() else files,)
+        return ()  # what is wrong there is for `fetch` to say
 
     # What the remote has
 
@@ -177,29 +175,28 @@ class Source:
 
     def _bring(self, ours: pygit2.Repository) -> Revision:
         """Bring the commit that the reference means into the clone."""
-        theirs, folder = self._local()
-        if folder != _folder(ours):
-            ours.config[_FOLDER] = folder
-        if self._remote.commit:
-            return self._bring_commit(ours, Revision(self._remote.commit))
-        conversation = Conversation(self._remote, theirs, ours, self._state / "home")
-        heads = conversation.heads()
-        name = wanted(self._remote, heads)
-        if heads[name] not in ours:
-            if theirs is not None:
-                self._copy(theirs, ours, heads[name])
-            else:
-                self._fetch(conversation, ours, f"+{name}:{_FETCHED}")
+        with self._local() as (theirs, folder):
+            if folder != _folder(ours):
+                ours.config[_FOLDER] = folder
+            if self._remote.commit:
+                return self._bring_commit(theirs, ours, Revision(self._remote.commit))
+            conversation = Conversation(self._remote, theirs, ours, self._state / "home")
+            heads = conversation.heads()
+            name = wanted(self._remote, heads)
+            if heads[name] not in ours:
+                if theirs is not None:
+                    self._copy(theirs, ours, heads[name])
+                else:
+                    self._fetch(conversation, ours, f"+{name}:{_FETCHED}")
         try:
             return Revision(str(ours[heads[name]].peel(pygit2.Commit).id))
         except pygit2.InvalidSpecError as error:
             raise SourceError(f"{self._remote.url}: {name} is no commit") from error
 
-    def _bring_commit(self, ours: pygit2.Repository, commit: Revision) -> Revision:
+    def _bring_commit(self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: Revision) -> Revision:
         """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
         if commit in ours:
             return commit
-        theirs, _ = self._local()
         if theirs is not None:
             self._copy(theirs, ours, commit)
             return commit
@@ -225,20 +222,21 @@ class Source:
                     check(ours, reference.peel(pygit2.Commit).id)
             raise
 
-    def _local(self) -> tuple[pygit2.Repository | None, str]:
+    @contextmanager
+    def _local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
         """The remote's repository where it is on this machine, and the fleet's folder in it."""
         local = self._remote.local
         if local is None:
-            return None, ""
+            yield None, ""
+            return
         if not local.exists():
             raise SourceError(f"{local} is not there")
-        with blaming(local):
-            theirs = containing(local.resolve())
-        if theirs is None:
-            raise UsageError(f"{local} is no Git repository; make it one with git init")
-        if theirs.is_shallow:
-            raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
-        return theirs, folder_in(theirs, local.resolve()) or ""
+        with blaming(local), containing(local.resolve()) as theirs:
+            if theirs is None:
+                raise UsageError(f"{local} is no Git repository; make it one with git init")
+            if theirs.is_shallow:
+                raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
+            yield theirs, folder_in(theirs, local.resolve()) or ""
 
     # After damage
 
@@ -259,10 +257,10 @@ class Source:
 
     def _recover(self, ours: pygit2.Repository, accepted: Revision) -> bool:
         for old in (self._path, self._broken):
-            with suppress(SourceError), blaming(old):
-                copy(opened(old), ours, pygit2.Oid(hex=accepted))
-        with suppress(SourceError):
-            self._bring_commit(ours, accepted)
+            with suppress(SourceError), blaming(old), opened(old) as left:
+                copy(left, ours, pygit2.Oid(hex=accepted))
+        with suppress(SourceError), self._local() as (theirs, _):
+            self._bring_commit(theirs, ours, accepted)
         if accepted not in ours:
             return False
         _point(ours, _ACCEPTED, accepted)

@@ -52,15 +52,25 @@ def printable(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
-def opened(path: Path) -> pygit2.Repository:
-    """The repository at ``path`` itself, not one around it."""
-    return pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
+@contextmanager
+def opened(path: Path) -> Iterator[pygit2.Repository]:
+    """The repository at ``path`` itself, not one around it; closed at the end."""
+    repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
+    try:
+        yield repository
+    finally:
+        repository.free()  # it refers to itself, so its descriptors would wait for a garbage collection
 
 
-def containing(folder: Path) -> pygit2.Repository | None:
+@contextmanager
+def containing(folder: Path) -> Iterator[pygit2.Repository | None]:
     """The repository whose work tree or whose own files ``folder`` is part of."""
     found = pygit2.discover_repository(str(folder))
-    return opened(Path(found)) if found else None
+    if found is None:
+        yield None
+    else:
+        with opened(Path(found)) as repository:
+            yield repository
 
 
 class MalformedTree(Exception):

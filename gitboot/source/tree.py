@@ -32,8 +32,7 @@ def of_commit(
     What cannot be read raises ``wrong``, here and from the snapshot's ``read``; a tree that is malformed, or
     larger than any fleet, raises `InvalidRepository`.
     """
-    with blaming(f"{repository}: {revision}", wrong):
-        git = opened(repository)
+    with blaming(f"{repository}: {revision}", wrong), opened(repository) as git:
         base, blobs, irregular = None, {}, {}
         if previous is not None and previous.revision in git:
             base = _tree(git, previous.revision, folder)
@@ -135,5 +134,6 @@ class _Blobs:
             try:
                 objects: pygit2.Odb = self._threads.objects
             except AttributeError:
-                objects = self._threads.objects = opened(self._repository).odb
+                with opened(self._repository) as git:
+                    objects = self._threads.objects = git.odb
             return objects.read(blob)[1]
