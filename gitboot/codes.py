@@ -63,25 +63,25 @@ class Code(StrEnum):
     )
     ALIAS = (
         "GB1007",
-        "An alias",
+        "An alias, *name",
         "What a document says should stand in it; chains of aliases can also grow without bounds.",
         "Write the value out, or use inherits, variables and templates.",
     )
     ANCHOR = (
         "GB1008",
-        "An anchor",
+        "An anchor, &name",
         "Anchors are for aliases, which are not used here.",
         "Remove it; quote the value where it really begins with &.",
     )
     TAG = (
         "GB1009",
-        "A tag",
+        "A tag, !name",
         "The schema says what type a value has, not the document.",
         "Remove it; quote the value where it really begins with !.",
     )
     MERGE_KEY = (
         "GB1010",
-        "A merge key",
+        "A merge key, <<",
         "What a document says should stand in it.",
         "Write the fields out, or let one policy inherit from another.",
     )
@@ -443,4 +443,16 @@ class Code(StrEnum):
         "A file name that is not UTF-8",
         "It cannot be shown or referred to.",
         "Rename the file.",
+    )
+    UNBOUNDED = (
+        "GB5005",
+        "A commit of more files than any fleet has",
+        "A few bytes of Git can hold folders in folders without end, which nothing could read to the end.",
+        "Look at what was committed: at most 1,000,000 files and folders, in paths of at most 4,096 characters.",
+    )
+    MALFORMED = (
+        "GB5006",
+        "A folder that Git itself cannot read",
+        "Its tree object is damaged, or was not written by Git.",
+        "Commit the folder anew from a clone in which `git fsck` finds nothing.",
     )

@@ -27,23 +27,8 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
+from gitboot.codes import Code
 from gitboot.errors import Problem
-
-NOT_YAML = "GB1001"  # libyaml cannot read on
-NOT_UTF8 = "GB1002"  # or UTF-16 or UTF-32, by its byte order mark
-CONTROL_CHARACTER = "GB1003"  # NUL and others that YAML forbids
-FILE_TOO_LARGE = "GB1004"  # in bytes or in documents
-DOCUMENT_TOO_LARGE = "GB1005"
-TOO_DEEP = "GB1006"
-ALIAS = "GB1007"  # *name
-ANCHOR = "GB1008"  # &name
-TAG = "GB1009"  # !!str, !name, and ! alone
-MERGE_KEY = "GB1010"  # <<
-DUPLICATE_KEY = "GB1011"
-INVALID_KEY = "GB1012"  # empty, a list or a mapping
-ROOT_NOT_MAPPING = "GB1013"
-DIRECTIVE = "GB1014"  # %YAML, %TAG
-TOO_MANY_PROBLEMS = "GB1015"  # the rest of the file's problems are not shown
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_FILE_DOCUMENTS = 32 * 1024
@@ -116,13 +101,13 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
 
 def _problem_of_file(data: bytes, path: str) -> Problem | None:
     if len(data) > MAX_FILE_BYTES:
-        code, mend = FILE_TOO_LARGE, _SPREAD
+        code, mend = Code.FILE_TOO_LARGE, _SPREAD
         message = f"the file has {len(data):,} bytes, over {MAX_FILE_BYTES:,}"
     elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
-        code, mend = FILE_TOO_LARGE, _SPREAD
+        code, mend = Code.FILE_TOO_LARGE, _SPREAD
         message = f"the file has over {MAX_FILE_DOCUMENTS:,} documents"
     elif data.startswith(_UTF16_OR_UTF32):
-        code, mend = NOT_UTF8, "save it as UTF-8"
+        code, mend = Code.NOT_UTF8, "save it as UTF-8"
         message = "the file is UTF-16 or UTF-32, by its byte order mark"
     else:
         return None
@@ -134,7 +119,7 @@ def _first_of(problems: list[Problem]) -> tuple[Problem, ...]:
     if len(problems) <= MAX_PROBLEMS:
         return tuple(sorted(problems))
     message = f"the file has over {MAX_PROBLEMS} problems; those from here on are not shown"
-    more = replace(problems[MAX_PROBLEMS], code=TOO_MANY_PROBLEMS, message=message, mend="")
+    more = replace(problems[MAX_PROBLEMS], code=Code.TOO_MANY_PROBLEMS, message=message, mend="")
     return (*sorted(problems[:MAX_PROBLEMS]), more)
 
 
@@ -178,7 +163,7 @@ class _Faults:
     def _place_behind(self, text: str) -> Place:
         return Place(self._lines_before + text.count("\n") + 1, len(text) - text.rfind("\n"))
 
-    def note(self, place: Place, code: str, message: str, mend: str) -> None:
+    def note(self, place: Place, code: Code, message: str, mend: str) -> None:
         line, column = place
         self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, mend=mend))
 
@@ -186,9 +171,9 @@ class _Faults:
         place = self.place_of_byte(error.position)
         if error.reason == "control characters are not allowed":
             message = f"the control character U+{error.character:04X}, which YAML forbids"
-            self.note(place, CONTROL_CHARACTER, message, "remove it")
+            self.note(place, Code.CONTROL_CHARACTER, message, "remove it")
         else:
-            self.note(place, NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
+            self.note(place, Code.NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
 
     def note_syntax(self, error: MarkedYAMLError) -> None:
         problem, context = error.problem or "", error.context or ""
@@ -196,11 +181,11 @@ class _Faults:
         mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
-            code, message, mend = NOT_YAML, "a tab, where YAML wants spaces", "indent with spaces"
+            code, message, mend = Code.NOT_YAML, "a tab, where YAML wants spaces", "indent with spaces"
         elif " tag" in context + problem:
-            code, message, mend = TAG, f"a tag: {problem}", _NO_TAGS
+            code, message, mend = Code.TAG, f"a tag: {problem}", _NO_TAGS
         else:
-            code, mend = NOT_YAML, _MENDS.get(problem, "")
+            code, mend = Code.NOT_YAML, _MENDS.get(problem, "")
             message = "not YAML: " + problem.replace("found character", f"found {character!r}, a character")
             if began and began.line != mark.line:
                 message += f" ({context} that begins in line {self.place(began).line})"
@@ -239,7 +224,7 @@ class _Reader:
         except MarkedYAMLError as error:
             self.faults.note_syntax(error)
         except UnicodeDecodeError:  # from PyYAML, of the %-escapes in a tag
-            self.faults.note(self.faults.start, TAG, "a tag that is not UTF-8", _NO_TAGS)
+            self.faults.note(self.faults.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
         except _CannotReadOn:
             pass
         return None
@@ -248,11 +233,11 @@ class _Reader:
         faults, source = self.faults, self.faults.source
         if len(source) > MAX_DOCUMENT_BYTES:
             message = f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}"
-            faults.note(faults.start, DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
+            faults.note(faults.start, Code.DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
             raise _CannotReadOn
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
             place = faults.place_of_byte(directive.end())
-            faults.note(place, DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
+            faults.note(place, Code.DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
             raise _CannotReadOn
         self._next()  # the stream's start
         return self._next_root()
@@ -271,10 +256,10 @@ class _Reader:
         self._next()  # the document's end
         if another := self._next_root():
             message = "another document, but no line of its own for its '---'"
-            self._refuse(another, NOT_YAML, message, "end lines with LF or CRLF")
+            self._refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
         if not isinstance(value, dict):
             message = "the document is no mapping of apiVersion, kind, metadata and spec"
-            self._refuse(self._root, ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
+            self._refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
@@ -289,11 +274,11 @@ class _Reader:
             return None if text in _NULLS else text
         if kind is AliasEvent:
             mend = "write the value out; put text that begins with '*' in quotes"
-            self._refuse(event, ALIAS, "an alias", mend)
+            self._refuse(event, Code.ALIAS, "an alias", mend)
             return None
         if depth > MAX_DEPTH:
             message = f"over {MAX_DEPTH} lists and mappings within each other"
-            self._refuse(event, TOO_DEEP, message, "nest less")
+            self._refuse(event, Code.TOO_DEEP, message, "nest less")
             raise _CannotReadOn
         return self._mapping(depth) if kind is MappingStartEvent else self._list(depth)
 
@@ -320,28 +305,28 @@ class _Reader:
     def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
         if type(event) is not ScalarEvent:
             if type(event) is not AliasEvent:
-                self._refuse(event, INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
+                self._refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
             self._value(event, depth + 1)
             return
         self._refuse_properties(event)
         key = event.value
         if not key:
-            self._refuse(event, INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes")
+            self._refuse(event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes")
         elif key == "<<" and not event.style:
-            self._refuse(event, MERGE_KEY, "a merge key, '<<'", "write the keys out")
+            self._refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
         elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
             message = f"the key {key[:80]!r} again, which line {self.faults.place(first).line} has already"
-            self._refuse(event, DUPLICATE_KEY, message, "remove one of the two")
+            self._refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
             return  # the anchor that it has is the one it names
         if event.anchor is not None:
-            self._refuse(event, ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
+            self._refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
         if event.tag is not None:
-            self._refuse(event, TAG, "a tag", _NO_TAGS)
+            self._refuse(event, Code.TAG, "a tag", _NO_TAGS)
 
-    def _refuse(self, event: Any, code: str, message: str, mend: str) -> None:
+    def _refuse(self, event: Any, code: Code, message: str, mend: str) -> None:
         self.faults.note(self.faults.place(event.start_mark), code, message, mend)
         if len(self.faults.problems) > MAX_PROBLEMS:
             raise _CannotReadOn

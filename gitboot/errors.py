@@ -45,6 +45,18 @@ class Problem:
     mend: str = ""  # what to do about it
     severity: Severity = Severity.ERROR
 
+    def facts(self) -> dict[str, str | int]:
+        """The problem as JSON shows it."""
+        return {
+            "path": self.path,
+            "line": self.line,
+            "column": self.column,
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "mend": self.mend,
+        }
+
     def __str__(self) -> str:
         mend = f" ({self.mend})" if self.mend else ""
         return f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{mend}"

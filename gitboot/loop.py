@@ -109,5 +109,9 @@ class Loop:
 
     def _watch(self, paths: tuple[Path, ...]) -> None:
         """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
-        for _ in watchfiles.watch(*paths, stop_event=self._stop, debounce=50, step=20, raise_interrupt=False):
+        # watchfiles' default filter leaves out whatever lies in a .git.
+        changes = watchfiles.watch(
+            *paths, watch_filter=None, stop_event=self._stop, debounce=50, step=20, raise_interrupt=False
+        )
+        for _ in changes:
             self.fetch_now()

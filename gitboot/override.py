@@ -9,8 +9,7 @@ and carried out in three steps, of which a crash may follow any:
 3. the BMC is read again, and the record of ``Confirm`` is written.
 
 A reason is armed at most once: wherever it cannot be proven that an override was not consumed, it counts as
-consumed, or a person is asked. A pass writes at most once for one reason: a BMC that loses what it is told is
-told again by the next one.
+consumed, or a person is asked.
 """
 
 from __future__ import annotations
@@ -22,6 +21,10 @@ from enum import Enum, StrEnum
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
 _CORRECTION_PERIOD = timedelta(hours=1)
+
+# How long what was just written may take to be shown. Without it, one pass would write again and again.
+_TO_BE_SET = timedelta(minutes=1)
+_TO_BE_CLEARED = timedelta(seconds=10)
 
 # No machine is in POST for half an hour. A BMC that goes on saying so has stopped watching: Supermicro's
 # AS-1015CS shows SystemHardwareInitializationComplete for ever (bmclib, pull request 459).
@@ -146,7 +149,7 @@ class Armed:
     override: Override  # as it was set: fitted to the BMC
     marks: Marks  # when it was last known not to be consumed
     state: State
-    at: datetime  # when it was last set
+    at: datetime  # when it was last to be set or cleared
     corrections: tuple[datetime, ...] = ()  # when it had to be set anew, in the last hour
 
 
@@ -214,7 +217,7 @@ def next_step(*, wanted: Wanted | None, observed: Observed, records: Iterable[Ar
         if record.reason == wanted_reason:
             own = record
         elif record.state.is_open:
-            return _let_go(record, observed)
+            return _let_go(record, observed, at)
     return _bring_about(wanted, own, observed, at) if wanted else Leave()
 
 
@@ -269,11 +272,13 @@ def _uri_matters(override: Override, observed: Observed) -> bool:
     return override.target == Target.UEFI_HTTP and observed.supports_http_boot_uri
 
 
-def _let_go(record: Armed, observed: Observed) -> Step:
+def _let_go(record: Armed, observed: Observed, at: datetime) -> Step:
     """Withdraw what is no longer wanted, or settle what has become of it."""
-    if stands(record.override, observed):
-        return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=observed.marks))
-    return Confirm(record=replace(record, state=_what_became_of(record, observed)))
+    if not stands(record.override, observed):
+        return Confirm(record=replace(record, state=_what_became_of(record, observed)))
+    if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
+        return Wait(why="it was cleared a moment ago, and is still shown")
+    return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=observed.marks, at=at))
 
 
 def _what_became_of(record: Armed, observed: Observed) -> State:
@@ -310,6 +315,8 @@ def _bring_back(wanted: Wanted, record: Armed, override: Override, observed: Obs
     became = _what_became_of(record, observed)
     if record.state is State.WITHDRAWING:
         return Confirm(record=replace(record, state=became))
+    if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
+        return Wait(why="it was set a moment ago, and is not shown yet")
     if became is State.WITHDRAWN:
         corrections = _recent(record, at)
         if len(corrections) >= MAX_CORRECTIONS:
@@ -352,6 +359,10 @@ def _in_post(observed: Observed, at: datetime) -> bool:
     except ValueError:
         return True
     return since.tzinfo is None or abs(at - since) < _LONGEST_POST
+
+
+def _is_within(period: timedelta, record: Armed, at: datetime) -> bool:
+    return timedelta() <= at - record.at < period  # a clock that went back holds nothing up
 
 
 def _recent(record: Armed, at: datetime) -> tuple[datetime, ...]:

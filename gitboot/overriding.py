@@ -100,7 +100,7 @@ class Overriding:
 
     def _note(self, result: Result, at: datetime) -> None:
         name = result.server
-        for record in result.wrote:
+        for record in {record.reason: record for record in result.wrote}.values():  # as each was left
             self._journal.event(
                 at,
                 f"Override{record.state}",

@@ -109,7 +109,7 @@ class Status:
             "apiVersion": "gitboot.dev/v1alpha1",
             "attempted": {
                 "commit": self.attempted,
-                "problems": [problem_facts(problem) for problem in self.problems],
+                "problems": [problem.facts() for problem in self.problems],
             },
             "applied": {"commit": self.applied},
             "plannedAt": format_instant(self.planned_at) if self.planned_at else None,
@@ -117,19 +117,6 @@ class Status:
             "phases": dict(sorted(self.phases.items())),
             "conditions": [condition.facts() for condition in self.conditions],
         }
-
-
-def problem_facts(problem: Problem) -> dict[str, Any]:
-    """A problem as JSON shows it."""
-    return {
-        "path": problem.path,
-        "line": problem.line,
-        "column": problem.column,
-        "code": problem.code,
-        "severity": problem.severity,
-        "message": problem.message,
-        "mend": problem.mend,
-    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

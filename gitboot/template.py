@@ -217,11 +217,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         if isinstance(obj, Undefined):
             obj._fail_with_undefined_error()
-        sound = isinstance(argument, _SUBSCRIPTS.get(type(obj), ()))
         try:
-            return obj[argument] if sound else self.undefined(obj=obj, name=argument)
+            if isinstance(argument, _SUBSCRIPTS.get(type(obj), ())):
+                return obj[argument]
         except LookupError:
-            return self.undefined(obj=obj, name=argument)
+            pass
+        if not isinstance(argument, str | int):
+            raise _failed(f"{_kind(argument)} is no key of {_kind(obj)}")
+        return self.undefined(obj=obj, name=argument)
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(function, Undefined):
@@ -652,6 +655,8 @@ def _kind(value: object) -> str:
             return "a macro"
         case LoopContext():
             return "a loop"
+        case slice():
+            return "a slice"
         case _:
             return "a function"
 

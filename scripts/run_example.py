@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
@@ -130,20 +131,26 @@ def _ready(gitboot: subprocess.Popen[str], base: str) -> bool:
     while time.monotonic() < until and gitboot.poll() is None:
         try:
             urllib.request.urlopen(f"{base}/readyz", timeout=2)
-            return True
+            time.sleep(0.2)  # a gitboot that finds its port taken by another has ended by now
+            return gitboot.poll() is None
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     return False
 
 
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)
+
+
 def _print_what_to_look_at(fleet: Path, base: str, redfish: str) -> None:
     stream = (fleet / "streams" / "flatcar-stable.yaml").read_text()
     current, following = re.findall(r"(?:current|image): (\S+)", stream)[:2]
-    with urllib.request.urlopen(f"{base}/api/v1/servers", timeout=10) as answer:
-        items = json.load(answer)["items"]
-    # A machine that is waiting for its first boot, of the image that the stream calls current.
-    item = next(item for item in items if item["image"] == current and item["phase"] == "Network")
-    name, entry = item["name"], f"{base}/v1/boot/{item['macs'][0]}/boot.ipxe"
+    # A machine that waits for its first boot by PXE, of the image that the stream calls current.
+    names = [item["name"] for item in _get(f"{base}/api/v1/servers")["items"] if item["image"] == current]
+    plans = {name: _get(f"{base}/api/v1/servers/{name}/plan")["plan"] for name in names}
+    name = next(name for name, plan in plans.items() if plan["override"] and plan["override"]["target"] == "Pxe")
+    entry = f"{base}/v1/boot/{plans[name]['macs'][0]}/boot.ipxe"
     change = (
         f"sed -i 's/current: {current}/current: {following}/' streams/flatcar-stable.yaml"
         f" && git {' '.join(IDENTITY)} commit -qam 'Move to {following}'"
@@ -153,10 +160,10 @@ def _print_what_to_look_at(fleet: Path, base: str, redfish: str) -> None:
         f"""
 gitboot runs on the example fleet, a Git repository in {fleet}
 
-  what {name} boots      {entry}
-  its plan                {base}/api/v1/servers/{name}/plan
-  every server            {base}/api/v1/servers
-  status                  {base}/api/v1/status
+  what {name} boots   {entry}
+  its plan              {base}/api/v1/servers/{name}/plan
+  every server          {base}/api/v1/servers
+  status                {base}/api/v1/status
 
 Change a boot image, commit it, and see the new entry:
 

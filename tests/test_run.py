@@ -85,6 +85,13 @@ def test_a_pushed_commit_is_served_without_waiting_for_the_poll(tmp_path: Path, 
         assert static == instance.get(ENTRY).text
 
 
+def test_a_commit_in_a_work_tree_is_served_without_waiting_for_the_poll(tmp_path: Path, repository: Repository) -> None:
+    with running(repository.work, tmp_path, "--poll", "3600") as instance:
+        commit = repository.push(fleet_files(*SEED, maintenance("repair")))
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        assert images_in(instance.get(ENTRY).text) == "memtest-7"
+
+
 def test_an_invalid_commit_leaves_the_last_accepted_one_served_after_a_restart_too(
     tmp_path: Path, repository: Repository
 ) -> None:

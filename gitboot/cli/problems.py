@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from gitboot.errors import Problem, Severity
-from gitboot.report import problem_facts
 
 
 def counted(problems: Sequence[Problem]) -> str:
@@ -38,7 +37,7 @@ def as_text(problems: Sequence[Problem], prefix: str) -> str:
 
 
 def as_json(problems: Sequence[Problem], prefix: str) -> str:
-    items = [{**problem_facts(problem), "path": f"{prefix}{problem.path}"} for problem in problems]
+    items = [{**problem.facts(), "path": f"{prefix}{problem.path}"} for problem in problems]
     return json.dumps({"apiVersion": "gitboot.dev/v1alpha1", "items": items}, indent=2, sort_keys=True)
 
 

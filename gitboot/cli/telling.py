@@ -35,5 +35,5 @@ def _line(event: Event) -> str:
             sort_keys=True,
         )
     time = click.style(f"{event.at:%H:%M:%S}", fg="bright_black")
-    kind = click.style(f"{event.type:<17}", fg="yellow" if event.warning else _COLOURS.get(event.type))
+    kind = click.style(f"{event.type:<18}", fg="yellow" if event.warning else _COLOURS.get(event.type))
     return f"{time} {kind} {event.message}"

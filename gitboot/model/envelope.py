@@ -12,7 +12,8 @@ from gitboot.model.scalars import AnyText, LabelKey, LabelValue, NameField
 
 API_VERSION: Final = "gitboot.dev/v1alpha1"
 
-STRICT: Final = ConfigDict(extra="forbid", alias_generator=to_camel)
+# Built when first used: a kind that a fleet does not have costs nothing, and what is nested is built once.
+STRICT: Final = ConfigDict(extra="forbid", alias_generator=to_camel, defer_build=True)
 
 
 class Struct:

@@ -74,7 +74,7 @@ class PublishedTree:
             next_transition=min((each.at for each in upcoming.values()), default=None),
             phases=Counter(each.summary["phase"] or "NoPlan" for each in planned.values()),
         )
-        self._note(True, "Read", f"{len(listed)} files are listed")
+        self._note(True, "Read", f"{self._root}: {len(listed)} files of {manifest.stamp.commit}")
 
     def _plan(self, path: str, files: _Files) -> Planned | None:
         known, file = self._planned.get(path), files.get(path)
@@ -83,7 +83,7 @@ class PublishedTree:
     def _note(self, status: bool, reason: str, message: str) -> None:
         known = next(iter(self.status.conditions), None)
         if known is None or known.message != message:
-            (_logger.info if status else _logger.error)("%s: %s", self._root, message)
+            (_logger.info if status else _logger.error)("%s", message)
         since = known.since if known is not None and known.status == status else self._clock()
         condition = Condition(type="TreeRead", status=status, reason=reason, message=message, since=since)
         self.status = replace(self.status, conditions=(condition,))

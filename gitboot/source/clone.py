@@ -231,7 +231,9 @@ class Source:
             return
         if not local.exists():
             raise SourceError(f"{local} is not there")
-        with blaming(local), containing(local.resolve()) as theirs:
+        with ExitStack() as stack:
+            with blaming(local):
+                theirs = stack.enter_context(containing(local.resolve()))
             if theirs is None:
                 raise UsageError(f"{local} is no Git repository; make it one with git init")
             if theirs.is_shallow:

@@ -24,17 +24,17 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     if not root.is_dir():
         raise UsageError(f"{path} is no directory")
     with blaming(path), containing(root) as repository:
-        folder = "" if repository is None else folder_in(repository, root)
-        if rev is None:
-            rev = "HEAD" if folder is None else WORKTREE
-        if rev == WORKTREE and folder is None:
-            raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
-        if rev == WORKTREE:
-            return of_worktree(root, repository, folder)
         if repository is None:
-            raise UsageError(f"{path} is in no Git repository, so there is no revision {rev}")
-        commit = _commit_at(repository, rev, str(path))
-        return of_commit(Path(str(repository.path)), commit, "" if folder is None else folder)
+            if rev not in (None, WORKTREE):
+                raise UsageError(f"{path} is in no Git repository, so there is no revision {rev}")
+            return of_worktree(root, None, "")
+        folder = folder_in(repository, root)
+        if folder is not None and rev in (None, WORKTREE):
+            return of_worktree(root, repository, folder)
+        if rev == WORKTREE:
+            raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
+        commit = _commit_at(repository, "HEAD" if rev is None else rev, str(path))
+        return of_commit(Path(str(repository.path)), commit, folder or "")
 
 
 def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
