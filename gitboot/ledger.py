@@ -116,6 +116,11 @@ class Ledger:
     def accept(self, commit: str) -> None:
         self._set_fact("accepted", commit)
 
+    def forget_accepted(self) -> None:
+        """Know of no accepted commit any more."""
+        with self._writing() as connection:
+            connection.execute("DELETE FROM facts WHERE name = 'accepted'")
+
     @property
     def told(self) -> bool:
         """Whether it is known what was installed before this ledger began."""

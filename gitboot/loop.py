@@ -31,7 +31,10 @@ class Loop:
         poll_s: float,
         clock: Callable[[], datetime],
         tell: Callable[[Event], None],
+        before_pass: Callable[[], None] = lambda: None,
+        after_pass: Callable[[], None] = lambda: None,
     ) -> None:
+        self._before_pass, self._after_pass = before_pass, after_pass
         self._reconciler, self._source = reconciler, source
         self._poll_s, self._clock, self._tell = poll_s, clock, tell
         self._wake = threading.Event()  # the next pass is due now
@@ -79,7 +82,10 @@ class Loop:
         at = self._clock()
         if self._fetched is not None:
             self._reconciler.source_fetched(self._fetched[1], at)
-        return self._reconciler.reconcile(at, wait=wait)
+        self._before_pass()
+        due = self._reconciler.reconcile(at, wait=wait)
+        self._after_pass()
+        return due
 
     def _fetch_once(self) -> None:
         before = self._fetched

@@ -44,6 +44,7 @@ class Overriding:
         self.observations: SimpleQueue[Observation] = SimpleQueue()  # filled by the endpoint's threads
         self._fetched: dict[str, Observation] = {}  # by server, until its BMC is read
         self._schedules: dict[str, _Schedule] = {}
+        self.would: dict[str, str] = {}  # by server, what a dry run would do
 
     @property
     def next_due(self) -> datetime | None:
@@ -80,6 +81,7 @@ class Overriding:
         """Take in what came of the jobs that have ended, and completed fetches of entries."""
         for name, result in self._bmcs.finished(wait_all=wait).items():
             self._note(result, at)
+            self.would[name] = result.message
             self._reschedule(name, result, at)
             if (state := servers.get(name)) is not None:
                 self._judge(state, result, at)

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Protocol
 
 from gitboot.answers import ServerState, server_state
-from gitboot.errors import InvalidRepository, OperatorError, Problem, PublishError, TryAgain
+from gitboot.errors import (
+    CorruptClone,
+    InvalidRepository,
+    OperatorError,
+    Problem,
+    PublishError,
+    SourceError,
+    TryAgain,
+)
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.load import FleetRepository, ParseCache, Revision, Snapshot, load
 from gitboot.overriding import Overriding
 from gitboot.provisioning import Provisioning
-from gitboot.publish.directory import Directory
+from gitboot.publish.directory import Published
 from gitboot.records import exported
 from gitboot.render import shared_files
-from gitboot.render.tree import ContentType, File
+from gitboot.render.tree import ContentType, File, Files
 from gitboot.report import Answers, Status
 from gitboot.resolve import Decisions, decide
 from gitboot.source import Source
+
+
+class Target(Protocol):
+    """Where files go, whole or not at all."""
+
+    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+        """Bring the target to hold exactly ``files``."""
 
 
 class Reconciler:
@@ -31,12 +47,14 @@ class Reconciler:
         self,
         *,
         source: Source,
-        target: Directory,
+        target: Target,
         ledger: Ledger,
         provisioning: Provisioning,
         overriding: Overriding,
         journal: Journal,
+        allow_rewind: bool = False,
     ) -> None:
+        self._allow_rewind = allow_rewind
         self._source, self._target, self._ledger = source, target, ledger
         self._provisioning, self._overriding, self._journal = provisioning, overriding, journal
         self.answers: Answers | None = None  # what the endpoint answers from; replaced as a whole
@@ -78,12 +96,53 @@ class Reconciler:
     # source -> load -> decide
 
     def _accept(self, at: datetime) -> None:
-        """Take the newest commit if it holds together; else the one before goes on."""
-        if self._decisions is None and (accepted := self._source.accepted()) is not None:
-            self._take(accepted, at)
-        latest = self._source.latest()
-        if latest is not None and latest != self._attempted:
-            self._take(latest, at)
+        """Take the newest commit if it holds together; else the one before goes on.
+
+        After a start that is first the one that was accepted before: bad commits and a lost remote keep it.
+        """
+        try:
+            if self._decisions is None and (accepted := self._accepted()) is not None:
+                self._take(accepted, at)
+            latest = self._source.latest()
+            if latest is not None and latest != self._attempted and not self._is_held(latest, at):
+                self._take(latest, at)
+        except CorruptClone as error:
+            self._mend_clone(error, at)
+        except SourceError as error:
+            self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
+
+    def _accepted(self) -> Revision | None:
+        """The commit that was accepted last; the ledger knows it even where the clone was lost."""
+        accepted = self._source.accepted()
+        if accepted is None and self._ledger.accepted is not None:
+            raise CorruptClone(f"the accepted commit {self._ledger.accepted} is not in gitboot's own clone")
+        return accepted
+
+    def _mend_clone(self, error: CorruptClone, at: datetime) -> None:
+        """Make the clone anew; what is answered goes on meanwhile."""
+        self._journal.event(at, "CloneCorrupt", str(error), warning=True)
+        accepted = self._ledger.accepted
+        try:
+            self._source.restore(Revision(accepted) if accepted is not None else None)
+        except (TryAgain, OperatorError) as failure:
+            self._journal.condition("SourceReady", False, "CorruptClone", f"{error}; {failure}", at)
+            return
+        self._journal.event(at, "CloneRestored", "gitboot's own clone was made anew")
+        self._snapshot = None
+
+    def _is_held(self, latest: Revision, at: datetime) -> bool:
+        """Whether a commit leaves out something of what led to the accepted one, and nobody allowed that."""
+        accepted = self._source.accepted()
+        if self._allow_rewind or accepted is None or not self._source.is_rewind(accepted, latest):
+            return False
+        message = (
+            f"{latest[:12]} does not descend from the accepted {accepted[:12]}: the branch was rewound or "
+            "force-pushed; start once with --allow-rewind if that is meant"
+        )
+        self._attempted, self._problems = latest, ()
+        if self._journal.condition("CommitAccepted", False, "Rewound", message, at):
+            self._journal.event(at, "Held", message, {"commit": latest}, warning=True)
+        return True
 
     def _take(self, revision: Revision, at: datetime) -> None:
         """Accept a commit as a whole, or refuse it as a whole."""
@@ -94,9 +153,6 @@ class Reconciler:
             decisions = decide(repository)
         except InvalidRepository as error:
             self._refuse(revision, error, at)
-            return
-        except TryAgain as error:
-            self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
             return
         self._ledger.accept(revision)
         self._source.accept(revision)

@@ -1,4 +1,4 @@
-"""This instance: where it reads, writes and listens; from flags, GITBOOT_… variables or gitboot.toml."""
+"""This instance: where it reads, writes and listens; from flags and GITBOOT_… variables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ class Settings:
 
     repository: str  # a path or a URL
     reference: str | None  # branch, tag, semver range or commit; None: what the remote's HEAD names
+    git_credentials: Path | None  # a directory with username and password
+    ssh_key: Path | None
+    known_hosts: Path | None
+    ca_bundle: Path | None
+    git_timeout_s: float
     output: Path
     state: Path
     listen: str | None  # HOST:PORT; None: nothing is served
     records: str | None  # fresh or adopt: what a ledger that was never told is told
-    credentials: Path | None
+    credentials: Path | None  # of BMCs: a directory with NAME/username and NAME/password
     assets: Path | None  # what is served under /assets/
+    spool: Path | None  # where endpoints leave what was fetched from them
     poll_s: float
+    allow_rewind: bool
+    once: bool
+    dry_run: bool

@@ -139,6 +139,7 @@ class _Budget:
 
 
 _NUMBERS: Final = frozenset({bool, int, float})
+_CALL: Final = 4  # the work of calling a filter, a test, a macro, a function
 
 
 class _Context(Context):
@@ -224,7 +225,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             pass
         if not isinstance(argument, str | int):
             raise _failed(f"{_kind(argument)} is no key of {_kind(obj)}")
-        return self.undefined(obj=obj, name=argument)
+        name: Any = argument
+        return self.undefined(obj=obj, name=name)
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(function, Undefined):
@@ -232,7 +234,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if not isinstance(function, Macro | partial) and function not in _FUNCTIONS.values():
             raise _failed(f"{_kind(function)} cannot be called")
         budget: _Budget = context.budget
-        budget.spend(1)
+        budget.spend(_CALL)
         budget.calls -= 1
         if budget.calls < 0:
             raise _out_of_bounds("its macros call each other too deeply")
@@ -432,7 +434,7 @@ def _priced(function: Any) -> Callable[..., Any]:
 def _priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     @pass_context
     def priced(context: _Context, *args: Any, **kwargs: Any) -> Any:
-        context.budget.spend(1)
+        context.budget.spend(_CALL)
         for value in (*args, *kwargs.values()):
             context.budget.weigh(value)
         result = function(context, *args, **kwargs)

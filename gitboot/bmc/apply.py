@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import Bmc, Credentials
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
 from gitboot.model.scalars import SystemUuid
 from gitboot.override import (
+    OFF,
     Armed,
     AskOperator,
     Confirm,
@@ -52,6 +55,7 @@ class Job:
     ca: str | None  # PEM
     wanted: Wanted | None
     records: tuple[Armed, ...]
+    dry_run: bool = False  # say what would be written, and write nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +90,8 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[Armed], None], clock: Calla
         )
 
     def keep(record: Armed) -> None:
-        write(record)
+        if not job.dry_run:
+            write(record)
         records[record.reason] = record
         wrote.append(record)
 
@@ -94,6 +99,9 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[Armed], None], clock: Calla
         for _ in range(_MOST_STEPS):
             seen = bmc.observe()
             step = next_step(wanted=job.wanted, observed=seen, records=records.values(), at=clock())
+            if job.dry_run and isinstance(step, Set | Withdraw):
+                override = step.record.override if isinstance(step, Set) else OFF
+                return done(Outcome.UNCHANGED, f"would PATCH {seen.settings}: {json.dumps(boot_patch(override, seen))}")
             match step:
                 case Leave():
                     shown = f"{seen.override.enabled} {seen.override.target}"
@@ -150,6 +158,7 @@ class Fleet:
     credentials: Path | None
     write: Callable[[SystemUuid, Armed], None]
     clock: Callable[[], datetime]
+    dry_run: bool = False  # every job
     parallel: int = 32
     on_finished: Callable[[], None] = lambda: None
     _pool: ThreadPoolExecutor = field(init=False)
@@ -166,7 +175,7 @@ class Fleet:
             if job.server not in self._running:
                 # One shared SSLContext for each authority: loading the CA bundle is what costs.
                 tls = self._context(job.verify, job.ca)
-                future = self._pool.submit(self._run, job, tls)
+                future = self._pool.submit(self._run, replace(job, dry_run=self.dry_run), tls)
                 self._running[job.server] = future
                 future.add_done_callback(lambda _: self.on_finished())
 

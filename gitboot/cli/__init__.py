@@ -20,6 +20,10 @@ _COMMANDS: Final = {
     "timeline": "Show what a server boots when, without another commit.",
     "render": "Write the whole tree of boot files into a directory.",
     "run": "Watch a repository and publish, serve and set what its servers boot.",
+    "serve": "Serve a published tree, in as many processes as wanted.",
+    "status": "Show a running instance at a glance.",
+    "events": "Print what an instance did, as JSON lines.",
+    "reconcile": "Let a running instance fetch and pass now.",
     "schema": "Print the JSON Schemas of the kinds, for editors and CI.",
     "version": "Show gitboot's version.",
 }

@@ -40,6 +40,16 @@ def fleet_options(command: Command) -> Command:
     return path(_rev_option(command))
 
 
+def state_option(command: Command) -> Command:
+    """--state: the instance that a command is about."""
+    return click.option(
+        "--state",
+        required=True,
+        type=click.Path(path_type=Path, file_okay=False),
+        help="The state directory of the instance.",
+    )(command)
+
+
 class InstantType(click.ParamType[datetime]):
     """An RFC 3339 instant with its offset."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,10 +20,13 @@ from gitboot.report import Event, Observation, Status
 from gitboot.settings import Settings
 
 if TYPE_CHECKING:
+    from gitboot.bmc.apply import Fleet as Bmcs
+    from gitboot.ledger import Ledger
     from gitboot.loop import Loop
     from gitboot.overriding import Overriding
-    from gitboot.reconcile import Reconciler
+    from gitboot.reconcile import Reconciler, Target
     from gitboot.serve.server import Server
+    from gitboot.source import Remote, Source
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -55,20 +60,35 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="A directory that is served under /assets/, for kernels and images. Default: none.",
 )
+@click.option(
+    "--spool",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where `gitboot serve --spool` writes fetches of entries. Default: only those of --listen count.",
+)
+@click.option(
+    "--git-credentials",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A directory with username and password (or token) for an https repository. Default: none.",
+)
+@click.option("--ssh-key", type=click.Path(path_type=Path, dir_okay=False), help="A private key for an ssh repository.")
+@click.option(
+    "--known-hosts",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The host keys to expect, as ssh reads them; needed for ssh.",
+)
+@click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Authorities to trust for an https repository, besides the machine's own.",
+)
+@click.option(
+    "--git-timeout", "git_timeout_s", type=float, default=60, show_default=True, help="Seconds without a byte."
+)
 @click.option("--poll", "poll_s", type=float, default=60, show_default=True, help="Seconds between two fetches.")
+@click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
-def command(
-    repository: str,
-    reference: str | None,
-    output: Path,
-    state: Path,
-    listen: str | None,
-    records: str | None,
-    credentials: Path | None,
-    assets: Path | None,
-    poll_s: float,
-    once: bool,
-) -> None:
+@click.option("--dry-run", is_flag=True, help="Say what one pass would write and override, in full, and do none of it.")
+def command(**settings: Any) -> None:
     """Watch REPOSITORY and do what its newest valid commit says, until interrupted.
 
     REPOSITORY is a path or URL of a Git repository. Each pass resolves what every server boots, publishes it
@@ -76,63 +96,52 @@ def command(
     dangerous ones come with a later version. A commit that is invalid changes nothing: the last accepted one
     goes on. Each option has a GITBOOT_ variable: GITBOOT_OUTPUT, GITBOOT_STATE, GITBOOT_LISTEN …
     """
-    sys.exit(
-        _run(
-            Settings(
-                repository=repository,
-                reference=reference,
-                output=output,
-                state=state,
-                listen=listen,
-                records=records,
-                credentials=credentials,
-                assets=assets,
-                poll_s=poll_s,
-            ),
-            once=once,
-        )
-    )
+    given = Settings(**settings)
+    sys.exit(_dry_run(given) if given.dry_run else _run(given))
 
 
-def _run(settings: Settings, *, once: bool) -> Exit:
+def _run(settings: Settings) -> Exit:
     """Put an instance together, run it, take it apart."""
-    from gitboot.bmc.apply import Fleet as Bmcs
-    from gitboot.journal import Journal
+    from gitboot import state
     from gitboot.ledger import Ledger
-    from gitboot.lock import locked
     from gitboot.loop import Loop
-    from gitboot.overriding import Overriding
-    from gitboot.provisioning import Provisioning
     from gitboot.publish.directory import Directory
-    from gitboot.reconcile import Reconciler
-    from gitboot.source import Remote, Source
+    from gitboot.serve import spool
+    from gitboot.source import Source
 
     with ExitStack() as stack:
         _make(settings.state)
-        stack.enter_context(locked(settings.state))
-        ledger = stack.enter_context(Ledger.open(settings.state / "ledger.sqlite"))
-        target = stack.enter_context(Directory.open(settings.output, ledger=ledger.identity))
-        source = Source(Remote(url=settings.repository, reference=settings.reference), settings.state)
-        journal = Journal(ledger, tell)
-        provisioning = Provisioning(ledger, journal, told=settings.records)
-        bmcs = Bmcs(credentials=settings.credentials, write=ledger.write_armed, clock=_clock)
-        stack.callback(bmcs.close)
-        overriding = Overriding(bmcs, ledger, provisioning, journal)
-        reconciler = Reconciler(
-            source=source,
-            target=target,
-            ledger=ledger,
-            provisioning=provisioning,
-            overriding=overriding,
-            journal=journal,
+        stack.enter_context(state.locked(settings.state))
+        ledger = stack.enter_context(Ledger.open(settings.state / state.LEDGER))
+        take_over = settings.records is not None
+        target = stack.enter_context(Directory.open(settings.output, ledger=ledger.identity, may_take_over=take_over))
+        source = Source(_remote(settings), settings.state)
+        parts = _assembled(settings, stack, source=source, target=target, ledger=ledger)
+
+        def before() -> None:
+            for observation in spool.take(settings.spool) if settings.spool is not None else ():
+                parts.overriding.observations.put(observation)
+
+        def after() -> None:
+            if settings.spool is not None:
+                spool.forget(settings.spool)
+            state.write_status(settings.state, parts.reconciler.status.facts())
+
+        loop = Loop(
+            parts.reconciler,
+            source,
+            poll_s=settings.poll_s,
+            clock=_clock,
+            tell=tell,
+            before_pass=before,
+            after_pass=after,
         )
-        loop = Loop(reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell)
-        bmcs.on_finished = loop.wake
-        if once:
+        parts.bmcs.on_finished = loop.wake
+        if settings.once:
             loop.once()
-            return _exit_of(reconciler.status)
+            return _exit_of(parts.reconciler.status)
         if settings.listen is not None:
-            server = stack.enter_context(_endpoint(settings, reconciler, overriding, loop))
+            server = stack.enter_context(_endpoint(settings, parts, loop))
             tell(Event(at=_clock(), type="Listening", message=server.url, facts={"url": server.url}))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: loop.stop())
@@ -142,17 +151,104 @@ def _run(settings: Settings, *, once: bool) -> Exit:
     return Exit.FINE
 
 
-def _endpoint(settings: Settings, reconciler: Reconciler, overriding: Overriding, loop: Loop) -> Server:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    """What an instance is put together from."""
+
+    reconciler: Reconciler
+    overriding: Overriding
+    bmcs: Bmcs
+
+
+def _assembled(settings: Settings, stack: ExitStack, *, source: Source, target: Target, ledger: Ledger) -> _Parts:
+    from gitboot.bmc.apply import Fleet as Bmcs
+    from gitboot.journal import Journal
+    from gitboot.overriding import Overriding
+    from gitboot.provisioning import Provisioning
+    from gitboot.reconcile import Reconciler
+
+    journal = Journal(ledger, tell)
+    provisioning = Provisioning(ledger, journal, told=settings.records)
+    bmcs = Bmcs(credentials=settings.credentials, write=ledger.write_armed, clock=_clock, dry_run=settings.dry_run)
+    stack.callback(bmcs.close)
+    overriding = Overriding(bmcs, ledger, provisioning, journal)
+    reconciler = Reconciler(
+        source=source,
+        target=target,
+        ledger=ledger,
+        provisioning=provisioning,
+        overriding=overriding,
+        journal=journal,
+        allow_rewind=settings.allow_rewind,
+    )
+    return _Parts(reconciler=reconciler, overriding=overriding, bmcs=bmcs)
+
+
+def _dry_run(settings: Settings) -> Exit:
+    """One pass over a copy of the state, with a target and BMCs that are only looked at."""
+    import sqlite3
+
+    from gitboot.ledger import Ledger
+    from gitboot.loop import Loop
+    from gitboot.publish.look import Looked
+    from gitboot.source import Source
+    from gitboot.state import LEDGER
+
+    with ExitStack() as stack:
+        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
+        if (settings.state / LEDGER).exists():
+            with (
+                closing(sqlite3.connect(settings.state / LEDGER)) as ours,
+                closing(sqlite3.connect(copy / LEDGER)) as new,
+            ):
+                ours.backup(new)
+        ledger = stack.enter_context(Ledger.open(copy / LEDGER))
+        ledger.forget_accepted()  # it is not in the copy's clone
+        target = Looked(settings.output, ledger=ledger.identity, may_take_over=settings.records is not None)
+        source = Source(_remote(settings), copy)
+        parts = _assembled(settings, stack, source=source, target=target, ledger=ledger)
+        Loop(parts.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
+        for what, paths in (("write", target.seen.written), ("withdraw", target.seen.withdrawn)):
+            for path in paths:
+                click.echo(f"would {what} {settings.output / path}")
+        for name, message in parts.overriding.would.items():
+            click.echo(f"{name}: {message}")
+        return _exit_of(parts.reconciler.status)
+
+
+def _remote(settings: Settings) -> Remote:
+    from gitboot.source import Password, Remote, SshKey
+
+    credentials: Password | SshKey | None = None
+    if settings.ssh_key is not None:
+        if settings.known_hosts is None:
+            raise UsageError("--ssh-key needs --known-hosts: a host key that nobody checks proves nothing")
+        credentials = SshKey(private_key=settings.ssh_key, known_hosts=settings.known_hosts)
+    elif settings.git_credentials is not None:
+        from gitboot.bmc.apply import read_credentials
+
+        found = read_credentials(settings.git_credentials.parent, settings.git_credentials.name)
+        credentials = Password(user=found.username, password=found.password)
+    return Remote(
+        url=settings.repository,
+        reference=settings.reference,
+        credentials=credentials,
+        ca_bundle=settings.ca_bundle,
+        timeout_s=settings.git_timeout_s,
+    )
+
+
+def _endpoint(settings: Settings, parts: _Parts, loop: Loop) -> Server:
     from gitboot.serve.app import Endpoint
     from gitboot.serve.server import Server
 
     def observe(observation: Observation) -> None:
-        overriding.observations.put(observation)
+        parts.overriding.observations.put(observation)
         loop.wake()
 
     endpoint = Endpoint(
-        answers=lambda: reconciler.answers,
-        status=lambda: reconciler.status,
+        answers=lambda: parts.reconciler.answers,
+        status=lambda: parts.reconciler.status,
         clock=_clock,
         observe=observe,
         assets=settings.assets,

@@ -19,10 +19,10 @@ def source(item: Mapping[str, Any]) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Left-aligned columns with two spaces between; the header in bold."""
     lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     text = []
     for number, line in enumerate(lines):
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        cells = [cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)]
         cells[-1] = cells[-1].rstrip()
         if number == 0:
             cells = [click.style(cell, bold=True) for cell in cells]
@@ -32,3 +32,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
             ]
         text.append("  ".join(cells).rstrip())
     return "\n".join(text)
+
+
+def _width(cell: str) -> int:
+    return len(click.unstyle(cell))

@@ -84,7 +84,8 @@ class _Decision:
         self._in_the_way: set[str] = set()
 
     def plan(self, path: str, file: File) -> None:
-        if is_record(path) or not path.startswith(("boot/", "ops/")):
+        top, *names = path.split("/")
+        if top not in ("boot", "ops") or not names or {"", ".", ".."}.intersection(names) or is_record(path):
             raise ValueError(f"no file of a tree can be at {path}")
         if (planned := listing(file)) != self._tree.listing(path):
             self._listings[path] = planned

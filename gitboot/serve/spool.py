@@ -41,7 +41,7 @@ def _append(path: Path, line: bytes) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         found = os.fstat(fd)
-        if not path.exists() or not os.path.samestat(found, path.stat()):
+        if not _stands_at(path, found):
             return False
         if os.write(fd, line) < len(line):
             os.ftruncate(fd, found.st_size)  # half a line would spoil the next
@@ -49,6 +49,13 @@ def _append(path: Path, line: bytes) -> bool:
         return True
     finally:
         os.close(fd)
+
+
+def _stands_at(path: Path, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(found, path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def take(spool: Path) -> list[Observation]:

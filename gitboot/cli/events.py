@@ -1,0 +1,27 @@
+"""`gitboot events`: what an instance did, oldest first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from gitboot.cli.inputs import state_option
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@click.option("--server", metavar="NAME", help="Only what happened to this server.")
+def command(state: Path, server: str | None) -> None:
+    """Print what the instance on STATE did, as JSON lines: commits, publications, evidence, every override."""
+    from gitboot.errors import UsageError
+    from gitboot.ledger import Ledger
+    from gitboot.state import LEDGER
+
+    if not (state / LEDGER).exists():
+        raise UsageError(f"no gitboot has run with the state directory {state}")
+    with Ledger.open(state / LEDGER) as ledger:
+        for event in ledger.events():
+            if server is None or event.get("server") == server:
+                click.echo(json.dumps(event, sort_keys=True))

@@ -1,0 +1,21 @@
+"""A target that is only looked at: what publishing would do, for dry runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from gitboot.publish.directory import Published, would_change
+from gitboot.render.tree import Files
+
+
+class Looked:
+    """Stands where a `Directory` would; keeps what publishing would have done, and does none of it."""
+
+    def __init__(self, root: Path, *, ledger: str, may_take_over: bool) -> None:
+        self._root, self._ledger, self._may_take_over = root, ledger, may_take_over
+        self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
+
+    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+        self.seen = would_change(files, self._root, ledger=self._ledger, at=at, may_take_over=self._may_take_over)
+        return self.seen

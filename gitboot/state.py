@@ -1,0 +1,77 @@
+"""The state directory: who runs on it, and what that instance last said of itself."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from gitboot.errors import LockedByAnother, UsageError
+
+LEDGER: Final = "ledger.sqlite"
+_LOCK: Final = "lock"
+_STATUS: Final = "status.json"
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold ``directory`` until the block ends; raises `LockedByAnother` naming the process that has it.
+
+    The lock goes with its process, however that ends.
+    """
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedByAnother(f"{directory} is in use by {_holder(lock) or 'another process'}") from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def running(directory: Path) -> int | None:
+    """The process that holds ``directory`` on this machine; None where none does."""
+    try:
+        lock = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        found = re.match(r"process (\d+) ", _holder(lock))
+        return int(found[1]) if found else None
+    else:
+        return None
+    finally:
+        os.close(lock)
+
+
+def _holder(lock: int) -> str:
+    return os.pread(lock, 1000, 0).decode(errors="replace").strip()
+
+
+def write_status(directory: Path, status: Mapping[str, Any]) -> None:
+    """Leave a status for `gitboot status`; a disk that refuses it loses only that."""
+    new = directory / f"{_STATUS}.new"
+    with suppress(OSError):
+        new.write_text(json.dumps(status, indent=2, sort_keys=True) + "\n")
+        new.replace(directory / _STATUS)
+
+
+def read_status(directory: Path) -> dict[str, Any]:
+    """What the instance said of itself last; raises `UsageError` where none has run here."""
+    try:
+        found: dict[str, Any] = json.loads((directory / _STATUS).read_text())
+    except FileNotFoundError:
+        raise UsageError(f"no gitboot has run with the state directory {directory}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{directory / _STATUS} cannot be read: {error}") from None
+    return found
