@@ -48,6 +48,7 @@ class Ledger:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        self._armed = self._read_armed()  # by UUID and reason: asked for at every pass
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -193,13 +194,16 @@ class Ledger:
 
     def armed(self, uuid: SystemUuid) -> tuple[Armed, ...]:
         """Every override that was armed for a server, one a reason, by reason."""
+        with self._lock:
+            return tuple(self._armed.get(uuid, {}).values())
+
+    def _read_armed(self) -> dict[str, dict[str, Armed]]:
+        found: dict[str, dict[str, Armed]] = {}
         rows = self._rows(
-            "SELECT reason, plan_digest, override, marks, state, at, corrections FROM armed "
-            "WHERE uuid = ? ORDER BY reason",
-            uuid,
+            "SELECT uuid, reason, plan_digest, override, marks, state, at, corrections FROM armed ORDER BY uuid, reason"
         )
-        return tuple(
-            Armed(
+        for uuid, reason, plan_digest, override, marks, state, at, corrections in rows:
+            found.setdefault(uuid, {})[reason] = Armed(
                 reason=reason,
                 plan_digest=plan_digest,
                 override=_override(json.loads(override)),
@@ -208,8 +212,7 @@ class Ledger:
                 at=_instant(at),
                 corrections=tuple(_instant(each) for each in json.loads(corrections)),
             )
-            for reason, plan_digest, override, marks, state, at, corrections in rows
-        )
+        return found
 
     def write_armed(self, uuid: SystemUuid, armed: Armed) -> None:
         """Replace what is recorded for the server and the reason."""
@@ -227,6 +230,9 @@ class Ledger:
                     json.dumps([format_instant(at) for at in armed.corrections]),
                 ),
             )
+        with self._lock:
+            kept = {**self._armed.get(uuid, {}), armed.reason: armed}
+            self._armed[uuid] = dict(sorted(kept.items()))
 
     # What happened
 

@@ -44,6 +44,7 @@ class Overriding:
         self.observations: SimpleQueue[Observation] = SimpleQueue()  # filled by the endpoint's threads
         self._fetched: dict[str, Observation] = {}  # by server, until its BMC is read
         self._schedules: dict[str, _Schedule] = {}
+        self._asked: Mapping[str, ServerState] = {}
         self.would: dict[str, str] = {}  # by server, what a dry run would do
 
     @property
@@ -53,6 +54,10 @@ class Overriding:
 
     def ask(self, repository: FleetRepository, servers: Mapping[str, ServerState], at: datetime) -> None:
         """Begin a job for every BMC that is due, or whose server wants something else than before."""
+        due = self.next_due
+        if servers is self._asked and not self._fetched and (due is None or at < due):
+            return
+        self._asked = servers
         jobs = []
         for name, state in servers.items():
             bmc = repository.servers[name].spec.bmc

@@ -36,7 +36,7 @@ class Provisioning:
 
     @property
     def records(self) -> Mapping[SystemUuid, Record]:
-        """What is known, by UUID; a UUID that is missing is unknown."""
+        """What is known, by UUID; a UUID that is missing is unknown. Another mapping whenever more is known."""
         return self._records
 
     def know(self, decisions: Decisions, at: datetime) -> None:
@@ -131,4 +131,4 @@ class Provisioning:
         written = list(records)
         if written:
             self._ledger.write_records(written)
-            self._records |= {uuid: record for uuid, _, record in written}
+            self._records = {**self._records, **{uuid: record for uuid, _, record in written}}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gitboot.answers import ServerState, server_state
 from gitboot.errors import (
@@ -18,7 +19,9 @@ from gitboot.errors import (
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.load import FleetRepository, ParseCache, Revision, Snapshot, load
+from gitboot.model.scalars import SystemUuid
 from gitboot.overriding import Overriding
+from gitboot.plan import Record
 from gitboot.provisioning import Provisioning
 from gitboot.publish.directory import Published
 from gitboot.records import exported
@@ -27,6 +30,18 @@ from gitboot.render.tree import ContentType, File, Files
 from gitboot.report import Answers, Status
 from gitboot.resolve import Decisions, decide
 from gitboot.source import Source
+
+
+class _Planned(NamedTuple):
+    """What all servers were planned from; until the next transition another pass has nothing to plan."""
+
+    decisions: Decisions
+    records: Mapping[SystemUuid, Record]
+    until: datetime | None
+
+    def holds(self, decisions: Decisions, records: Mapping[SystemUuid, Record], at: datetime) -> bool:
+        same = self.decisions is decisions and self.records is records
+        return same and (self.until is None or at < self.until)
 
 
 class Target(Protocol):
@@ -52,14 +67,16 @@ class Reconciler:
         provisioning: Provisioning,
         overriding: Overriding,
         journal: Journal,
+        parsed: ParseCache,
+        keep_parsed: Callable[[ParseCache], None],
         allow_rewind: bool = False,
     ) -> None:
+        self._parsed, self._keep_parsed = parsed, keep_parsed
         self._allow_rewind = allow_rewind
         self._source, self._target, self._ledger = source, target, ledger
         self._provisioning, self._overriding, self._journal = provisioning, overriding, journal
         self.answers: Answers | None = None  # what the endpoint answers from; replaced as a whole
         self.status = Status()
-        self._parsed: ParseCache = {}
         self._snapshot: Snapshot | None = None
         self._repository: FleetRepository | None = None
         self._decisions: Decisions | None = None
@@ -68,6 +85,7 @@ class Reconciler:
         self._applied: str | None = None
         self._planned_at: datetime | None = None
         self._servers: dict[str, ServerState] = {}
+        self._planned: _Planned | None = None
 
     def reconcile(self, at: datetime, *, wait: bool = False) -> datetime | None:
         """Do one pass at ``at``; return when the next is due by the clock. Repeating a pass changes nothing.
@@ -158,7 +176,10 @@ class Reconciler:
         self._source.accept(revision)
         self._attempted, self._problems = revision, decisions.warnings
         self._snapshot, self._repository, self._decisions = snapshot, repository, decisions
+        before = self._parsed
         self._parsed = {blob: known[blob] for blob in snapshot.blobs.values() if blob in known}
+        if self._parsed.keys() != before.keys():
+            self._keep_parsed(self._parsed)
         message = f"{revision[:12]} decides what {len(decisions.servers)} servers boot"
         self._journal.condition("CommitAccepted", True, "Valid", message, at)
         self._journal.event(at, "Accepted", message, {"commit": revision})
@@ -178,6 +199,8 @@ class Reconciler:
         before, records = self._servers, self._provisioning.records
         if self._planned_at is not None and at < self._planned_at:
             before = {}  # the clock was set back: what was planned for later does not hold
+        elif self._planned is not None and self._planned.holds(decisions, records, at):
+            return self._applied != decisions.revision
         self._servers = {}
         for name, decision in decisions.servers.items():
             state, record = before.get(name), records.get(decision.uuid)
@@ -185,6 +208,8 @@ class Reconciler:
                 state = server_state(decisions, decision, record, at)
                 self._provisioning.offer(state)
             self._servers[name] = state
+        transitions = (state.transition for state in self._servers.values() if state.transition is not None)
+        self._planned = _Planned(decisions, records, min(transitions, default=None))
         same = self._servers.keys() == before.keys() and all(
             state is before[name] for name, state in self._servers.items()
         )
@@ -235,8 +260,7 @@ class Reconciler:
         for state in self._servers.values():
             phase = str(state.plan.phase) if state.plan else "NoPlan"
             phases[phase] = phases.get(phase, 0) + 1
-        transitions = [state.transition for state in self._servers.values() if state.transition is not None]
-        next_transition = min(transitions, default=None)
+        next_transition = self._planned.until if self._planned is not None else None
         self.status = Status(
             attempted=self._attempted,
             problems=self._problems,

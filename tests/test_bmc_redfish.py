@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +41,7 @@ from tests.redfish.faults import (
     Status,
     Truncated,
 )
-from tests.redfish.profiles import AMI, GENERIC, ILO6, PROFILES, XCC, Profile
+from tests.redfish.profiles import AMI, GENERIC, ILO6, PROFILES, SUPERMICRO_X10, SUPERMICRO_X11, XCC, Profile
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
@@ -167,6 +168,7 @@ def test_each_vendor_is_sent_what_it_takes(
     assert [boot.target for boot in machine.boots] == [*boots.split(), "None"]
     assert machine.resets == 4  # nothing that was sent cost the machine another reboot
     assert not machine.boot_order_changed
+    assert all("If-Match" in request.headers for request in machine.requests if request.method == "PATCH")
 
 
 def test_all_profiles_are_tested() -> None:
@@ -184,6 +186,33 @@ def test_only_what_differs_is_sent(serve: Serve, open_bmc: Open) -> None:
 
     sent = [_sent(machine, index) for index in range(len(machine.writes))]
     assert sent == ["Once UefiHttp URI", "Legacy None", "Disabled"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "sent"),
+    [
+        pytest.param(GENERIC, "Cd", id="what differs"),
+        pytest.param(SUPERMICRO_X10, "Once UsbCd", id="and Enabled"),
+        pytest.param(SUPERMICRO_X11, "Once UsbCd UEFI", id="and Enabled and Mode"),
+        pytest.param(AMI, "Once Cd UEFI", id="and all of it"),
+    ],
+)
+def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
+    serve: Serve, open_bmc: Open, profile: Profile, sent: str
+) -> None:
+    machine = Machine(profile=profile)
+    bmc = open_bmc(serve(machine))
+    _set(bmc, replace(FROM_CD, target=Target.PXE))
+    _set(bmc, FROM_CD)
+    assert _sent(machine) == sent
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_what_is_off_is_not_switched_off(serve: Serve, open_bmc: Open, profile: Profile) -> None:
+    machine = Machine(profile=profile)
+    bmc = open_bmc(serve(machine))
+    bmc.clear(bmc.observe())
+    assert machine.writes == []
 
 
 @pytest.mark.parametrize(
@@ -325,6 +354,16 @@ def test_each_fault_of_a_reading_has_its_error(
     assert str(raised.value).startswith(f"GET {server.url}") or server.url in str(raised.value)
     assert PASSWORD not in repr(raised.value)
     assert len(machine.requests) <= 2
+
+
+def test_the_time_for_an_answer_begins_once(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine()
+    server = serve(machine)
+    server.fault(Slow(every_s=0.45))
+    began = time.monotonic()
+    with pytest.raises(BmcUnreachable):
+        open_bmc(server, system=machine.path, read_timeout_s=0.5).observe()
+    assert time.monotonic() - began < 0.8
 
 
 def test_a_bmc_is_well_again_after_a_fault(serve: Serve, open_bmc: Open) -> None:
@@ -485,13 +524,24 @@ def test_a_placeholder_is_no_mark() -> None:
     assert (seen.marks.last_reset_time, seen.marks.boot_progress_time) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("targets", "target"), [(["Cd", "UsbCd"], Target.USB_CD), (["Cd"], Target.CD), (None, Target.CD)]
+)
+def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(targets: list[str] | None, target: Target) -> None:
+    machine = Machine(profile=SUPERMICRO_X11)
+    body = machine.system()
+    body["Boot"]["BootSourceOverrideTarget@Redfish.AllowableValues"] = targets
+    system = Resource(url=f"http://bmc{machine.path}", body=body, etag=None)
+    assert observe(system, None).boots_cd_as is target
+
+
 def test_an_unknown_authority_and_another_name_are_rejected(authority: Authority, serve: Serve, open_bmc: Open) -> None:
     server = serve(Machine(), tls=True)
     with pytest.raises(BmcRejected, match="certificate refused: unable to get local issuer certificate"):
         open_bmc(server, tls=tls_context()).observe()
     with (
         RedfishServer(Service(Machine()), tls=authority.server_context("DNS:bmc.example.net")) as other,
-        pytest.raises(BmcRejected, match="certificate refused: .*not valid for '127"),
+        pytest.raises(BmcRejected, match=r"certificate refused: .*not valid for '127"),
     ):
         open_bmc(other).observe()
     assert open_bmc(server, tls=tls_context(verify=False)).observe().power == "On"

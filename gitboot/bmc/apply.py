@@ -116,10 +116,12 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[Armed], None], clock: Calla
                     keep(record)
                     try:
                         bmc.set_override(record.override, seen)
-                    except BmcRejected as error:
+                    except (BmcRejected, BmcBusy) as error:
+                        # A refusal alone proves nothing: what it left behind is read.
                         seen = bmc.observe()
                         keep(refused(record, seen).record)
-                        return done(Outcome.STALLED, str(error))
+                        again = isinstance(error, BmcBusy)
+                        return done(Outcome.WAITING if again else Outcome.STALLED, str(error))
                 case Withdraw(record=record):
                     keep(record)
                     bmc.clear(seen)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +49,38 @@ def state_option(command: Command) -> Command:
         required=True,
         type=click.Path(path_type=Path, file_okay=False),
         help="The state directory of the instance.",
+    )(command)
+
+
+def config_option(command: Command) -> Command:
+    """--config: a TOML file with the command's options as keys; flags and variables win over it."""
+
+    def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        names = {
+            option.removeprefix("--"): parameter.name
+            for parameter in context.command.params
+            for option in parameter.opts
+        }
+        try:
+            given = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from None
+        for key in given.keys() - names.keys():
+            close = get_close_matches(key, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it may have {', '.join(sorted(names))}"
+            raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
+        context.default_map = {names[key] or key: value for key, value in given.items()}
+        return path
+
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        callback=read,
+        is_eager=True,
+        expose_value=False,
+        help='A TOML file with these options as keys: output = "/srv/boot". Default: none.',
     )(command)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import config_option
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
 from gitboot.report import Event, Observation, Status
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@config_option
 @click.argument("repository", envvar="GITBOOT_REPOSITORY")
 @click.option("--reference", metavar="REF", help="Branch, tag or commit to follow. Default: the remote's HEAD.")
 @click.option(
@@ -94,7 +96,8 @@ def command(**settings: Any) -> None:
     REPOSITORY is a path or URL of a Git repository. Each pass resolves what every server boots, publishes it
     as files, serves them, and sets boot overrides at BMCs. Every valid commit is accepted: guards against
     dangerous ones come with a later version. A commit that is invalid changes nothing: the last accepted one
-    goes on. Each option has a GITBOOT_ variable: GITBOOT_OUTPUT, GITBOOT_STATE, GITBOOT_LISTEN …
+    goes on. Each option has a GITBOOT_ variable
+    (GITBOOT_OUTPUT, GITBOOT_POLL …) and a key in the file of --config.
     """
     given = Settings(**settings)
     sys.exit(_dry_run(given) if given.dry_run else _run(given))
@@ -162,6 +165,7 @@ class _Parts:
 
 def _assembled(settings: Settings, stack: ExitStack, *, source: Source, target: Target, ledger: Ledger) -> _Parts:
     from gitboot.bmc.apply import Fleet as Bmcs
+    from gitboot.cache import read_parsed, write_parsed
     from gitboot.journal import Journal
     from gitboot.overriding import Overriding
     from gitboot.provisioning import Provisioning
@@ -179,6 +183,8 @@ def _assembled(settings: Settings, stack: ExitStack, *, source: Source, target: 
         provisioning=provisioning,
         overriding=overriding,
         journal=journal,
+        parsed=read_parsed(settings.state / "cache"),
+        keep_parsed=lambda parsed: None if settings.dry_run else write_parsed(settings.state / "cache", parsed),
         allow_rewind=settings.allow_rewind,
     )
     return _Parts(reconciler=reconciler, overriding=overriding, bmcs=bmcs)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.inputs import config_option
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
 from gitboot.report import Event
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@config_option
 @click.option(
     "--output",
     required=True,

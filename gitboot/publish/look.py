@@ -16,6 +16,6 @@ class Looked:
         self._root, self._ledger, self._may_take_over = root, ledger, may_take_over
         self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:  # noqa: ARG002 - as a Directory has it
         self.seen = would_change(files, self._root, ledger=self._ledger, at=at, may_take_over=self._may_take_over)
         return self.seen
