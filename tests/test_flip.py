@@ -1,0 +1,159 @@
+"""The seed problem at every lookup: at one instant there is one answer, whenever passes happen to run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import httpx
+
+from gitboot.bmc.apply import Fleet
+from gitboot.journal import Journal
+from gitboot.ledger import Ledger
+from gitboot.overriding import Overriding
+from gitboot.provisioning import Provisioning
+from gitboot.publish.directory import Directory
+from gitboot.reconcile import Reconciler
+from gitboot.serve.app import Endpoint
+from gitboot.serve.server import Server
+from gitboot.serve.tree import PublishedTree
+from gitboot.source import Remote, Source
+from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.instance import Repository
+
+USER_DATA = "userData: {format: Ignition/3.4, template: t.j2}"
+DOCUMENTS = (
+    fleet(),
+    server("web01", spec="addresses").replace(", addresses", "").replace('"}]', '", addresses: [127.0.0.1]}]'),
+    image("flatcar-1", "userData: Ignition/3.4", "kernel, initrd, loader"),
+    image("repair-7", "writesDisk: false, userData: Ignition/3.4, configFrom: SystemUUID", "uki"),
+    profile("web", "flatcar-1", f"httpBoot: loader, {USER_DATA}", method="UefiHttp"),
+    profile("repair", "repair-7", f"httpBoot: uki, {USER_DATA}", method="UefiHttp"),
+    policy("web"),
+    maintenance("repair", "20T22:00 21T04:00"),
+)
+TEMPLATE = '{"ignition": {"version": "3.4.0"}, "image": {{ image.name | tojson }}}\n'
+START, END = at("20T22:00"), at("21T04:00")
+MAC = mac_of("web01")
+LOOKUPS = (
+    f"/v1/boot/{MAC}/boot.ipxe",
+    f"/v1/boot/{MAC.replace(':', '')}/boot.ipxe",
+    f"/ipxe/{uuid_of('web01')}",
+    f"/ignition/{uuid_of('web01').upper()}",
+    "/httpboot",
+)
+
+
+class Clock:
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@contextmanager
+def reconciler(folder: Path, documents: tuple[str, ...] = DOCUMENTS) -> Iterator[Reconciler]:
+    repository = Repository.create(folder / "git")
+    repository.push({"fleet.yaml": "---\n".join(documents), "t.j2": TEMPLATE})
+    (folder / "state").mkdir()
+    with ExitStack() as stack:
+        ledger = stack.enter_context(Ledger.open(folder / "state" / "ledger.sqlite"))
+        target = stack.enter_context(Directory.open(folder / "output", ledger=ledger.identity))
+        source = Source(Remote(url=str(repository.bare)), folder / "state")
+        source.fetch()
+        journal = Journal(ledger, lambda event: None)
+        provisioning = Provisioning(ledger, journal, told=None)
+        bmcs = Fleet(credentials=None, write=ledger.write_armed, clock=lambda: START)
+        stack.callback(bmcs.close)
+        yield Reconciler(
+            source=source,
+            target=target,
+            ledger=ledger,
+            provisioning=provisioning,
+            overriding=Overriding(bmcs, ledger, provisioning, journal),
+            journal=journal,
+            parsed={},
+            keep_parsed=lambda parsed: None,
+        )
+
+
+def instants() -> list[datetime]:
+    """Around both ends of the window, to the microsecond, and well away from them; shuffled."""
+    offsets = [timedelta(microseconds=us) for us in (-1_000_000, -1, 0, 1, 999_999)] + [timedelta(hours=2)]
+    found = [end + offset for end in (START, END) for offset in offsets] + [START - timedelta(days=1)]
+    return sorted(found)
+
+
+def answers(client: httpx.Client) -> set[str]:
+    """Which image each lookup answers with."""
+    found = set()
+    for path in LOOKUPS:
+        body = client.get(path).text
+        found.add("repair-7" if "repair-7" in body else "flatcar-1" if "flatcar-1" in body else f"{path}: {body!r}")
+    return found
+
+
+def expected(now: datetime) -> set[str]:
+    return {"repair-7"} if START <= now < END else {"flatcar-1"}
+
+
+def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: Path) -> None:
+    clock, order, asked = Clock(START - timedelta(days=2)), random.Random(7), 0
+    with reconciler(tmp_path) as instance:
+        instance.reconcile(clock.now)
+        endpoint = Endpoint(answers=lambda: instance.answers, status=lambda: instance.status, clock=clock)
+        with Server(endpoint, "127.0.0.1:0") as running, httpx.Client(base_url=running.url) as client:
+            for _ in range(20):
+                for now in instants():
+                    clock.now = now
+                    if order.random() < 0.3:  # a pass may come at any time, or not at all
+                        instance.reconcile(now)
+                    # Between passes the endpoint knows one transition ahead: it is asked for no later instant.
+                    if (due := instance.status.next_transition) is not None and due <= START < END <= now:
+                        instance.reconcile(now)
+                    asked += len(LOOKUPS)
+                    assert answers(client) == expected(now), now
+                instance.reconcile(START - timedelta(days=2))  # the clock is set back
+    assert asked > 1000
+
+
+def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> None:
+    with reconciler(tmp_path) as instance:
+        instance.reconcile(START - timedelta(hours=1))
+    clock = Clock(START - timedelta(hours=1))
+    tree = PublishedTree(tmp_path / "output", clock)
+    tree.refresh()
+    endpoint = Endpoint(answers=lambda: tree.answers, status=lambda: tree.status, clock=clock)
+    with Server(endpoint, "127.0.0.1:0") as running, httpx.Client(base_url=running.url) as client:
+        for now in (clock.now, START - timedelta(microseconds=1), START, START + timedelta(hours=3)):
+            clock.now = now
+            entries = {path: client.get(path).text for path in LOOKUPS[:4]}
+            found = {"repair-7" if "repair-7" in body else "flatcar-1" for body in entries.values()}
+            assert found == expected(now)
+
+
+def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None:
+    with reconciler(tmp_path) as instance:
+        instance.reconcile(START - timedelta(hours=1))
+        before = instance.answers
+        assert before is not None
+        assert {upcoming.at for upcoming in before.upcoming.values()} == {START}
+        for upcoming in before.upcoming.values():
+            assert upcoming.file is None or upcoming.file in before.files.values()
+
+
+def test_planning_at_the_transition_gives_what_was_upcoming(tmp_path: Path) -> None:
+    with reconciler(tmp_path) as instance:
+        instance.reconcile(START - timedelta(hours=1))
+        before = instance.answers
+        instance.reconcile(START)
+        after = instance.answers
+        assert before is not None
+        assert after is not None
+        for path in {*before.files, *after.files}:
+            if path.startswith("boot/") and not path.startswith("boot/o/"):
+                assert before.at(path, START) == after.at(path, START), path
