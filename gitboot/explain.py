@@ -116,7 +116,7 @@ class _Explaining:
             yield self._reason(
                 "site",
                 site.name,
-                "R4",
+                "-",
                 "the first site that selects the server",
                 fleet,
                 "spec",
