@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gitboot.codes import Code
 from gitboot.errors import InvalidRepository, Problem, Severity
+from gitboot.leaks import leaks
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
@@ -237,10 +238,24 @@ class _Deciding:
         """The composed boot; None where it cannot work, which has been noted."""
         source = boot_source(self._repository, server, profile, image, pool=pool, maintenance=maintenance)
         try:
-            return self._composer.compose(source)
+            boot = self._composer.compose(source)
         except Unbootable as error:
             self._find_unbootable(server.metadata.name, error)
             return None
+        self._check_leaks(server, boot, source.profile_id)
+        return boot
+
+    def _check_leaks(self, server: Server, boot: Boot, profile: Id) -> None:
+        for leak in leaks(boot):
+            self._find(
+                server.metadata.name,
+                Code.SECRET,
+                f"what looks like {leak.what} would be published: {leak.where}",
+                Code.SECRET.hint,
+                profile,
+                *("spec", "userData" if "argument" not in leak.where else "kernelArguments"),
+                severity=leak.severity,
+            )
 
     def _check_skew(
         self, server: Server, profile: BootProfile, image: str, said_by: Id, path: tuple[str | int, ...]
