@@ -456,3 +456,9 @@ class Code(StrEnum):
         "Its tree object is damaged, or was not written by Git.",
         "Commit the folder anew from a clone in which `git fsck` finds nothing.",
     )
+    IGNORE_PATTERN = (
+        "GB5007",
+        "A line of .gitbootignore that is no pattern",
+        "Git would pass over it in silence, and files that it was to leave out would be read.",
+        "Write patterns as in .gitignore: a character class is closed and in order, no line ends in a backslash.",
+    )

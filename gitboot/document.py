@@ -12,6 +12,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from yaml._yaml import CParser  # fails without libyaml, as it should: PyYAML's own parser is no substitute
@@ -79,9 +80,14 @@ def parse(data: bytes, path: str) -> tuple[tuple[Document, ...], tuple[Problem, 
         return (), (problem,)
     documents: list[Document] = []
     problems: list[Problem] = []
-    for index, reader in enumerate(_readers(data, path)):
+    index = 0
+    for span in _cut(data):
+        reader = _reader(data, span, path)
+        if reader.is_empty:
+            continue
         if document := reader.read(index):
             documents.append(document)
+        index += 1
         problems += reader.faults.problems
         if len(problems) > MAX_PROBLEMS:
             break
@@ -93,10 +99,11 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
 
     An absent value stands where its key does. A path that leads nowhere gives the last value on its way.
     """
-    for number, reader in enumerate(_readers(data, path="")):
-        if number == index:
-            return reader.find(path, key=key)
-    raise IndexError(f"no document {index}")
+    try:
+        span = _spans(data)[index]
+    except IndexError:
+        raise IndexError(f"no document {index}") from None
+    return _reader(data, span, path="").find(path, key=key)
 
 
 def _problem_of_file(data: bytes, path: str) -> Problem | None:
@@ -123,17 +130,33 @@ def _first_of(problems: list[Problem]) -> tuple[Problem, ...]:
     return (*sorted(problems[:MAX_PROBLEMS]), more)
 
 
-def _readers(data: bytes, path: str) -> Iterator[_Reader]:
-    """A reader for each document of a file that is not empty, in the file's order."""
+class _Span(NamedTuple):
+    """Which bytes of a file are one document."""
+
+    start: int
+    end: int
+    lines_before: int
+
+
+def _cut(data: bytes) -> Iterator[_Span]:
+    """Every document of a file, in the file's order, the empty ones too."""
     start = lines = 0
     while start < len(data):
         following = _NEXT_DOCUMENT.search(data, start)
         end = following.start() + 1 if following else len(data)
-        reader = _Reader(_Faults(path=path, source=data[start:end], lines_before=lines))
-        if not reader.is_empty:
-            yield reader
+        yield _Span(start, end, lines)
         lines += data.count(b"\n", start, end)
         start = end
+
+
+@lru_cache(maxsize=1)  # a file's problems are located one after the other
+def _spans(data: bytes) -> tuple[_Span, ...]:
+    """The documents that are not empty, by their index."""
+    return tuple(span for span in _cut(data) if not _reader(data, span, path="").is_empty)
+
+
+def _reader(data: bytes, span: _Span, path: str) -> _Reader:
+    return _Reader(_Faults(path=path, source=data[span.start : span.end], lines_before=span.lines_before))
 
 
 class _CannotReadOn(Exception):
@@ -185,7 +208,7 @@ class _Faults:
         elif " tag" in context + problem:
             code, message, mend = Code.TAG, f"a tag: {problem}", _NO_TAGS
         else:
-            code, mend = Code.NOT_YAML, _MENDS.get(problem, "")
+            code, mend = Code.NOT_YAML, _MENDS.get(problem, Code.NOT_YAML.hint)
             message = "not YAML: " + problem.replace("found character", f"found {character!r}, a character")
             if began and began.line != mark.line:
                 message += f" ({context} that begins in line {self.place(began).line})"
@@ -375,6 +398,7 @@ _MENDS = {
     "did not find expected ',' or '}'": "close the mapping with '}'",
     "did not find expected <document start>": "put it into the document, or a '---' line before it",
     "did not find expected alphabetic or numeric character": "put text that begins with '*' or '&' in quotes",
+    "did not find expected comment or line break": "begin the text of a block on the next line",
     "did not find expected key": "indent all keys of a mapping alike; put the whole value in quotes",
     "did not find expected node content": "put text that begins with one of ,[]{} in quotes",
     "found character that cannot start any token": "put the text in quotes",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,8 +46,8 @@ CREATE TABLE events (
 class Ledger:
     """One SQLite file with one writer; every write is on disk when its method returns."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection, self._path = connection, path
         self._lock = threading.Lock()
         self._armed = self._read_armed()  # by UUID and reason: asked for at every pass
 
@@ -56,24 +57,23 @@ class Ledger:
 
         Raises `LedgerError` where it is damaged or of another version.
         """
-        try:
+        with _reading(path), ExitStack() as failing:
             connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            failing.callback(connection.close)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             cls._migrate(connection, path)
-        except sqlite3.Error as error:
-            raise LedgerError(
-                f"{path}: the ledger cannot be read ({error}); restore it from a backup, or move it away and start "
-                "with --records"
-            ) from error
-        return cls(connection)
+            ledger = cls(connection, path)
+            failing.pop_all()
+        return ledger
 
     @staticmethod
     def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
-            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION};")
             connection.execute("INSERT INTO facts VALUES ('identity', ?)", (str(uuid4()),))
+            connection.execute("COMMIT")
         elif version != _VERSION:
             raise LedgerError(
                 f"{path}: the ledger is of version {version}, this gitboot knows {_VERSION}; use a newer gitboot"
@@ -91,16 +91,19 @@ class Ledger:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
-            except BaseException:
-                self._connection.execute("ROLLBACK")
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                if self._connection.in_transaction:  # SQLite ends it itself where the disk is full
+                    self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise LedgerError(f"{self._path}: the ledger cannot be written ({error})") from error
                 raise
-            self._connection.execute("COMMIT")
 
     def _rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._lock, _reading(self._path):
             return self._connection.execute(query, parameters).fetchall()
 
     # Facts about the ledger itself
@@ -252,6 +255,34 @@ class Ledger:
         """Everything that was written down, oldest first, as JSON values."""
         for at, type, message, facts in self._rows("SELECT at, type, message, facts FROM events ORDER BY id"):
             yield {"at": at, "type": type, "message": message, **json.loads(facts)}
+
+
+def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
+    """Copy the ledger at ``path``, leaving everything beside it as it is.
+
+    While another process writes to it, only SQLite knows what holds together; without one SQLite would make files
+    there, or complete what a process left that was killed.
+    """
+    with _reading(path):
+        if in_use:
+            with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
+                ours.backup(new)
+        else:
+            for suffix in ("", "-wal"):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What SQLite raises within, or what is made of a row, becomes a `LedgerError`."""
+    try:
+        yield
+    except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+        raise LedgerError(
+            f"{path}: the ledger cannot be read ({error}); restore it from a backup, or move it away and start "
+            "with --records"
+        ) from error
 
 
 def _instant(text: str) -> datetime:

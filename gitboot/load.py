@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from ipaddress import ip_interface
 from typing import Any, Final, NamedTuple, NewType
+from urllib.parse import urlsplit
 
 from pathspec import GitIgnoreSpec
 from pydantic import TypeAdapter, ValidationError
@@ -21,9 +23,9 @@ from gitboot.model.envelope import API_VERSION
 from gitboot.model.fleet import Fleet, UnknownProfile
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
-from gitboot.model.scalars import Malformed, Name, SystemUuid, shown, swapped
+from gitboot.model.scalars import Malformed, Name, one_line, parse_name, shown, swapped
 from gitboot.model.selectors import Selector
-from gitboot.model.server import Server
+from gitboot.model.server import Bmc, Server
 
 BlobId = NewType("BlobId", str)  # names a blob's content: equal ids, equal bytes
 Revision = NewType("Revision", str)  # a commit id, or WORKTREE
@@ -132,14 +134,16 @@ def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository
 
     ``cache`` keeps what blobs parse to between calls: only blobs that it lacks are read.
     """
-    problems: list[Problem] = []
-    paths = _documents(snapshot, problems)
+    snapshot = replace(snapshot, read=lru_cache(maxsize=1)(snapshot.read))  # for the problems of one file
+    ignores, problems = _ignoring(snapshot)
+    irregular = tuple(sorted(path for path in snapshot.irregular if not ignores(path)))
+    problems += (_irregular_problem(path, snapshot.irregular[path]) for path in irregular)
     cache = {} if cache is None else cache
     resources: dict[Id, Resource] = {}
     origins: dict[Id, Origin] = {}
     broken: set[Id] = set()
-    nameless = False
-    for path in paths:
+    nameless = bool(irregular)
+    for path in sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not ignores(path)):
         blob = snapshot.blobs[path]
         if (parsed := cache.get(blob)) is None:
             parsed = cache[blob] = parse_blob(snapshot.read(blob), path)
@@ -154,31 +158,40 @@ def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository
             else:
                 resources[key], origins[key] = resource, origin
 
-    repository = _Draft(snapshot, resources, origins, broken, nameless)
+    repository = _Draft(snapshot, resources, origins, broken, nameless, irregular)
     problems += repository.missing_fleet()
     problems += repository.duplicate_identities()
+    problems += repository.ambiguous_bmcs()
     problems += repository.dangling_references()
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise InvalidRepository(problems)
     return repository.finished()
 
 
-def _documents(snapshot: Snapshot, problems: list[Problem]) -> list[str]:
-    """The paths of the YAML files that count, sorted; what is no regular file among them is a problem."""
-    ignore = _ignored(snapshot)
-    for path, irregular in sorted(snapshot.irregular.items()):
-        if not ignore(path):
-            problems.append(_irregular_problem(path, irregular))
-    return sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not ignore(path))
-
-
-def _ignored(snapshot: Snapshot) -> Callable[[str], bool]:
-    """Dot-files, dot-folders, and what ``.gitbootignore`` names."""
-    blob = snapshot.blobs.get(".gitbootignore")
+def _ignoring(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
+    """What is left out: dot-files, dot-folders, what ``.gitbootignore`` names; and which of its lines name nothing."""
+    blob = snapshot.blobs.get(_IGNORE)
     if blob is None:
-        return lambda path: path.startswith(".") or "/." in path
-    spec = GitIgnoreSpec.from_lines(snapshot.read(blob).decode(errors="replace").splitlines())
-    return lambda path: path.startswith(".") or "/." in path or spec.match_file(path)
+        return _is_hidden, []
+    patterns: list[str] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(snapshot.read(blob).decode("utf-8-sig", "replace").splitlines(), 1):
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except (ValueError, re.error):
+            code, message = Code.IGNORE_PATTERN, f"no pattern in Git's sense: {shown(line)}"
+            problems.append(Problem(path=_IGNORE, line=number, column=1, code=code, message=message, mend=code.hint))
+        else:
+            patterns.append(line)
+    named = GitIgnoreSpec.from_lines(patterns)
+    return lambda path: _is_hidden(path) or named.match_file(path), problems
+
+
+_IGNORE: Final = ".gitbootignore"
+
+
+def _is_hidden(path: str) -> bool:
+    return path.startswith(".") or "/." in path
 
 
 _IRREGULAR: Final = {
@@ -234,9 +247,8 @@ class _Checked:
         if kind is None:
             return
         metadata = value.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, dict) else None
-        if isinstance(name, str):
-            self.id = Id(kind, str(name))
+        with suppress(Malformed):
+            self.id = Id(kind, parse_name(metadata.get("name") if isinstance(metadata, dict) else None))
         if self.problems:
             return
         try:
@@ -269,37 +281,39 @@ class _Checked:
 
     def _translated(self, kind: str, error: Any) -> Problem:
         """pydantic's finding in the words of the field."""
-        at: Path = tuple(step for step in error["loc"] if not str(step).startswith("("))
-        if at and at[-1] == "[key]":
-            return self._malformed(error["ctx"]["error"], at[:-1], key=True)
+        at: Path = tuple(step for step in error["loc"] if step not in _TAGS)
+        if key := at[-1:] == ("[key]",):
+            at = at[:-1]
         match error["type"]:
             case "value_error":
-                return self._malformed(error["ctx"]["error"], at)
+                return self._malformed(error["ctx"]["error"], at, key=key)
             case "missing":
                 what = f"{_dotted(at[:-1])} needs {at[-1]}"
                 return self._problem(Code.MISSING_FIELD, what, f"add {at[-1]}", at[:-1], key=True)
             case "unexpected_keyword_argument":
                 fields = _schema_at(kind, at[:-1]).get("properties", {})
                 mend = _did_you_mean(at[-1], fields) or f"it has {', '.join(sorted(fields))}"
-                message = f"{_dotted(at[:-1])} has no field {at[-1]}"
+                message = f"{_dotted(at[:-1])} has no field {shown(at[-1])}"
                 return self._problem(Code.UNKNOWN_FIELD, message, mend, at, key=True)
             case "enum" | "literal_error":
                 words = _QUOTED.findall(error["ctx"]["expected"])
-                fields = _schema_at(kind, at).get("properties", {})
+                fields = {} if key else _schema_at(kind, at).get("properties", {})
                 mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
                 message = f"expected one of {', '.join(words)}{mapping}, found {shown(error['input'])}"
                 mend = _did_you_mean(error["input"], words) or f"write one of {', '.join(words)}{mapping}"
-                return self._problem(Code.CHOICE, message, mend, at)
+                return self._problem(Code.CHOICE, message, mend, at, key=key)
             case "too_short":
-                return self._problem(Code.EMPTY, f"{_dotted(at)} needs at least one item", "", at)
+                return self._problem(Code.EMPTY, f"{_dotted(at)} needs at least one item", "add one", at)
         expected = _SHAPES[error["type"]]
         message = f"{_dotted(at)}: expected {expected}, found {shown(error['input'])}"
-        return self._problem(Code.SHAPE, message, "look at the indentation and the dashes", at)
+        return self._problem(Code.SHAPE, message, Code.SHAPE.hint, at)
 
     def _malformed(self, error: Malformed, at: Path, *, key: bool = False) -> Problem:
-        return self._problem(error.code, f"{_dotted(at)}: {error.message}", error.mend, at + error.at, key=key)
+        message, mend = f"{_dotted(at)}: {error.message}", error.mend or error.code.hint
+        return self._problem(error.code, message, mend, at + error.at, key=key)
 
 
+_TAGS: Final = frozenset({"(profile)", "(selector)", "(word)"})  # the branch of a union, in pydantic's paths
 _QUOTED: Final = re.compile(r"'([^']*)'")  # pydantic: 'A' or 'B', or <Choice.A: 'A'>
 
 
@@ -323,7 +337,7 @@ _SHAPES: Final = {
 def _dotted(path: Path) -> str:
     """A path as people write it: spec.interfaces[0].mac."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return "".join(steps).removeprefix(".") or "the document"
+    return one_line("".join(steps)).removeprefix(".") or "the document"
 
 
 def _did_you_mean(found: object, words: Iterable[str]) -> str:
@@ -399,10 +413,12 @@ class _Draft:
         origins: dict[Id, Origin],
         broken: set[Id],
         nameless: bool,
+        irregular: tuple[str, ...],  # paths at which, or below which, there may be anything
     ) -> None:
         self._snapshot, self._resources, self._origins = snapshot, resources, origins
         self._known = broken | resources.keys()  # a reference to a broken resource is no second problem
         self._nameless = nameless
+        self._irregular = irregular
         self._files: dict[str, bytes] = {}
 
     def _of(self, kind: type[Resource]) -> Iterator[tuple[Id, Any]]:
@@ -441,9 +457,7 @@ class _Draft:
     def duplicate_identities(self) -> Iterator[Problem]:
         first: dict[tuple[str, str], tuple[Id, Path]] = {}
         for key, server in self._of(Server):
-            for what, value, path in _identities(server):
-                # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
-                same = min(value, swapped(SystemUuid(value))) if what == "UUID" else value
+            for what, value, same, path in _identities(server):
                 holder = first.setdefault((what, same), (key, path))
                 if holder != (key, path):
                     file, place = self._place(*holder)
@@ -454,6 +468,16 @@ class _Draft:
                         key,
                         path,
                     )
+
+    def ambiguous_bmcs(self) -> Iterator[Problem]:
+        """Servers that mean the only system of a BMC of which another server names one."""
+        servers = [(key, server.spec.bmc) for key, server in self._of(Server) if server.spec.bmc is not None]
+        named = {_endpoint(bmc): key for key, bmc in reversed(servers) if bmc.system is not None}
+        for key, bmc in servers:
+            if bmc.system is None and (other := named.get(_endpoint(bmc))):
+                message = f"the BMC {bmc.address} is {other}'s too, which names its system there"
+                mend = "name the system of this server as well, or correct the address"
+                yield self._problem(Code.DUPLICATE_IDENTITY, message, mend, key, ("spec", "bmc", "address"))
 
     def dangling_references(self) -> Iterator[Problem]:
         for key, resource in sorted(self._resources.items()):
@@ -467,11 +491,14 @@ class _Draft:
 
     def _file(self, key: Id, name: str, path: Path) -> Iterator[Problem]:
         blob = self._snapshot.blobs.get(name)
+        if blob is None and any(f"{name}/".startswith(f"{irregular}/") for irregular in self._irregular):
+            return
         if blob is None:
             mend = _did_you_mean(name, self._snapshot.blobs) or "add the file; paths start at the fleet's root"
-            yield self._problem(Code.UNKNOWN_REFERENCE, f'there is no file "{name}"', mend, key, path)
+            yield self._problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", mend, key, path)
         elif (data := self._snapshot.read(blob)).startswith(_LFS):
-            yield self._problem(Code.LFS_POINTER, f'"{name}" is a Git LFS pointer', Code.LFS_POINTER.hint, key, path)
+            message = f"{shown(name)} is a Git LFS pointer"
+            yield self._problem(Code.LFS_POINTER, message, Code.LFS_POINTER.hint, key, path)
         else:
             self._files[name] = data
 
@@ -494,20 +521,39 @@ class _Draft:
         )
 
 
-def _identities(server: Server) -> Iterator[tuple[str, str, Path]]:
-    """What no two servers share: (what it is, its value, where it stands)."""
+class _Identity(NamedTuple):
+    """Something that no two servers share."""
+
+    what: str
+    value: str
+    same: str  # equal where it is the same thing in another spelling
+    path: Path
+
+
+def _identities(server: Server) -> Iterator[_Identity]:
     spec = server.spec
-    yield "UUID", spec.uuid, ("spec", "uuid")
+    # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
+    yield _Identity("UUID", spec.uuid, min(spec.uuid, swapped(spec.uuid)), ("spec", "uuid"))
     if spec.serial is not None:
-        yield "serial", spec.serial, ("spec", "serial")
+        yield _Identity("serial", spec.serial, spec.serial, ("spec", "serial"))
     for number, interface in enumerate(spec.interfaces):
         at: Path = ("spec", "interfaces", number)
-        yield "MAC address", interface.mac.replace("-", ":"), (*at, "mac")
+        yield _Identity("MAC address", interface.mac.replace("-", ":"), interface.mac, (*at, "mac"))
         for index, address in enumerate(interface.addresses):
-            yield "address", str(ip_interface(address).ip), (*at, "addresses", index)
+            ip = str(ip_interface(address).ip)
+            yield _Identity("address", ip, ip, (*at, "addresses", index))
     if spec.bmc is not None:
-        system = f" {spec.bmc.system}" if spec.bmc.system else ""
-        yield "BMC", spec.bmc.address.lower() + system, ("spec", "bmc", "address")
+        address, system = spec.bmc.address, f" {spec.bmc.system}" if spec.bmc.system else ""
+        yield _Identity("BMC", address + system, _endpoint(spec.bmc) + system, ("spec", "bmc", "address"))
+
+
+def _endpoint(bmc: Bmc) -> str:
+    """A BMC's address in lower case, with its port."""
+    parts = urlsplit(bmc.address.lower())
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}{parts.path}"
+
+
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:

@@ -47,7 +47,7 @@ class Loop:
         self._wake.set()
 
     def fetch_now(self) -> None:
-        """Ask for a fetch now; from any thread."""
+        """Ask for a fetch now, and for a pass after it; from any thread."""
         self._fetch.set()
 
     def stop(self) -> None:
@@ -107,10 +107,13 @@ class Loop:
             self._tell(Event(at=at, type="Fetched", message=f"{revision[:12]}", facts={"commit": revision}))
 
     def _keep_fetching(self) -> None:
+        asked = False
         while not self._stop.is_set():
             self._fetch_once()
+            if asked:
+                self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
-            self._fetch.wait(self._poll_s * jitter)
+            asked = self._fetch.wait(self._poll_s * jitter)
             self._fetch.clear()
 
     def _watch(self, paths: tuple[Path, ...]) -> None:

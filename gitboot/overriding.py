@@ -42,7 +42,8 @@ class Overriding:
     def __init__(self, bmcs: Fleet, ledger: Ledger, provisioning: Provisioning, journal: Journal) -> None:
         self._bmcs, self._ledger, self._provisioning, self._journal = bmcs, ledger, provisioning, journal
         self.observations: SimpleQueue[Observation] = SimpleQueue()  # filled by the endpoint's threads
-        self._fetched: dict[str, Observation] = {}  # by server, until its BMC is read
+        self._fetched: dict[str, Observation] = {}  # by server, until its BMC is asked
+        self._judging: dict[str, Observation] = {}  # by server, from when its BMC was asked until it has answered
         self._schedules: dict[str, _Schedule] = {}
         self._asked: Mapping[str, ServerState] = {}
         self.would: dict[str, str] = {}  # by server, what a dry run would do
@@ -59,21 +60,25 @@ class Overriding:
             return
         self._asked = servers
         jobs = []
+        idle = set(self._schedules)
         for name, state in servers.items():
             bmc = repository.servers[name].spec.bmc
-            if bmc is None:
-                continue
             wanted = _wanted(state.plan)
             records = self._ledger.armed(state.decision.uuid)
-            if wanted is None and not any(record.state.is_open for record in records):
-                self._schedules.pop(name, None)
+            if bmc is None or (wanted is None and not any(record.state.is_open for record in records)):
                 continue
+            idle.discard(name)
             schedule = self._schedules.setdefault(name, _Schedule(due=at))
             if at < schedule.due and schedule.wanted == wanted and name not in self._fetched:
                 continue
             schedule.wanted, schedule.due = wanted, at + ARMED_READ_EVERY
             jobs.append(_job(repository, state, bmc, wanted, records))
-        self._bmcs.submit(jobs)
+        for name in idle:  # among them servers that have left the fleet
+            del self._schedules[name]
+            self._fetched.pop(name, None)
+            self._journal.forget(f"Bmc/{name}")
+        for name in self._bmcs.submit(jobs) & self._fetched.keys():
+            self._judging[name] = self._fetched.pop(name)
 
     def collect(
         self,
@@ -99,11 +104,14 @@ class Overriding:
     def _reschedule(self, name: str, result: Result, at: datetime) -> None:
         if (schedule := self._schedules.get(name)) is None:
             return
-        if result.outcome is Outcome.WAITING:
-            schedule.due = at + min(FIRST_RETRY * 2**schedule.failures, LONGEST_RETRY)
-            schedule.failures = min(schedule.failures + 1, 10)
-        else:
-            schedule.failures = 0
+        match result.outcome:
+            case Outcome.WAITING:
+                schedule.due = at + min(FIRST_RETRY * 2**schedule.failures, LONGEST_RETRY)
+                schedule.failures = min(schedule.failures + 1, 10)
+            case Outcome.STALLED:  # asked often, a BMC that refuses a password locks its account
+                schedule.due = at + LONGEST_RETRY
+            case _:
+                schedule.failures = 0
 
     def _note(self, result: Result, at: datetime) -> None:
         name = result.server
@@ -115,7 +123,7 @@ class Overriding:
                 {"server": name, "reason": record.reason, "plan": record.plan_digest},
             )
         type = f"Bmc/{name}"
-        if result.outcome in (Outcome.UNCHANGED, Outcome.APPLIED):
+        if result.outcome in (Outcome.UNCHANGED, Outcome.APPLIED) or name not in self._schedules:
             self._journal.forget(type)
         elif self._journal.condition(type, False, result.outcome, result.message, at):
             message = f"{name}: {result.message}"
@@ -127,7 +135,8 @@ class Overriding:
         offer = self._provisioning.offered(observation.digest)
         if offer is None:
             return
-        if any(_is_armed_once(record) for record in self._ledger.armed(offer.decision.uuid)):
+        armed = any(_is_armed_once(record) for record in self._ledger.armed(offer.decision.uuid))
+        if armed and observation.server in self._schedules:
             self._fetched[observation.server] = observation
         else:
             self._provisioning.meet(offer, observation.at, "Fetched", at)
@@ -137,7 +146,7 @@ class Overriding:
             return
         seen = result.observed
         records = self._ledger.armed(state.decision.uuid)
-        observation = self._fetched.pop(state.decision.server, None)
+        observation = self._judging.pop(state.decision.server, None)
         offer = self._provisioning.offered(observation.digest) if observation else None
         if observation is None or offer is None:
             self._judge_spent(state, records, at)
@@ -186,7 +195,7 @@ def _job(
         system=bmc.system,
         credentials=bmc.credentials,
         verify=bmc.tls.verify,
-        ca=repository.files[bmc.tls.ca].decode() if bmc.tls.ca else None,
+        ca=repository.files[bmc.tls.ca].decode("ascii", "ignore") if bmc.tls.ca else None,
         wanted=wanted,
         records=records,
     )

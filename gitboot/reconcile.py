@@ -86,6 +86,7 @@ class Reconciler:
         self._planned_at: datetime | None = None
         self._servers: dict[str, ServerState] = {}
         self._planned: _Planned | None = None
+        self._stands = False  # whether what was planned last is what the target holds
 
     def reconcile(self, at: datetime, *, wait: bool = False) -> datetime | None:
         """Do one pass at ``at``; return when the next is due by the clock. Repeating a pass changes nothing.
@@ -94,9 +95,13 @@ class Reconciler:
         """
         self._accept(at)
         if self._repository is not None and self._decisions is not None:
+            if self._planned is None:  # what was fetched before this start is evidence of what is offered now
+                self._provisioning.know(self._decisions, at)
+                self._plan(self._decisions, at)
             self._overriding.collect(self._repository, self._servers, at)
             self._provisioning.know(self._decisions, at)
-            if self._plan(self._decisions, at):
+            self._plan(self._decisions, at)
+            if not self._stands:
                 self._publish(self._repository, self._decisions, at)
             if self._applied is not None:  # a machine that resets at once finds its files
                 self._overriding.ask(self._repository, self._servers, at)
@@ -119,38 +124,47 @@ class Reconciler:
         After a start that is first the one that was accepted before: bad commits and a lost remote keep it.
         """
         try:
-            if self._decisions is None and (accepted := self._accepted()) is not None:
-                self._take(accepted, at)
-            latest = self._source.latest()
-            if latest is not None and latest != self._attempted and not self._is_held(latest, at):
-                self._take(latest, at)
-        except CorruptClone as error:
-            self._mend_clone(error, at)
+            try:
+                self._take_newest(at)
+            except CorruptClone as error:
+                if self._mend_clone(error, at):
+                    self._take_newest(at)
         except SourceError as error:
             self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
+
+    def _take_newest(self, at: datetime) -> None:
+        if self._attempted is None and (accepted := self._accepted()) is not None:
+            self._take(accepted, at)
+        latest = self._source.latest()
+        if latest is not None and latest != self._attempted and not self._is_held(latest, at):
+            self._take(latest, at)
 
     def _accepted(self) -> Revision | None:
         """The commit that was accepted last; the ledger knows it even where the clone was lost."""
         accepted = self._source.accepted()
-        if accepted is None and self._ledger.accepted is not None:
-            raise CorruptClone(f"the accepted commit {self._ledger.accepted} is not in gitboot's own clone")
+        if accepted is None and self._ledger.accepted is not None and not self._allow_rewind:
+            raise CorruptClone(
+                f"the accepted commit {self._ledger.accepted} is not in gitboot's own clone (start once with "
+                "--allow-rewind to go on without it)"
+            )
         return accepted
 
-    def _mend_clone(self, error: CorruptClone, at: datetime) -> None:
-        """Make the clone anew; what is answered goes on meanwhile."""
+    def _mend_clone(self, error: CorruptClone, at: datetime) -> bool:
+        """Make the clone anew, and tell whether that could be done; what is answered goes on meanwhile."""
         self._journal.event(at, "CloneCorrupt", str(error), warning=True)
         accepted = self._ledger.accepted
         try:
             self._source.restore(Revision(accepted) if accepted is not None else None)
         except (TryAgain, OperatorError) as failure:
             self._journal.condition("SourceReady", False, "CorruptClone", f"{error}; {failure}", at)
-            return
+            return False
         self._journal.event(at, "CloneRestored", "gitboot's own clone was made anew")
         self._snapshot = None
+        return True
 
     def _is_held(self, latest: Revision, at: datetime) -> bool:
         """Whether a commit leaves out something of what led to the accepted one, and nobody allowed that."""
-        accepted = self._source.accepted()
+        accepted = self._accepted()
         if self._allow_rewind or accepted is None or not self._source.is_rewind(accepted, latest):
             return False
         message = (
@@ -194,13 +208,13 @@ class Reconciler:
 
     # plan -> render
 
-    def _plan(self, decisions: Decisions, at: datetime) -> bool:
-        """Plan and render each server whose decision, record or instant asks for it; tell whether any did."""
+    def _plan(self, decisions: Decisions, at: datetime) -> None:
+        """Plan and render each server whose decision, record or instant asks for it."""
         before, records = self._servers, self._provisioning.records
         if self._planned_at is not None and at < self._planned_at:
             before = {}  # the clock was set back: what was planned for later does not hold
         elif self._planned is not None and self._planned.holds(decisions, records, at):
-            return self._applied != decisions.revision
+            return
         self._servers = {}
         for name, decision in decisions.servers.items():
             state, record = before.get(name), records.get(decision.uuid)
@@ -213,7 +227,7 @@ class Reconciler:
         same = self._servers.keys() == before.keys() and all(
             state is before[name] for name, state in self._servers.items()
         )
-        return not same or self._applied != decisions.revision
+        self._stands = self._stands and same and self._applied == decisions.revision
 
     # publish
 
@@ -241,7 +255,7 @@ class Reconciler:
             if self._journal.condition("Published", False, type(error).__name__, str(error), at):
                 self._journal.event(at, "PublishFailed", str(error), warning=True)
             return
-        self._applied = decisions.revision
+        self._applied, self._stands = decisions.revision, True
         self._journal.condition("Published", True, "Published", f"{len(files)} files stand", at)
         if published.written or published.withdrawn:
             counts = {

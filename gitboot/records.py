@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from gitboot.errors import UsageError
-from gitboot.model.scalars import Digest, Malformed, SystemUuid, format_instant, parse_instant, parse_uuid
+from gitboot.model.scalars import Malformed, SystemUuid, format_instant, parse_digest, parse_uuid, shown, text
 from gitboot.plan import Decision, Record, canonical
+
+T = TypeVar("T")
 
 
 def first_records(
@@ -51,7 +53,7 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
     try:
         items = json.loads(data)["items"]
         return {parse_uuid(item["uuid"]): _record(item) for item in items}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
         raise UsageError(
             f"{path}: not exported records ({reason}); take ops/records.json of a published tree"
@@ -76,20 +78,31 @@ def _facts(record: Record) -> dict[str, Any]:
 
 
 def _record(item: Mapping[str, Any]) -> Record:
-    def instant(name: str) -> datetime | None:
-        return parse_instant(item[name]) if item[name] is not None else None
+    def optional(parse: Callable[[Any], T], name: str) -> T | None:
+        return parse(item[name]) if item[name] is not None else None
 
-    provision = item["provision"]
-    if provision is not None and (not isinstance(provision, int) or isinstance(provision, bool)):
-        raise ValueError("provision is a whole number or null")
     return Record(
-        provision=provision,
-        image=item["image"],
-        pool=item["pool"],
-        decision=Digest(item["decisionDigest"]) if item["decisionDigest"] else None,
-        evidence=item["evidence"],
-        met_at=instant("metAt"),
-        grace_until=instant("graceUntil"),
-        spent_at=instant("spentAt"),
-        runs={name: (made["run"], parse_instant(made["at"])) for name, made in item["runs"].items()},
+        provision=optional(_number, "provision"),
+        image=optional(text, "image"),
+        pool=optional(text, "pool"),
+        decision=optional(parse_digest, "decisionDigest"),
+        evidence=optional(text, "evidence"),
+        met_at=optional(_instant, "metAt"),
+        grace_until=optional(_instant, "graceUntil"),
+        spent_at=optional(_instant, "spentAt"),
+        runs={name: (_number(made["run"]), _instant(made["at"])) for name, made in item["runs"].items()},
     )
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"expected a whole number, found {shown(value)}")
+    return value
+
+
+def _instant(value: object) -> datetime:
+    """An instant as `exported` writes it: evidence has fractions of a second, which YAML has not."""
+    at = datetime.fromisoformat(text(value))
+    if at.tzinfo is None:
+        raise ValueError(f"expected an instant with an offset, found {shown(value)}")
+    return at.astimezone(UTC)

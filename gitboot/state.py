@@ -22,9 +22,12 @@ _STATUS: Final = "status.json"
 def locked(directory: Path) -> Iterator[None]:
     """Hold ``directory`` until the block ends; raises `LockedByAnother` naming the process that has it.
 
-    The lock goes with its process, however that ends.
+    Raises `UsageError` where it cannot be written. The lock goes with its process, however that ends.
     """
-    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be written: {error.strerror}") from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,6 +46,8 @@ def running(directory: Path) -> int | None:
         lock = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -238,10 +238,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         budget.calls -= 1
         if budget.calls < 0:
             raise _out_of_bounds("its macros call each other too deeply")
-        if isinstance(function, partial):  # a method, whose work grows with what it is given
-            budget.weigh([*function.args, *args])
+        text_or_mapping = function.args if isinstance(function, partial) else ()
+        budget.weigh([*text_or_mapping, *args])
         result = super().call(context, function, *args, **kwargs)
-        budget.weigh(result)
         budget.calls += 1
         return result
 
@@ -290,16 +289,8 @@ def _render(template: Template, context: Mapping[str, object]) -> str:
 
 
 _FAILURES: Final = (
-    TemplateFault,
-    TemplateError,
-    Unquotable,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
+    *(TemplateFault, TemplateError, Unquotable),
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
 )
 
 
@@ -327,7 +318,7 @@ def _meter(node: nodes.Node) -> nodes.Node:
             return _asking("-joined", nodes.List(node.nodes, lineno=node.lineno))
         case nodes.Compare(expr=expr) | nodes.Operand(expr=expr) if not isinstance(expr, nodes.Const):
             node.expr = _asking("-weighed", expr)
-        case nodes.List() | nodes.Dict() | nodes.Tuple(ctx="load") | nodes.Getitem(arg=nodes.Slice()):
+        case nodes.Dict() | nodes.Tuple(ctx="load") | nodes.Getitem(arg=nodes.Slice()):
             return _asking("-weighed", node)
         case nodes.Const(value=int(value) | float(value)) if value > MAX_INTEGER:
             raise _out_of_bounds("a number is too large", node.lineno)
@@ -342,17 +333,9 @@ def _meter(node: nodes.Node) -> nodes.Node:
 
 
 _STATEMENTS: Final = (
-    nodes.Assign,
-    nodes.AssignBlock,
-    nodes.CallBlock,
-    nodes.ExprStmt,
-    nodes.FilterBlock,
-    nodes.If,
-    nodes.Macro,
-    nodes.Output,
-    nodes.With,
+    *(nodes.Assign, nodes.AssignBlock, nodes.CallBlock, nodes.ExprStmt, nodes.FilterBlock),
+    *(nodes.If, nodes.Macro, nodes.Output, nodes.With),
 )
-
 
 _TAGS: Final = {
     nodes.For: "a recursive for",
@@ -418,7 +401,8 @@ def _written(context: _Context, value: object) -> str:
     return text
 
 
-_HIDDEN_FILTERS: Final[dict[str, Callable[..., object]]] = {  # names that no template can write
+# Under names that no template can write.
+_HIDDEN_FILTERS: Final[dict[str, Any]] = {
     "-steps": _steps,
     "-spent": _spent,
     "-weighed": _weighed,
@@ -471,7 +455,7 @@ def _last(value: object) -> object:
 
 
 def _indent(context: _Context, text: str, width: int = 4, first: bool = False) -> str:
-    context.budget.spend(text.count("\n") * abs(width) // 16)
+    context.budget.spend((text.count("\n") + 1) * abs(width) // 16)
     indented = re.sub(r"(?<=\n)(?=[^\n])", " " * width, text)
     return " " * width + indented if first else indented
 
@@ -517,7 +501,7 @@ def _quoted(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str
     return _priced(lambda value: arguments(value) if isinstance(value, list | tuple) else word(_text(value)))
 
 
-_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+_FILTERS: Final[dict[str, Any]] = {
     "b64encode": _priced(_base64),
     "count": _priced(len),
     "d": _default,
@@ -561,7 +545,7 @@ _TESTS: Final[dict[str, Any]] = {
     **{name: _priced(JINJA_TESTS[name]) for name in _PRICED_TESTS.split()},
 }
 
-_METHODS: Final[dict[type, dict[str, Callable[..., Any]]]] = {
+_METHODS: Final[dict[type, dict[str, Any]]] = {
     dict: {
         "get": dict.get,
         "items": lambda mapping: list(mapping.items()),
@@ -606,7 +590,7 @@ def _secret(_: str) -> NoReturn:
     )
 
 
-_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {"range": _range, "secret": _secret}
+_FUNCTIONS: Final[dict[str, Any]] = {"range": _range, "secret": _secret}
 
 
 def _text(value: object) -> str:
@@ -638,29 +622,25 @@ def _are(kind: Any, left: object, right: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    match value:
-        case Undefined():
-            return str(value) or "nothing"
-        case str():
-            return "a text"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case list() | tuple() | range():
-            return "a list"
-        case dict():
-            return "a mapping"
-        case None:
-            return "null"
-        case Macro():
-            return "a macro"
-        case LoopContext():
-            return "a loop"
-        case slice():
-            return "a slice"
-        case _:
-            return "a function"
+    if isinstance(value, Undefined):
+        return str(value) or "nothing"
+    return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), "a function")
+
+
+_KINDS: Final[dict[type, str]] = {
+    str: "a text",
+    bool: "a boolean",  # before int, which it is as well
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    tuple: "a list",
+    range: "a list",
+    dict: "a mapping",
+    type(None): "null",
+    slice: "a slice",
+    Macro: "a macro",
+    LoopContext: "a loop",
+}
 
 
 def _decoded(data: bytes) -> str:

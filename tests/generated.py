@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import yaml
 from hypothesis import strategies as st
+from hypothesis.vendor.pretty import RepresentationPrinter
 
 from gitboot.load import ParseCache, load
 from gitboot.model.scalars import format_instant
@@ -68,6 +70,11 @@ class GeneratedFleet:
     records: Mapping[str, Record | None]  # by server; None: unknown
     at: datetime
 
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
+        """What was drawn, as Hypothesis shows it; images are always the same."""
+        printer.text(f"at {self.at}, records {dict(self.records)}\n")
+        printer.text("".join(in_json(document) for document in self.documents if document["kind"] != "BootImage"))
+
     def of(self, kind: str) -> tuple[Document, ...]:
         return tuple(document for document in self.documents if document["kind"] == kind)
 
@@ -85,14 +92,13 @@ class GeneratedFleet:
         """Whether servers may have BIOS: then no profile needs UEFI."""
         return all(profile["spec"]["method"] in ("Pxe", "Disk") for profile in self.of("BootProfile"))
 
-    @property
-    def instants(self) -> tuple[datetime, ...]:
-        """Every instant at which something may change, those right before and right after, and `at`."""
+    def instants(self, server: str) -> tuple[datetime, ...]:
+        """Every instant at which a server's plan may change, those right before and after, and `at`."""
         told = [self.at, START - timedelta(days=1), START + timedelta(days=30)]
         for maintenance in self.of("Maintenance"):
             told += map(datetime.fromisoformat, maintenance["spec"].get("window", {}).values())
-        for record in self.records.values():
-            told += _told_by(record) if record else ()
+        record = self.records[server]
+        told += _told_by(record) if record else ()
         moment = timedelta(microseconds=1)
         return tuple(sorted({instant + offset for instant in told for offset in (-moment, 0 * moment, moment)}))
 
@@ -119,7 +125,7 @@ def in_blocks(document: Document) -> str:
     return yaml.dump(document, Dumper=_NoAliases, sort_keys=False)
 
 
-class _NoAliases(yaml.SafeDumper):
+class _NoAliases(yaml.CSafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -180,13 +186,13 @@ _ARGUMENTS: Final = (
     "console=tty0",
     "quiet",
     "-quiet",
-    "site={{ server.labels.site }}",
     "ip=dhcp",
-    "note=two words",
 )
+_OF_SERVERS: Final = ("site={{ server.labels.site }}", "note={{ server.name }} in two words")
 
 
-def _some(*values: Any, most: int = 3) -> st.SearchStrategy[list[Any]]:
+@cache
+def _some(*values: str, most: int = 3) -> st.SearchStrategy[list[Any]]:
     return st.lists(st.sampled_from(values), max_size=most, unique=True) if values else st.just([])
 
 
@@ -196,63 +202,68 @@ def _maybe(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Document]:
 
 
 _ONE_LABEL: Final = st.sampled_from([{key: value} for key, values in _LABELS.items() for value in values])
+_ALL_LABELS: Final = st.fixed_dictionaries({key: st.sampled_from(values) for key, values in _LABELS.items()})
 _VARS: Final = _maybe(
     console=st.sampled_from(["ttyS0", "ttyS1"]), debug=st.booleans(), depth=st.sampled_from(["1", "2"])
 )
 
 
-def _selects(servers: Sequence[str]) -> st.SearchStrategy[Any]:
+@cache
+def _selects(servers: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    expression = {"key": "role", "operator": "In", "values": ["web", "db"]}
+    by_name = st.lists(st.sampled_from(servers), min_size=1, max_size=2, unique=True)
     return st.one_of(
-        st.just("All"),
+        st.sampled_from(["All", "None", {"matchExpressions": [expression]}]),
         _ONE_LABEL.map(lambda labels: {"matchLabels": labels}),
-        st.just("None"),
-        st.just({"matchExpressions": [{"key": "role", "operator": "In", "values": ["web", "db"]}]}),
-        st.lists(st.sampled_from(servers), min_size=1, max_size=2, unique=True).map(lambda names: {"servers": names}),
+        by_name.map(lambda names: {"servers": names}),
     )
 
 
-def _instants() -> st.SearchStrategy[datetime]:
-    return st.integers(0, _HOURS * 60).map(lambda minutes: START + timedelta(minutes=minutes))
+_IMAGES: Final = st.sampled_from(IMAGES)
+_INSTANTS: Final = st.integers(0, _HOURS * 60).map(lambda minutes: START + timedelta(minutes=minutes))
+_PINS: Final = _IMAGES.map(lambda image: {"image": image, "reason": "pinned"})
+_FIRMWARES: Final = st.sampled_from(["UEFI", "BIOS"])
+_LIFECYCLES: Final = st.sampled_from(["Active"] * 6 + ["Parked", "Retired"])
+_ARCHITECTURES: Final = st.sampled_from(["x86_64", "aarch64"])
+_OWN_ARGUMENTS: Final = _some(*_ARGUMENTS, *_OF_SERVERS, most=2)
 
 
 @st.composite
-def server_documents(draw: st.DrawFn, name: str, *, policies: Sequence[str], bios: bool) -> Document:
+def server_documents(draw: st.DrawFn, name: str, *, policies: tuple[str, ...], bios: bool) -> Document:
     """Any server document of this name that a fleet with these policies takes."""
     spec = {
-        "uuid": uuid_of(draw(st.sampled_from([name, f"{name}, with a new motherboard"]))),
-        "architecture": draw(st.sampled_from(["x86_64", "aarch64"])),
-        "firmware": draw(st.sampled_from(["UEFI", "BIOS"])) if bios else "UEFI",
+        "uuid": uuid_of(f"{name}, with a new motherboard" if draw(st.booleans()) else name),
+        "architecture": draw(_ARCHITECTURES),
+        "firmware": draw(_FIRMWARES) if bios else "UEFI",
         "interfaces": [{"mac": mac_of(name)}, {"mac": mac_of(f"{name}, second")}][: draw(st.integers(1, 2))],
-        "lifecycle": draw(st.sampled_from(["Active", "Active", "Active", "Parked", "Retired"])),
+        "lifecycle": draw(_LIFECYCLES),
         "provision": draw(st.integers(0, 3)),
-        "kernelArguments": draw(_some(*_ARGUMENTS, most=2)),
+        "kernelArguments": draw(_OWN_ARGUMENTS),
         "vars": draw(_VARS),
     }
-    pin = st.sampled_from(IMAGES).map(lambda image: {"image": image, "reason": "pinned"})
-    seldom = draw(_maybe(pin=pin, policy=st.sampled_from(policies)) | st.just({}))
-    labels = {key: draw(st.sampled_from(values)) for key, values in _LABELS.items()}
-    return document("Server", name, spec | seldom, labels)
+    seldom = draw(st.just({}) | _maybe(pin=_PINS, policy=st.sampled_from(policies)))
+    return document("Server", name, spec | seldom, draw(_ALL_LABELS))
 
 
 @st.composite
-def records(draw: st.DrawFn, maintenances: Sequence[str]) -> Record | None:
+def records(draw: st.DrawFn, maintenances: tuple[str, ...]) -> Record | None:
     """What may be known of a server: nothing, or a record as the ledger would have come to it."""
-    if draw(st.integers(0, 3)) == 0:
+    if draw(st.integers(0, 5)) == 5:
         return None
-    runs = {name: (draw(st.integers(0, 2)), draw(_instants())) for name in draw(_some(*maintenances))}
+    runs = {name: (draw(st.integers(0, 2)), draw(_INSTANTS)) for name in draw(_some(*maintenances))}
     record = Record(runs=runs)
     if draw(st.booleans()):
-        met_at = draw(_instants())
+        met_at = draw(_INSTANTS)
         record = replace(
             record,
             provision=draw(st.integers(0, 3)),
-            image=draw(st.sampled_from(IMAGES)),
+            image=draw(_IMAGES),
             met_at=met_at,
             grace_until=met_at + timedelta(minutes=1) if draw(st.booleans()) else None,
         )
     if draw(st.integers(0, 3)) == 0:
         after = timedelta(minutes=draw(st.integers(1, 300)))
-        record = replace(record, spent_at=(record.met_at or draw(_instants())) + after)
+        record = replace(record, spent_at=(record.met_at or draw(_INSTANTS)) + after)
     return record
 
 
@@ -272,14 +283,21 @@ def _image(name: str, *, writes_disk: bool) -> Document:
     return document("BootImage", name, spec)
 
 
-@st.composite
-def _streams(draw: st.DrawFn, servers: Sequence[str]) -> Document:
-    image, select = st.sampled_from(IMAGES), _selects(servers)
-    rollout = st.fixed_dictionaries({"image": image}, optional={"percent": st.integers(0, 100), "selector": select})
-    hold = st.fixed_dictionaries({"select": select, "image": image, "reason": st.just("held")})
+_ALL_IMAGES: Final = tuple(_image(name, writes_disk=name not in TOOLS) for name in (*IMAGES, *TOOLS, SPARE))
+
+
+@cache
+def _streams(servers: tuple[str, ...]) -> st.SearchStrategy[Document]:
+    select = _selects(servers)
+    rollout = st.fixed_dictionaries({"image": _IMAGES}, optional={"percent": st.integers(0, 100), "selector": select})
+    hold = st.fixed_dictionaries({"select": select, "image": _IMAGES, "reason": st.just("held")})
     skew = st.fixed_dictionaries({"mode": st.sampled_from(["Warn", "None"]), "minimumVersion": st.just("2")})
-    rest = draw(_maybe(rollout=rollout, holds=st.lists(hold, min_size=1, max_size=2), skew=skew))
-    return document("ImageStream", STREAM, {"current": draw(image)} | rest)
+    rest = {"rollout": rollout, "holds": st.lists(hold, min_size=1, max_size=2), "skew": skew}
+    spec = st.fixed_dictionaries({"current": _IMAGES}, optional=rest)
+    return spec.map(lambda drawn: document("ImageStream", STREAM, drawn))
+
+
+_PROFILE_FIELDS: Final = _maybe(kernelArguments=_some(*_ARGUMENTS), vars=_VARS)  # machines without a document, too
 
 
 @st.composite
@@ -294,14 +312,12 @@ def _profiles(draw: st.DrawFn) -> list[Document]:
     own = {
         "local": {"method": "Disk"},
         "node": loader | follows | {"userData": user_data},
-        "plain": pxe | {"image": draw(st.sampled_from(IMAGES))},
+        "plain": pxe | {"image": draw(_IMAGES)},
         "rescue": pxe | {"image": draw(st.sampled_from(TOOLS))},
         "script": pxe | follows | {"templates": {"ipxe": "templates/own.ipxe"}},
         "worker": direct | follows | {"userData": user_data},
     }
-    more = {"kernelArguments": _some(*_ARGUMENTS), "vars": _VARS}
-    boots = st.fixed_dictionaries({}, optional=more)
-    return [document("BootProfile", name, spec | draw(boots)) for name, spec in own.items()]
+    return [document("BootProfile", name, spec | draw(_PROFILE_FIELDS)) for name, spec in own.items()]
 
 
 def _is_direct(profile: Document) -> bool:
@@ -309,9 +325,7 @@ def _is_direct(profile: Document) -> bool:
 
 
 @st.composite
-def _policies(
-    draw: st.DrawFn, servers: Sequence[str], profiles: Sequence[Document], *, required: bool
-) -> list[Document]:
+def _policies(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document], *, required: bool) -> list[Document]:
     """One to four policies of which no two that could tie have one priority; the first may have to select all."""
     direct = {name_of(profile): _is_direct(profile) for profile in profiles}
     count = draw(st.integers(1, 4))
@@ -329,8 +343,7 @@ def _policies(
             childless.remove(parent)  # an only child may have its parent's priority
             if draw(st.booleans()):
                 del spec["priority"]
-        inherited = {"profile": st.sampled_from(PROFILES), "networkBoot": st.sampled_from(_NETWORK_BOOTS)}
-        spec |= draw(_maybe(**inherited) if parent else st.fixed_dictionaries(inherited)) | draw(_POOL_FIELDS)
+        spec |= draw(_INHERITED if parent else _REQUIRED) | draw(_POOL_FIELDS)
         whole = effective.get(parent or "", {}) | spec
         if direct[whole["profile"]] and whole.get("override") == "Continuous":
             spec["override"] = "Once"
@@ -340,11 +353,16 @@ def _policies(
     return list(made.values())
 
 
-_NETWORK_BOOTS: Final = ("Always", "Once", "OnImageChange", "Never")
+_BOOTS: Final = {
+    "profile": st.sampled_from(PROFILES),
+    "networkBoot": st.sampled_from(["Once", "Once", "OnImageChange", "OnImageChange", "Always", "Never"]),
+}
+_REQUIRED: Final = st.fixed_dictionaries(_BOOTS)
+_INHERITED: Final = _maybe(**_BOOTS)
 _POOL_FIELDS: Final = _maybe(
     override=st.sampled_from(["Once", "Continuous", "None"]),
     diskBoot=st.just("Hdd"),
-    kernelArguments=_some(*_ARGUMENTS, most=2),
+    kernelArguments=_OWN_ARGUMENTS,
     nodeLabels=st.dictionaries(st.sampled_from(["a", "b", "example.net/pool"]), st.sampled_from(["x", "y"])),
     nodeTaints=st.just([{"key": "pool", "value": "a", "effect": "NoSchedule"}]),
     vars=_VARS,
@@ -352,32 +370,36 @@ _POOL_FIELDS: Final = _maybe(
 
 
 @st.composite
-def _maintenances(draw: st.DrawFn, servers: Sequence[str], profiles: Sequence[Document]) -> list[Document]:
+def _windows(draw: st.DrawFn) -> Document:
+    start, length = draw(st.integers(0, _HOURS)), draw(st.integers(1, _HOURS))
+    ends = {"start": start, "end": start + length}
+    given = draw(st.sampled_from([("start", "end"), ("start",), ("end",)]))
+    return {key: format_instant(START + timedelta(hours=ends[key])) for key in given}
+
+
+_MAINTENANCE_FIELDS: Final = _maybe(
+    window=_windows(),
+    networkBoot=st.sampled_from(["Always", "Once"]),
+    override=st.sampled_from(["Once", "None", "Continuous"]),
+    run=st.integers(1, 2),
+)
+
+
+@st.composite
+def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document]) -> list[Document]:
     """None to three maintenances; where two of one priority would overlap, the later has a higher one."""
     direct = {name_of(profile): _is_direct(profile) for profile in profiles}
     made: list[Document] = []
     for number in range(draw(st.integers(0, 3))):
         boots = draw(st.sampled_from(PROFILES))
-        overrides = ["Once", "None"] if direct[boots] else ["Once", "None", "Continuous"]
-        optional = {
-            "window": _windows(),
-            "networkBoot": st.sampled_from(["Always", "Once"]),
-            "override": st.sampled_from(overrides),
-            "run": st.integers(1, 2),
-        }
         spec = {"select": draw(_selects(servers)), "profile": boots, "priority": draw(st.integers(0, 1))}
-        spec |= draw(_maybe(**optional))
+        spec |= draw(_MAINTENANCE_FIELDS)
+        if direct[boots] and spec.get("override") == "Continuous":
+            spec["override"] = "Once"
         if any(spec["priority"] == other["spec"]["priority"] and overlap(spec, other["spec"]) for other in made):
             spec["priority"] = max(other["spec"]["priority"] for other in made) + 1
         made.append(document("Maintenance", f"maintenance{number}", spec))
     return made
-
-
-@st.composite
-def _windows(draw: st.DrawFn) -> Document:
-    hours = sorted(draw(st.lists(st.integers(0, _HOURS), min_size=2, max_size=2, unique=True)))
-    ends = dict(zip(("start", "end"), (format_instant(START + timedelta(hours=hour)) for hour in hours), strict=True))
-    return {key: ends[key] for key in draw(st.sampled_from([("start", "end"), ("start",), ("end",)]))}
 
 
 def bounds(spec: Document) -> tuple[datetime, datetime]:
@@ -392,32 +414,33 @@ def overlap(one: Document, other: Document) -> bool:
     return one_start < other_end and other_start < one_end
 
 
+_FRA1: Final = {"name": "fra1", "select": {"matchLabels": {"site": "fra1"}}, "baseURL": "http://fra1.test"}
+_GENERAL: Final = _maybe(
+    sites=st.just([_FRA1]),
+    unknownServers=st.sampled_from(["LocalDisk", "NotFound", {"profile": "rescue"}]),
+    serving=st.just({"restrict": True}),
+)
+
+
 @st.composite
 def fleets(draw: st.DrawFn) -> GeneratedFleet:
     """A whole small fleet: one to six servers, and all seven kinds."""
-    servers = [f"web{number:02}" for number in range(draw(st.integers(1, 6)))]
+    servers = tuple(f"web{number:02}" for number in range(draw(st.integers(1, 6))))
     profiles = draw(_profiles())
     required = draw(st.booleans())
     policies = draw(_policies(servers, profiles, required=required))
     maintenances = draw(_maintenances(servers, profiles))
-    site = {"name": "fra1", "select": {"matchLabels": {"site": "fra1"}}, "baseURL": "http://fra1.test"}
-    general = _maybe(
-        sites=st.just([site]),
-        unknownServers=st.sampled_from(["LocalDisk", "NotFound", {"profile": "rescue"}]),
-        serving=st.just({"restrict": True}),
-    )
     made = GeneratedFleet(
         documents=(
-            document("Fleet", "test", {"baseURL": "http://boot.test", "requirePolicy": required} | draw(general)),
-            *(_image(name, writes_disk=True) for name in (*IMAGES, SPARE)),
-            *(_image(name, writes_disk=False) for name in TOOLS),
+            document("Fleet", "test", {"baseURL": "http://boot.test", "requirePolicy": required} | draw(_GENERAL)),
+            *_ALL_IMAGES,
             draw(_streams(servers)),
             *profiles,
             *policies,
             *maintenances,
         ),
-        records={name: draw(records([name_of(each) for each in maintenances])) for name in servers},
-        at=draw(_instants()),
+        records={name: draw(records(tuple(map(name_of, maintenances)))) for name in servers},
+        at=draw(_INSTANTS),
     )
-    pools = [name_of(policy) for policy in policies]
+    pools = tuple(map(name_of, policies))
     return made.having(*(draw(server_documents(name, policies=pools, bios=made.bios)) for name in servers))

@@ -42,6 +42,8 @@ class Work:
             path = self.path / name
             if text is None:
                 path.unlink()
+                if path.parent != self.path and not any(path.parent.iterdir()):
+                    path.parent.rmdir()
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from gitboot.answers import server_state
@@ -19,6 +19,8 @@ from gitboot.report import Answers, Observation, Status
 from gitboot.serve.app import Endpoint
 from gitboot.serve.server import Server
 from tests.fleets import SEED, at, decided, mac_of, maintenance, uuid_of
+
+T = TypeVar("T")
 
 START = at("20T22:00")  # of the maintenance
 BEFORE, AFTER = at("20T21:00"), at("20T23:00")
@@ -40,18 +42,23 @@ EXTRAS: Files = {  # what the seed's boots have none of
 }
 
 
-def answers(*documents: str, now: datetime = BEFORE, **more: Any) -> Answers:
+def answers(
+    *documents: str, now: datetime = BEFORE, templates: Mapping[str, str] | None = None, **more: Any
+) -> Answers:
     """What is answered for the seed's server, which a maintenance repairs from 22:00 on, and for other documents."""
-    decisions = decided(*SEED, maintenance("repair", "20T22:00 21T04:00"), *documents)
-    files, upcoming, entries, servers = dict(EXTRAS), {}, {}, {}
-    for name, decision in decisions.servers.items():
-        state = server_state(decisions, decision, Record(), now)
-        files |= state.files
-        upcoming |= state.upcoming
-        entries |= state.entries
-        servers[name] = state.summary
-    files |= shared_files(decisions)
-    return Answers(files=files, upcoming=upcoming, entries=entries, servers=servers, **more)
+    decisions = decided(*SEED, maintenance("repair", "20T22:00 21T04:00"), *documents, files=templates)
+    states = {name: server_state(decisions, decision, Record(), now) for name, decision in decisions.servers.items()}
+    return Answers(
+        files={**EXTRAS, **shared_files(decisions), **_merged(state.files for state in states.values())},
+        upcoming=_merged(state.upcoming for state in states.values()),
+        entries=_merged(state.entries for state in states.values()),
+        servers={name: state.summary for name, state in states.items()},
+        **more,
+    )
+
+
+def _merged(mappings: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return {key: value for mapping in mappings for key, value in mapping.items()}
 
 
 _ANSWERS: Final = answers()
@@ -91,7 +98,11 @@ def connect(url: str, *, receive_buffer: int | None = None) -> socket.socket:
     if receive_buffer is not None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     client.settimeout(10)
-    client.connect((str(parts.hostname), parts.port))
+    try:
+        client.connect((str(parts.hostname), parts.port))
+    except OSError:
+        client.close()
+        raise
     return client
 
 

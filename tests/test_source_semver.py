@@ -5,10 +5,12 @@ import pytest
 from gitboot.errors import UsageError
 from gitboot.source.semver import highest, is_range, parse_range
 
-TAGS = """
-    v0.0.3 v0.0.4 v0.2.3 v0.2.9 v0.3.0 1.0.0-rc.1 1.0.0 v1.2.0 v1.2.9 v1.3.0-rc.2 v1.9.0 v1.10.0
-    v2.0.0-alpha v2.0.0-rc.2 v2.0.0-rc.10 v2.0.0 v3.1.0+build nightly v01.2.3 1.2 v1.2.3.4
-""".split()
+TAGS = [
+    *("v0.0.3", "v0.0.4", "v0.2.3", "v0.2.9", "v0.3.0"),
+    *("1.0.0-rc.1", "1.0.0", "v1.2.0", "v1.2.9", "v1.3.0-rc.2", "v1.9.0", "v1.10.0"),
+    *("v2.0.0-alpha", "v2.0.0-rc.2", "v2.0.0-rc.10", "v2.0.0", "v3.1.0+build"),
+    *("nightly", "v01.2.3", "1.2", "v1.2.3.4"),
+]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -166,20 +167,21 @@ class Fleet:
     _pool: ThreadPoolExecutor = field(init=False)
     _running: dict[str, Future[Result]] = field(init=False, default_factory=dict)
     _connections: dict[str, _Connection] = field(init=False, default_factory=dict)
-    _contexts: dict[tuple[bool, str | None], ssl.SSLContext] = field(init=False, default_factory=dict)
+    _trusting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.parallel, thread_name_prefix="bmc")
 
-    def submit(self, jobs: Iterable[Job]) -> None:
-        """Begin jobs, but for servers whose last one still runs."""
+    def submit(self, jobs: Iterable[Job]) -> frozenset[str]:
+        """Begin jobs, but for servers whose last one still runs; return the servers whose job began."""
+        begun = set()
         for job in jobs:
             if job.server not in self._running:
-                # One shared SSLContext for each authority: loading the CA bundle is what costs.
-                tls = self._context(job.verify, job.ca)
-                future = self._pool.submit(self._run, replace(job, dry_run=self.dry_run), tls)
+                future = self._pool.submit(self._run, replace(job, dry_run=self.dry_run))
                 self._running[job.server] = future
                 future.add_done_callback(lambda _: self.on_finished())
+                begun.add(job.server)
+        return frozenset(begun)
 
     def finished(self, *, wait_all: bool = False) -> Mapping[str, Result]:
         """The results of jobs that have ended since the last call, by server."""
@@ -196,19 +198,14 @@ class Fleet:
         for connection in self._connections.values():
             connection.bmc.close()
 
-    def _context(self, verify: bool, ca: str | None) -> ssl.SSLContext:
-        if (verify, ca) not in self._contexts:
-            self._contexts[verify, ca] = tls_context(verify=verify, ca=ca)
-        return self._contexts[verify, ca]
-
-    def _run(self, job: Job, tls: ssl.SSLContext) -> Result:
+    def _run(self, job: Job) -> Result:
         try:
-            bmc = self._connected(job, tls)
+            bmc = self._connected(job)
         except UsageError as error:
             return Result(server=job.server, uuid=job.uuid, outcome=Outcome.STALLED, message=str(error))
         return bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
 
-    def _connected(self, job: Job, tls: ssl.SSLContext) -> Bmc:
+    def _connected(self, job: Job) -> Bmc:
         """The kept connection, made anew when the document or the credentials have changed."""
         if self.credentials is None:
             raise UsageError(f"no directory of credentials is given, and {job.credentials} is needed (--credentials)")
@@ -219,6 +216,13 @@ class Fleet:
             if same == (job.address, job.system, job.verify, job.ca, credentials):
                 return kept.bmc
             kept.bmc.close()
-        bmc = Bmc(job.address, credentials, system=job.system, tls=tls)
+        bmc = Bmc(job.address, credentials, system=job.system, tls=self._trusted(job))
         self._connections[job.server] = _Connection(job, credentials, bmc)
         return bmc
+
+    def _trusted(self, job: Job) -> ssl.SSLContext:
+        try:
+            with self._trusting:  # one context for each authority: loading the CA bundle is what costs
+                return tls_context(verify=job.verify, ca=job.ca)
+        except ssl.SSLError as error:
+            raise UsageError(f"bmc.tls.ca of {job.server} is no certificate in PEM: {error.reason or error}") from None

@@ -95,7 +95,8 @@ class Bmc:
             default_request_timeout=read_timeout_s,
             connect_timeout=connect_timeout_s,
         )
-        self._connector.set_http_basic_auth(credentials.username, credentials.password)
+        # As bytes: requests would take text for Latin-1, and fail where it is more.
+        self._connector.set_http_basic_auth(credentials.username.encode(), credentials.password.encode())
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = _MAX_REDIRECTS

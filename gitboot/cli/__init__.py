@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Final, NoReturn
@@ -57,6 +58,13 @@ class _Commands(click.Group):
             context.fail(f"There is no command {name!r}.{hint}")
         return super().resolve_command(context, args)
 
+    def invoke(self, context: click.Context) -> object:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:  # `gitboot plan | head`: whoever read has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+            return Exit.FINE
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="gitboot", message="%(prog)s %(version)s")
@@ -83,9 +91,6 @@ def main() -> NoReturn:
         sys.exit(Exit.USAGE)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:  # `gitboot plan | head`
-        sys.stderr.close()
-        sys.exit(Exit.FINE)
     except GitbootError as error:
         click.echo(f"gitboot: {error}", err=True)
         sys.exit(exit_of(error))

@@ -67,7 +67,7 @@ def config_option(command: Command) -> Command:
             given = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
-        for key in given.keys() - names.keys():
+        for key in sorted(given.keys() - names.keys()):
             close = get_close_matches(key, names, n=1)
             hint = f"did you mean {close[0]}?" if close else f"it may have {', '.join(sorted(names))}"
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")

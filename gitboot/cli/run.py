@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -192,22 +192,16 @@ def _assembled(settings: Settings, stack: ExitStack, *, source: Source, target: 
 
 def _dry_run(settings: Settings) -> Exit:
     """One pass over a copy of the state, with a target and BMCs that are only looked at."""
-    import sqlite3
-
-    from gitboot.ledger import Ledger
+    from gitboot.ledger import Ledger, copy_ledger
     from gitboot.loop import Loop
     from gitboot.publish.look import Looked
     from gitboot.source import Source
-    from gitboot.state import LEDGER
+    from gitboot.state import LEDGER, running
 
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
         if (settings.state / LEDGER).exists():
-            with (
-                closing(sqlite3.connect(settings.state / LEDGER)) as ours,
-                closing(sqlite3.connect(copy / LEDGER)) as new,
-            ):
-                ours.backup(new)
+            copy_ledger(settings.state / LEDGER, copy / LEDGER, in_use=running(settings.state) is not None)
         ledger = stack.enter_context(Ledger.open(copy / LEDGER))
         ledger.forget_accepted()  # it is not in the copy's clone
         target = Looked(settings.output, ledger=ledger.identity, may_take_over=settings.records is not None)

@@ -29,10 +29,15 @@ class Malformed(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: quoted, and short."""
+    """A value as messages show it: quoted, short, on one line."""
     if isinstance(value, str):
-        return f'"{value}"' if len(value) <= 60 else f'"{value[:57]}…"'
+        return f'"{one_line(value if len(value) <= 60 else f"{value[:57]}…")}"'
     return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
+
+
+def one_line(text: str) -> str:
+    """The text with an escape for whatever would end the line, or command the terminal that shows it."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def text(value: object) -> str:
@@ -355,7 +360,7 @@ def parse_kernel_argument(value: object) -> str:
         raise Malformed(
             Code.ARGUMENT,
             f"expected one kernel argument on one line, found {shown(found)}",
-            "write one item a argument: name, name=value, or -name to remove one",
+            "write one item an argument: name, name=value, or -name to remove one",
         )
     return found
 

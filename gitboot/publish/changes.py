@@ -34,7 +34,7 @@ class Changes:
     @property
     def paths(self) -> set[str]:
         """The paths that are between two versions until the pass ends."""
-        return {*self.listings, *self.written, *self.withdrawn, *self.retired}
+        return {*self.listings, *self.written, *self.withdrawn, *self.retired, *self.expired}
 
     @property
     def is_nothing(self) -> bool:
@@ -105,9 +105,10 @@ class _Decision:
         is_listed = self._tree.listing(path) is not None
         if is_listed:
             self._listings[path] = None
+        if not self._is_file(path):
+            return
         if not is_immutable(path):
-            if self._is_file(path):
-                self._withdrawn.append(path)
+            self._withdrawn.append(path)
         elif is_listed or path not in self._tree.retired:
             self._retired.append(path)
 

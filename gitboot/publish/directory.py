@@ -137,6 +137,7 @@ class Directory:
             self._stage({PENDING: canonical(sorted(tree.pending))}, changes.at)
             disk.sync()
             disk.place(PENDING)
+            disk.sync()
             self._stage({**content, **batch, **manifest}, changes.at)
             disk.sync()
             self._place(path for path in content if is_immutable(path))

@@ -159,14 +159,14 @@ class Api:
     ) -> None:
         self._answers, self._status, self._clock = answers, status, clock
         self.routes = [
-            Route(f"{_ROOT}/servers", self._list_servers),
-            Route(f"{_ROOT}/servers/{{name}}", self._one_server),
-            Route(f"{_ROOT}/servers/{{name}}/plan", self._plan),
-            Route(f"{_ROOT}/status", self._one_status),
-            Route(f"{_ROOT}/openapi.json", self._openapi),
+            Route(f"{_ROOT}/servers", self.list_servers),
+            Route(f"{_ROOT}/servers/{{name}}", self.one_server),
+            Route(f"{_ROOT}/servers/{{name}}/plan", self.plan),
+            Route(f"{_ROOT}/status", self.one_status),
+            Route(f"{_ROOT}/openapi.json", self.openapi),
         ]
 
-    async def _list_servers(self, _: Request) -> Response:
+    async def list_servers(self, _: Request) -> Response:
         if (answers := self._answers()) is None:
             return NOT_YET
         servers = list(answers.servers.items())
@@ -177,23 +177,23 @@ class Api:
         items = b",".join(parts)
         return _json(b'{"apiVersion":%b,"items":[%b]}' % (canonical(API_VERSION), items))
 
-    async def _one_server(self, request: Request) -> Response:
+    async def one_server(self, request: Request) -> Response:
         if (answers := self._answers()) is None:
             return NOT_YET
         name = request.path_params["name"]
         summary = answers.servers.get(name)
         return NOT_FOUND if summary is None else _json(canonical(_server(name, summary)))
 
-    async def _plan(self, request: Request) -> Response:
+    async def plan(self, request: Request) -> Response:
         if (answers := self._answers()) is None:
             return NOT_YET
         file = answers.at(f"ops/plans/{request.path_params['name']}.json", self._clock())
         return NOT_FOUND if file is None else _json(file.content)
 
-    async def _one_status(self, _: Request) -> Response:
+    async def one_status(self, _: Request) -> Response:
         return _json(canonical(self._status().facts()))
 
-    async def _openapi(self, _: Request) -> Response:
+    async def openapi(self, _: Request) -> Response:
         return _json(canonical(openapi()))
 
 

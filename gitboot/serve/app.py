@@ -28,14 +28,15 @@ _UNANSWERED: Final = "%s %r could not be answered"
 
 _METHODS: Final = ("GET", "HEAD")
 _FOR_OPERATORS: Final = ("/api/", "/metrics")
-_FOR_ALL: Final = ("/healthz", "/readyz", "/assets/")
+_FOR_ALL: Final = ("/healthz", "/readyz")
+_ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
 
 
 class _Decision(NamedTuple):
     kind: Kind
     reply: Reply | None  # None: a page of Starlette's answers
-    when_sent: Callable[[], None] | None = None
+    then: Callable[[], None] | None = None  # once it was sent
 
 
 class Endpoint:
@@ -64,7 +65,7 @@ class Endpoint:
         self._is_operator = membership(operators)
         self._metrics = Metrics(status)
         self._boot_files = BootFiles()
-        self._artifacts = artifacts
+        self._assets, self._artifacts = assets, artifacts
         self._pages = Router(
             [
                 *Api(answers, status, clock).routes,
@@ -75,24 +76,24 @@ class Endpoint:
             redirect_slashes=False,
             default=NOT_FOUND,
         )
-        for path, root, cache_control in (("/assets", assets, REVALIDATED), ("/o", artifacts, FOR_A_YEAR)):
+        for path, root, cache_control in ((_ASSETS, assets, REVALIDATED), (_IMMUTABLE, artifacts, FOR_A_YEAR)):
             if root is not None:
                 page = Artifacts(root, cache_control=cache_control).page
-                self._pages.routes.append(Route(path + "/{path:path}", page))
+                self._pages.routes.append(Route(path + "{path:path}", page))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            kind, reply, when_sent = self._decide(scope)
+            kind, reply, then = self._decide(scope)
         except Exception:
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
-            kind, reply, when_sent = Kind.NOTHING, FAULT, None
+            kind, reply, then = Kind.NOTHING, FAULT, None
         if reply is None:
             await self._page(kind, scope, receive, send)
             return
         await reply(scope, receive, send)
         self._metrics.count(kind, reply.status_code)
-        if when_sent is not None:
-            _when_sent(scope, when_sent)
+        if then is not None:
+            _once_sent(scope, then)
 
     def _decide(self, scope: Scope) -> _Decision:
         path = scope["path"]
@@ -100,6 +101,8 @@ class Endpoint:
             return _Decision(Kind.NOTHING, NOT_ALLOWED)
         if path.startswith(_FOR_ALL) or (path.startswith(_FOR_OPERATORS) and self._asked_by_operator(scope)):
             return _Decision(Kind.PAGE, None)
+        if self._assets is not None and path.startswith(_ASSETS):
+            return _Decision(Kind.ARTIFACT, None)
         answers, at = self._answers(), self._clock()
         if answers is None:
             return _Decision(Kind.NOTHING, NOT_YET)
@@ -163,9 +166,10 @@ def _text(status: int, text: str) -> Response:
     return PlainTextResponse(text, status, headers={"cache-control": "no-store"})
 
 
-def _when_sent(scope: Scope, then: Callable[[], None]) -> None:
+def _once_sent(scope: Scope, then: Callable[[], None]) -> None:
     """Call ``then`` once the client was sent all, as far as the server that runs us can tell."""
-    if (when_sent := scope.get("extensions", {}).get(SENT)) is not None:
-        when_sent(then)
+    tell = scope.get("extensions", {}).get(SENT)
+    if tell is not None:
+        tell(then)
     else:
         then()

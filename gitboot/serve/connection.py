@@ -23,9 +23,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         super().connection_made(transport)
         self._client = transport
-        self._waiting_since: float | None = self.loop.time()  # for the client; None: it is our turn
+        self._asked = False  # whether a request is being answered
         self._unanswered_bytes = 0
-        self._lost = False
+        self._unsent_bytes = 0
+        self._moved_at = self.loop.time()  # when the client was last seen to do something
         self._when_sent: list[Callable[[], None]] = []
         self._extensions: dict[str, Any] = {SENT: self._tell_when_sent}
         if len(self.connections) > most_connections():
@@ -43,32 +44,29 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = self._extensions
 
     def on_headers_complete(self) -> None:
-        self._waiting_since = None
+        self._asked = True
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
+        self._asked = False
         self._unanswered_bytes = 0
-        self._waiting_since = self.loop.time()
+        self._moved_at = self.loop.time()
         super().on_response_complete()
 
-    def pause_writing(self) -> None:
-        self._waiting_since = self.loop.time()
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._waiting_since = None
-        super().resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
         if exc is None and self._client.get_write_buffer_size() == 0:
             self._tell()
         self._when_sent.clear()
         super().connection_lost(exc)
 
     def abort_if_stuck(self) -> None:
-        """Give up a client that has kept us waiting for too long."""
-        if self._waiting_since is not None and self.loop.time() - self._waiting_since > PATIENCE_S:
+        """Give up a client that has kept us waiting for too long; to be called every few seconds."""
+        now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
+        if unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._moved_at = unsent_bytes, now
+        elif self._asked and not unsent_bytes:
+            self._moved_at = now  # it is we who take so long
+        elif now - self._moved_at > PATIENCE_S:
             self._abort()
 
     def _abort(self) -> None:
@@ -77,9 +75,8 @@ class Connection(HttpToolsProtocol):
 
     def _tell_when_sent(self, then: Callable[[], None]) -> None:
         """Call ``then`` once the system has taken all that was sent, unless the client leaves before."""
-        if not self._lost:
-            self._when_sent.append(then)
-            self.loop.call_soon(self._check_sent)  # uvloop writes when all that is ready has run
+        self._when_sent.append(then)
+        self.loop.call_soon(self._check_sent)  # uvloop writes when all that is ready has run
 
     def _check_sent(self) -> None:
         if self._client.is_closing():

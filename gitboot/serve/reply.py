@@ -21,10 +21,9 @@ class Reply(Response):
         # Response's own works out the headers.
         self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        body = b"" if scope["method"] == "HEAD" else self.body
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 def _empty(status: int, *headers: Header) -> Reply:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
 import pygit2
@@ -18,7 +17,7 @@ from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Revision, Snapshot
 from gitboot.source.objects import check, copy, merge_packs
 from gitboot.source.remote import Conversation, Remote, wanted
-from gitboot.source.repository import blaming, containing, opened, printable
+from gitboot.source.repository import Stored, blaming, containing, files_of, opened, printable
 from gitboot.source.snapshot import folder_in
 from gitboot.source.tree import of_commit
 
@@ -52,10 +51,9 @@ class Source:
 
     def __init__(self, remote: Remote, state: Path) -> None:
         self._remote, self._state = remote, state
-        self._path = state / "repository.git"
-        self._new = state / "repository.new"
+        self._clone = Stored(state / "repository.git", CorruptClone)
+        self._new = Stored(state / "repository.new", CorruptClone)
         self._broken = state / "repository.broken"
-        self._replacing = Lock()  # held while there may be no clone at its path
         # Another URL or reference is another source: what was fetched from the one before is not its commit.
         source = hashlib.sha256(f"{remote.url}\n{remote.reference}".encode()).hexdigest()
         self._latest = f"refs/gitboot/latest/{source[:16]}"
@@ -64,19 +62,11 @@ class Source:
     def _sweep(self) -> None:
         """Remove what a process that was killed left behind: locks, half a pack, half a clone."""
         with blaming(self._state):
-            for left in (*self._path.rglob("*.lock"), *self._path.glob("objects/pack/pack_*")):
+            for left in (*self._clone.path.rglob("*.lock"), *self._clone.path.glob("objects/pack/pack_*")):
                 left.unlink()
-            shutil.rmtree(self._new, ignore_errors=True)
+            shutil.rmtree(self._new.path, ignore_errors=True)
 
     # What is there
-
-    @contextmanager
-    def _reading(self, path: Path | None = None) -> Iterator[pygit2.Repository]:
-        path = path or self._path
-        with blaming(f"gitboot's own clone {path}", CorruptClone), ExitStack() as stack:
-            with self._replacing:
-                ours = stack.enter_context(opened(path))
-            yield ours
 
     def latest(self) -> Revision | None:
         """The commit that was fetched last, before a restart too; None before the first."""
@@ -87,10 +77,10 @@ class Source:
         return self._at(_ACCEPTED)
 
     def _at(self, name: str) -> Revision | None:
-        with self._replacing:
-            if not self._path.exists():
+        with self._clone.replacing:
+            if not self._clone.path.exists():
                 return None
-        with self._reading() as ours:
+        with self._clone.reading() as ours:
             reference = ours.references.get(name)
             return None if reference is None else Revision(str(reference.peel(pygit2.Commit).id))
 
@@ -99,22 +89,22 @@ class Source:
 
         Once this returns a power cut does not undo it.
         """
-        with self._reading() as ours:
+        with self._clone.reading() as ours:
             _point(ours, _ACCEPTED, revision)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
-        with self._reading() as ours:
+        with self._clone.reading() as ours:
             return accepted != latest and not ours.descendant_of(latest, accepted)
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""
-        with self._reading() as ours:
+        with self._clone.reading() as ours:
             folder = _folder(ours)
-        return of_commit(self._path, revision, folder, previous, CorruptClone)
+        return of_commit(self._clone, revision, folder, previous)
 
     def commit(self, revision: Revision) -> Commit:
-        with self._reading() as ours:
+        with self._clone.reading() as ours:
             commit = ours[revision].peel(pygit2.Commit)
             return Commit(
                 revision=revision,
@@ -131,7 +121,7 @@ class Source:
         """
         with suppress(SourceError, UsageError), self._local() as (repository, _):
             if repository is not None:
-                files = Path(str(repository.path))
+                files = files_of(repository)
                 common = files / "commondir"  # of a linked work tree, whose refs are elsewhere
                 return ((files / common.read_text().strip()).resolve() if common.exists() else files,)
         return ()  # what is wrong there is for `fetch` to say
@@ -144,30 +134,30 @@ class Source:
         Raises `SourceError` where the next try may do better, and `SourceRefused` or `UsageError` where a
         person has to act first.
         """
-        if self._path.exists():
-            return self._fetch_into(self._path)
+        if self._clone.path.exists():
+            return self._fetch_into(self._clone)
         fetched = self._fetch_into(self._create())
         self._replace()
         return fetched
 
-    def _create(self) -> Path:
+    def _create(self) -> Stored:
         """An empty clone, beside the one that is in use."""
-        with blaming(self._new):
-            shutil.rmtree(self._new, ignore_errors=True)
-            ours = pygit2.init_repository(self._new, bare=True)
+        with blaming(self._new.path):
+            shutil.rmtree(self._new.path, ignore_errors=True)
+            ours = pygit2.init_repository(self._new.path, bare=True)
             ours.config["gc.pruneExpire"] = "never"  # should a person run git gc
         return self._new
 
     def _replace(self) -> None:
         """Put the new clone in the place of what is there."""
-        with blaming(self._state), self._replacing:
-            if self._path.exists():
-                shutil.rmtree(self._broken, ignore_errors=True)
-                self._path.rename(self._broken)
-            self._new.rename(self._path)
+        shutil.rmtree(self._broken, ignore_errors=True)
+        with blaming(self._state), self._clone.replacing:
+            if self._clone.path.exists():
+                self._clone.path.rename(self._broken)
+            self._new.path.rename(self._clone.path)
 
-    def _fetch_into(self, path: Path) -> Revision:
-        with self._reading(path) as ours:
+    def _fetch_into(self, clone: Stored) -> Revision:
+        with clone.reading() as ours:
             commit = self._bring(ours)
             _point(ours, self._latest, commit)
             merge_packs(ours, MAX_PACKS)
@@ -179,34 +169,36 @@ class Source:
             if folder != _folder(ours):
                 ours.config[_FOLDER] = folder
             if self._remote.commit:
-                return self._bring_commit(theirs, ours, Revision(self._remote.commit))
-            conversation = Conversation(self._remote, theirs, ours, self._state / "home")
-            heads = conversation.heads()
-            name = wanted(self._remote, heads)
-            if heads[name] not in ours:
-                if theirs is not None:
-                    self._copy(theirs, ours, heads[name])
-                else:
-                    self._fetch(conversation, ours, f"+{name}:{_FETCHED}")
+                name = tip = self._remote.commit
+                self._bring_commit(theirs, ours, tip)
+            else:
+                conversation = Conversation(self._remote, theirs, ours, self._state / "home")
+                heads = conversation.heads()
+                name = wanted(self._remote, heads)
+                tip = heads[name]
+                if tip not in ours:
+                    if theirs is not None:
+                        self._copy(theirs, ours, tip)
+                    else:
+                        self._fetch(conversation, ours, f"+{name}:{_FETCHED}")
         try:
-            return Revision(str(ours[heads[name]].peel(pygit2.Commit).id))
+            return Revision(str(ours[tip].peel(pygit2.Commit).id))
         except pygit2.InvalidSpecError as error:
             raise SourceError(f"{self._remote.url}: {name} is no commit") from error
 
-    def _bring_commit(self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: Revision) -> Revision:
+    def _bring_commit(self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str) -> None:
         """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
         if commit in ours:
-            return commit
+            return
         if theirs is not None:
             self._copy(theirs, ours, commit)
-            return commit
+            return
         for name in [name for name in ours.references if name.startswith(_ALL)]:
             ours.references.delete(name)  # a branch "a" keeps out a new branch "a/b"
         conversation = Conversation(self._remote, None, ours, self._state / "home")
         self._fetch(conversation, ours, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*")
         if commit not in ours:
             raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
-        return commit
 
     def _copy(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
         with blaming(self._remote.url):
@@ -250,7 +242,7 @@ class Source:
         more: then the clone is whole, but nothing in it is accepted.
         """
         self._fetch_into(self._create())
-        with self._reading(self._new) as ours:
+        with self._new.reading() as ours:
             found = accepted is None or self._recover(ours, accepted)
         self._replace()
         if not found:
@@ -258,7 +250,7 @@ class Source:
         shutil.rmtree(self._broken, ignore_errors=True)
 
     def _recover(self, ours: pygit2.Repository, accepted: Revision) -> bool:
-        for old in (self._path, self._broken):
+        for old in (self._clone.path, self._broken):
             with suppress(SourceError), blaming(old), opened(old) as left:
                 copy(left, ours, pygit2.Oid(hex=accepted))
         with suppress(SourceError), self._local() as (theirs, _):

@@ -10,7 +10,7 @@ from typing import Final
 
 import pygit2
 
-from gitboot.source.repository import SUBMODULE, TREE, entries
+from gitboot.source.repository import SUBMODULE, TREE, entries, files_of
 
 _IDS_AT: Final = 8 + 4 * 256  # in a pack's index: behind a header of two words and the fan-out table
 
@@ -94,7 +94,7 @@ def merge_packs(repository: pygit2.Repository, limit: int) -> None:
 
 
 def _packs(repository: pygit2.Repository) -> Path:
-    return Path(repository.path or "", "objects", "pack")
+    return files_of(repository) / "objects" / "pack"
 
 
 def _ids(index: Path) -> Iterator[pygit2.Oid]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import pygit2
@@ -71,6 +72,30 @@ def containing(folder: Path) -> Iterator[pygit2.Repository | None]:
     else:
         with opened(Path(found)) as repository:
             yield repository
+
+
+def files_of(repository: pygit2.Repository) -> Path:
+    """Where Git keeps its own files, ``.git`` or the bare repository itself."""
+    return Path(str(repository.path))
+
+
+class Stored:
+    """A repository at a path, and what is raised where it cannot be read."""
+
+    def __init__(self, path: Path, wrong: type[SourceError] = SourceError) -> None:
+        self.path = path
+        self._wrong = wrong
+        self.replacing = Lock()  # held while another repository takes its place
+
+    @contextmanager
+    def reading(self) -> Iterator[pygit2.Repository]:
+        with self.blamed(), ExitStack() as stack:
+            with self.replacing:
+                repository = stack.enter_context(opened(self.path))
+            yield repository
+
+    def blamed(self) -> AbstractContextManager[None]:
+        return blaming(self.path, self._wrong)
 
 
 class MalformedTree(Exception):

@@ -9,7 +9,7 @@ import pygit2
 
 from gitboot.errors import UsageError
 from gitboot.load import Revision, Snapshot
-from gitboot.source.repository import blaming, containing, words
+from gitboot.source.repository import Stored, blaming, containing, files_of, words
 from gitboot.source.tree import of_commit
 from gitboot.source.worktree import WORKTREE, of_worktree
 
@@ -34,12 +34,12 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
         if rev == WORKTREE:
             raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
         commit = _commit_at(repository, "HEAD" if rev is None else rev, str(path))
-        return of_commit(Path(str(repository.path)), commit, folder or "")
+        return of_commit(Stored(files_of(repository)), commit, folder or "")
 
 
 def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
     """Where in the work tree ``root`` is, "" at its top; None outside of it, as in a bare repository."""
-    files = Path(str(repository.path)).resolve()
+    files = files_of(repository).resolve()
     top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
     if root.is_relative_to(files) or not root.is_relative_to(top):
         return None

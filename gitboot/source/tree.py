@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Final
 
 import pygit2
 
-from gitboot.errors import InvalidRepository, Problem, SourceError
+from gitboot.codes import Code
+from gitboot.errors import InvalidRepository, Problem
 from gitboot.load import BlobId, Irregular, Revision, Snapshot
-from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, blaming, entries, opened
+from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
 
 MAX_FILES: Final = 1_000_000  # ten trees, each of which holds the next ten times, are 10,000,000,000 files
 MAX_PATH: Final = 4096  # characters
-UNBOUNDED: Final = "GB5005"
-MALFORMED: Final = "GB5006"
 
 
-def of_commit(
-    repository: Path,
-    revision: Revision,
-    folder: str,
-    previous: Snapshot | None = None,
-    wrong: type[SourceError] = SourceError,
-) -> Snapshot:
+def of_commit(repository: Stored, revision: Revision, folder: str = "", previous: Snapshot | None = None) -> Snapshot:
     """The files that a commit has below ``folder``, without dot-folders; none where it has no such folder.
 
     With an earlier snapshot of the same repository and folder, only the folders that differ from it are read.
-    What cannot be read raises ``wrong``, here and from the snapshot's ``read``; a tree that is malformed, or
-    larger than any fleet, raises `InvalidRepository`.
+    A tree that is malformed, or larger than any fleet, raises `InvalidRepository`.
     """
-    with blaming(f"{repository}: {revision}", wrong), opened(repository) as git:
+    with repository.reading() as git:
         base, blobs, irregular = None, {}, {}
         if previous is not None and previous.revision in git:
             base = _tree(git, previous.revision, folder)
@@ -44,7 +35,7 @@ def of_commit(
                 irregular[path] = _IRREGULAR[mode]
             elif mode is not None:
                 blobs[path] = BlobId(blob.hex())
-    return Snapshot(revision=revision, blobs=blobs, read=_Blobs(repository, wrong), irregular=irregular)
+    return Snapshot(revision=revision, blobs=blobs, read=_Blobs(repository), irregular=irregular)
 
 
 _NOT_UTF8: Final = b"name"  # in place of a mode
@@ -81,7 +72,7 @@ def _differences(
             before, after = set(before) - set(after), set(after) - set(before)
         visited += len(before) + len(after)
         if visited > MAX_FILES or len(prefix) > MAX_PATH:
-            raise InvalidRepository([_problem(prefix, UNBOUNDED, _BOUNDS)])
+            raise InvalidRepository([_problem(Code.UNBOUNDED, prefix, "more files than any fleet has")])
         old_folders = {}
         for mode, name, raw in before:
             kind, path = _named(mode, prefix, name)
@@ -98,15 +89,12 @@ def _differences(
         pending += ((f"{path}/", raw, None) for path, raw in old_folders.items())
 
 
-_BOUNDS: Final = f"a commit has at most {MAX_FILES:,} files and folders, in paths of at most {MAX_PATH:,} characters"
-
-
 def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> Collection[Entry]:
     """What a tree holds besides dot-folders."""
     try:
         found = entries(objects, tree) if tree else []
     except MalformedTree as error:
-        raise InvalidRepository([_problem(prefix, MALFORMED, str(error))]) from error
+        raise InvalidRepository([_problem(Code.MALFORMED, prefix, str(error))]) from error
     return [entry for entry in found if entry[0] != TREE or not entry[1].startswith(b".")]
 
 
@@ -118,22 +106,22 @@ def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
         return _NOT_UTF8, prefix + name.decode(errors="replace")
 
 
-def _problem(path: str, code: str, message: str) -> Problem:
-    return Problem(path=path[:MAX_PATH] or ".", line=1, column=1, code=code, message=message)
+def _problem(code: Code, path: str, message: str) -> Problem:
+    return Problem(path=path[:MAX_PATH] or ".", line=1, column=1, code=code, message=message, mend=code.mend)
 
 
 class _Blobs:
     """Reads blobs by id, in each thread through a repository of its own, as libgit2 wants it."""
 
-    def __init__(self, repository: Path, wrong: type[SourceError]) -> None:
-        self._repository, self._wrong = repository, wrong
+    def __init__(self, repository: Stored) -> None:
+        self._repository = repository
         self._threads = threading.local()
 
     def __call__(self, blob: BlobId) -> bytes:
-        with blaming(f"{self._repository}: {blob}", self._wrong):
+        with self._repository.blamed():
             try:
                 objects: pygit2.Odb = self._threads.objects
             except AttributeError:
-                with opened(self._repository) as git:
+                with self._repository.reading() as git:
                     objects = self._threads.objects = git.odb
             return objects.read(blob)[1]

@@ -10,8 +10,8 @@ from typing import Final
 
 import pygit2
 
+from gitboot.errors import SourceError
 from gitboot.load import BlobId, Irregular, Revision, Snapshot
-from gitboot.source.repository import blaming
 
 WORKTREE: Final = Revision("WORKTREE")
 
@@ -40,7 +40,7 @@ class _Ignored:
 
     def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
         self._repository = repository
-        self._index = repository.index if repository else ()
+        self._index = () if repository is None else repository.index
         self._prefix = f"{folder}/" if folder else ""
 
     def is_tracked(self, path: str) -> bool:
@@ -52,9 +52,9 @@ class _Ignored:
 
 def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None]]:
     """Every file below ``root`` that is tracked or not ignored, and what is no regular file."""
-    pending = [("", False)]
+    pending = [""]
     while pending:
-        prefix, is_ignored = pending.pop()
+        prefix = pending.pop()
         with os.scandir(root / prefix) as listed:
             found = list(listed)
         for entry in found:
@@ -65,8 +65,8 @@ def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None
             if not _is_utf8(path):
                 yield os.fsencode(path).decode(errors="replace"), Irregular.FILE_NAME
             elif is_folder and not ignored.is_tracked(path) and not (root / path / ".git").exists():
-                pending.append((f"{path}/", is_ignored or ignored(f"{path}/")))
-            elif ignored.is_tracked(path) or not (is_ignored or ignored(path)):
+                pending.append(f"{path}/")
+            elif ignored.is_tracked(path) or not ignored(path):
                 if is_folder:
                     yield path, Irregular.SUBMODULE
                 elif entry.is_symlink():
@@ -100,12 +100,15 @@ class _Files(Mapping[str, BlobId]):
         return blob
 
     def _content(self, path: str) -> bytes:
-        with blaming(self._root / path):
-            descriptor = os.open(self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb") as file:
+        path = f"{self._root}/{path}"
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, "rb", buffering=0) as file:
                 if not S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError("became something else than a file")
-                return file.read()
+                    raise OSError("is no file any more")
+                return file.readall()
+        except OSError as error:
+            raise SourceError(f"{path}: {error.strerror or error}") from error
 
     def __contains__(self, path: object) -> bool:
         return path in self._ids

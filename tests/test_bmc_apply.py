@@ -1,0 +1,493 @@
+"""One BMC brought about, and many at once: in which order, with what outcome, and what is never said."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.apply import Fleet, Job, Outcome, Result, bring_about, read_credentials
+from gitboot.bmc.redfish import Bmc, Credentials
+from gitboot.errors import UsageError
+from gitboot.model.scalars import SystemUuid
+from gitboot.override import Armed, Enabled, Override, State, Target, Wanted
+from tests.fleets import uuid_of
+from tests.redfish.certificates import Authority
+from tests.redfish.double import STARTED, Machine
+from tests.redfish.faults import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
+from tests.redfish.profiles import ILO6
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
+
+USER, PASSWORD = "gitboot", "correct horse € battery"
+SECRETS = (PASSWORD, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
+
+ONCE = Wanted(
+    reason="provision/1",
+    plan_digest="d" * 64,
+    override=Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI"),
+)
+ALWAYS = replace(ONCE, override=replace(ONCE.override, enabled=Enabled.CONTINUOUS))
+ARMED_AT_BMC = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}
+
+
+@dataclass
+class Rack:
+    """Machines behind one Redfish server, and what is written about them."""
+
+    server: RedfishServer
+    machines: list[Machine]
+    folder: Path  # of credentials
+    now: datetime = STARTED
+    written: list[tuple[str, State, int]] = field(default_factory=list)  # server, state, PATCHes until then
+    records: dict[str, dict[str, Armed]] = field(default_factory=dict)
+
+    @property
+    def machine(self) -> Machine:
+        return self.machines[0]
+
+    def write(self, uuid: SystemUuid, record: Armed) -> None:
+        machine = next(each for each in self.machines if each.uuid == uuid)
+        self.records.setdefault(machine.name, {})[record.reason] = record
+        self.written.append((machine.name, record.state, len(machine.writes)))
+
+    def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> Job:
+        machine = machine or self.machine
+        job = Job(
+            server=machine.name,
+            uuid=SystemUuid(machine.uuid),
+            address=self.server.url,
+            system=machine.path,
+            credentials="rack",
+            verify=True,
+            ca=None,
+            wanted=wanted,
+            records=tuple(self.records.get(machine.name, {}).values()),
+        )
+        return replace(job, **changed)
+
+    def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> Result:
+        """A job done here and now."""
+        job = self.job(wanted, **changed)
+        with Bmc(job.address, Credentials(username=USER, password=password), system=job.system) as bmc:
+            return bring_about(bmc, job, lambda record: self.write(job.uuid, record), lambda: self.now)
+
+    @contextmanager
+    def fleet(self, **more: Any) -> Iterator[Fleet]:
+        given: dict[str, Any] = {"credentials": self.folder, "write": self.write, "clock": lambda: self.now} | more
+        fleet = Fleet(**given)
+        try:
+            yield fleet
+        finally:
+            fleet.close()
+
+
+def write_credentials(folder: Path, name: str = "rack", password: str = PASSWORD) -> None:
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / name / "username").write_text(f"{USER}\n")
+    (folder / name / "password").write_text(f"{password}\n")
+
+
+@pytest.fixture
+def make_rack(tmp_path: Path) -> Iterator[Callable[..., Rack]]:
+    with ExitStack() as stack:
+
+        def make_rack(*machines: Machine, **more: Any) -> Rack:
+            found = list(machines) or [Machine("web01", uuid=uuid_of("web01"))]
+            service = Service(*found, credentials={USER: PASSWORD})
+            write_credentials(tmp_path / "credentials")
+            server = stack.enter_context(RedfishServer(service, **more))
+            return Rack(server=server, machines=found, folder=tmp_path / "credentials")
+
+        yield make_rack
+
+
+@pytest.fixture
+def rack(make_rack: Callable[..., Rack]) -> Rack:
+    return make_rack()
+
+
+# One BMC
+
+
+def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed(rack: Rack) -> None:
+    result = rack.bring_about()
+    assert rack.written == [("web01", State.RECORDED, 0), ("web01", State.CONFIRMED, 1)]
+    assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Once Pxe")
+    assert [record.state for record in result.wrote] == [State.RECORDED, State.CONFIRMED]
+    assert result.observed is not None and result.observed.override.enabled is Enabled.ONCE
+    assert rack.machine.writes == [{"Boot": ARMED_AT_BMC}]
+
+
+def test_what_is_as_it_should_be_is_read_once_and_left_alone(rack: Rack) -> None:
+    rack.bring_about()
+    before = len(rack.machine.requests)
+    result = rack.bring_about()
+    assert (result.outcome, result.wrote) == (Outcome.UNCHANGED, ())
+    assert len(rack.machine.requests) == before + 1
+
+
+def test_a_withdrawal_is_recorded_before_it_is_made(rack: Rack) -> None:
+    rack.bring_about()
+    del rack.written[:]
+    result = rack.bring_about(None)
+    assert rack.written == [("web01", State.WITHDRAWING, 1), ("web01", State.WITHDRAWN, 2)]
+    assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Disabled Pxe")
+
+
+def test_another_reason_is_withdrawn_before_the_wanted_one_is_set(rack: Rack) -> None:
+    rack.bring_about()
+    del rack.written[:]
+    rack.bring_about(replace(ALWAYS, reason="maintenance/repair/0"))
+    assert [state for _, state, _ in rack.written] == [
+        State.WITHDRAWING,
+        State.WITHDRAWN,
+        State.RECORDED,
+        State.CONFIRMED,
+    ]
+    assert rack.records["web01"]["provision/1"].state is State.WITHDRAWN
+
+
+@pytest.mark.parametrize(
+    ("case", "fault", "outcome", "left", "said"),
+    [
+        ("at work on something else", Status(status=409), Outcome.WAITING, State.WITHDRAWN, "409"),
+        ("not now", Status(status=503), Outcome.WAITING, State.WITHDRAWN, "503"),
+        ("changed since it was read", Status(status=412), Outcome.WAITING, State.WITHDRAWN, "412"),
+        ("someone set the same meanwhile", Intrusion(boot=ARMED_AT_BMC), Outcome.WAITING, State.CONFIRMED, "412"),
+        (
+            "someone set another meanwhile",
+            Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),
+            Outcome.WAITING,
+            State.WITHDRAWN,
+            "412",
+        ),
+        ("not a value it takes", Status(status=400), Outcome.STALLED, State.WITHDRAWN, "400"),
+        ("not allowed", Status(status=403), Outcome.STALLED, State.WITHDRAWN, "403"),
+        ("no answer, and nothing done", Drop(applied=False), Outcome.WAITING, State.RECORDED, "PATCH"),
+        ("no answer, but it is done", Drop(applied=True), Outcome.WAITING, State.RECORDED, "PATCH"),
+        ("undone right after", Reverted(), Outcome.WAITING, State.RECORDED, "a moment ago"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_becomes_of_a_refused_or_lost_patch(
+    rack: Rack, case: str, fault: Fault, outcome: Outcome, left: State, said: str
+) -> None:
+    rack.server.fault(fault, on="PATCH")
+    result = rack.bring_about()
+    assert (result.outcome, rack.records["web01"]["provision/1"].state) == (outcome, left), case
+    assert said in result.message
+    assert result.wrote[0].state is State.RECORDED
+    assert len(rack.machine.writes) == 1
+
+
+@pytest.mark.parametrize(("applied", "patches"), [(True, 1), (False, 2)])
+def test_a_lost_answer_is_followed_by_a_look_and_at_most_by_what_is_missing(
+    rack: Rack, applied: bool, patches: int
+) -> None:
+    rack.server.fault(Drop(applied=applied), on="PATCH")
+    rack.bring_about()
+    rack.now += timedelta(minutes=2)
+    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.records["web01"]["provision/1"].state is State.CONFIRMED
+    assert len(rack.machine.writes) == patches
+
+
+@pytest.mark.parametrize("status", [409, 503])
+def test_a_bmc_that_is_too_busy_to_be_read_waits_with_nothing_recorded(rack: Rack, status: int) -> None:
+    rack.server.fault(Status(status=status), times=2)
+    result = rack.bring_about()
+    assert (result.outcome, result.observed, rack.written) == (Outcome.WAITING, None, [])
+
+
+@pytest.mark.parametrize(
+    "fault", [Body(body=b"{"), Body(body=b"[]"), Redirect(location="http://192.0.2.1/"), Status(status=500)], ids=repr
+)
+def test_garbage_is_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) -> None:
+    rack.server.fault(fault, times=2)
+    result = rack.bring_about()
+    assert result.outcome in (Outcome.WAITING, Outcome.STALLED)
+    assert rack.server.url in result.message
+    assert rack.written == []
+
+
+def test_a_bmc_in_post_waits(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=ILO6))
+    rack.machine.reset()
+    rack.machine.advance(30)
+    rack.now = rack.machine.now
+    result = rack.bring_about()
+    assert (result.outcome, result.message) == (Outcome.WAITING, "the machine is in POST")
+    assert rack.machine.writes == []
+
+
+def test_an_override_that_someone_keeps_undoing_is_left_to_a_person(rack: Rack) -> None:
+    rack.server.fault(Reverted(), on="PATCH", times=20)
+    outcomes = []
+    for _ in range(6):
+        outcomes.append(rack.bring_about(ALWAYS))
+        rack.now += timedelta(minutes=2)
+    assert [result.outcome for result in outcomes] == [Outcome.WAITING] * 4 + [Outcome.STALLED] * 2
+    assert outcomes[-1].message.startswith("Contended: Continuous Pxe was set 4 times")
+    assert len(rack.machine.writes) == 4
+
+
+def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
+    rack.server.fault(Reverted(), on="PATCH", times=20)
+    job = rack.job(replace(ALWAYS, rearm=True))
+    ticks = iter(range(100))
+
+    def clock() -> datetime:
+        return rack.now + timedelta(minutes=20) * next(ticks)  # no more than three corrections an hour
+
+    with Bmc(job.address, Credentials(username=USER, password=PASSWORD), system=job.system) as bmc:
+        result = bring_about(bmc, job, lambda record: rack.write(job.uuid, record), clock)
+    assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 8 steps")
+
+
+def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
+    result = rack.bring_about(password="wrong")
+    assert result.outcome is Outcome.STALLED
+    assert "401" in result.message
+    assert [request.method for request in rack.server.service.requests] == ["GET"]
+    assert rack.written == []
+
+
+@pytest.mark.parametrize(
+    ("case", "armed", "wanted", "said"),
+    [
+        ("to be set", False, ONCE, "Once"),
+        ("to be withdrawn", True, None, '{"BootSourceOverrideEnabled": "Disabled"}'),
+        ("as it should be", True, ONCE, "the BMC shows Once Pxe"),
+    ],
+)
+def test_a_dry_run_says_the_patch_and_writes_nothing(
+    rack: Rack, case: str, armed: bool, wanted: Wanted | None, said: str
+) -> None:
+    if armed:
+        rack.bring_about()
+    written, patches = list(rack.written), list(rack.machine.writes)
+    result = rack.bring_about(wanted, dry_run=True)
+    assert (result.outcome, rack.written, rack.machine.writes) == (Outcome.UNCHANGED, written, patches), case
+    assert said in result.message
+    assert result.message.startswith("the BMC" if case == "as it should be" else "would PATCH /redfish/v1/Systems/1: {")
+
+
+# Credentials
+
+
+def test_credentials_are_two_files_whose_last_newline_does_not_count(tmp_path: Path) -> None:
+    write_credentials(tmp_path, "rack", " spaces stay ")
+    assert read_credentials(tmp_path, "rack") == Credentials(username=USER, password=" spaces stay ")
+
+
+@pytest.mark.parametrize("missing", ["directory", "username", "password", "not text"])
+def test_missing_credentials_are_named_with_the_files_they_need(tmp_path: Path, missing: str) -> None:
+    if missing != "directory":
+        write_credentials(tmp_path, "rack")
+    if missing == "not text":
+        (tmp_path / "rack" / "password").write_bytes(b"\xff\xfe")
+    elif missing != "directory":
+        (tmp_path / "rack" / missing).unlink()
+    with pytest.raises(UsageError, match=r"no credentials named rack: .*/rack needs the files username and password"):
+        read_credentials(tmp_path, "rack")
+
+
+def finished(fleet: Fleet, job: Job) -> Result:
+    assert fleet.submit([job]) == {job.server}
+    return fleet.finished(wait_all=True)[job.server]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (True, "no credentials named other: "),
+        (False, "no directory of credentials is given, and other is needed (--credentials)"),
+    ],
+)
+def test_without_credentials_a_bmc_is_stalled_and_never_asked(rack: Rack, given: bool, said: str) -> None:
+    with rack.fleet(credentials=rack.folder if given else None) as fleet:
+        result = finished(fleet, rack.job(credentials="other"))
+    assert result.outcome is Outcome.STALLED
+    assert said in result.message
+    assert rack.server.connections == 0
+
+
+def test_credentials_are_read_anew_and_a_change_makes_a_new_connection(rack: Rack) -> None:
+    with rack.fleet() as fleet:
+        write_credentials(rack.folder, password="wrong")
+        assert finished(fleet, rack.job()).outcome is Outcome.STALLED
+        write_credentials(rack.folder)
+        assert finished(fleet, rack.job()).outcome is Outcome.APPLIED
+    assert rack.server.connections == 2
+
+
+# Many BMCs
+
+
+def three_machines() -> list[Machine]:
+    names = ("web01", "web02", "web03")
+    return [Machine(name, uuid=uuid_of(name), system=name) for name in names]
+
+
+def test_a_connection_is_kept_from_job_to_job(rack: Rack) -> None:
+    with rack.fleet() as fleet:
+        for wanted in (ONCE, None, ONCE):
+            assert finished(fleet, rack.job(wanted)).outcome is Outcome.APPLIED
+    assert rack.server.connections == 1
+
+
+def test_another_address_is_another_connection(rack: Rack) -> None:
+    with rack.fleet() as fleet:
+        finished(fleet, rack.job())
+        finished(fleet, rack.job(address=rack.server.url.replace("127.0.0.1", "localhost")))
+        finished(fleet, rack.job(address=rack.server.url.replace("127.0.0.1", "localhost")))
+    assert rack.server.connections == 2
+
+
+def test_results_are_collected_once_by_server(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(*three_machines())
+    ended = threading.Semaphore(0)
+    with rack.fleet(on_finished=ended.release) as fleet:
+        begun = fleet.submit([rack.job(machine=machine) for machine in reversed(rack.machines)])
+        for _ in rack.machines:
+            assert ended.acquire(timeout=10)
+        results = fleet.finished()
+        assert fleet.finished() == {}
+    assert begun == {"web01", "web02", "web03"}
+    assert list(results) == ["web01", "web02", "web03"]
+    assert {result.outcome for result in results.values()} == {Outcome.APPLIED}
+    assert {(result.server, result.uuid) for result in results.values()} == {
+        (machine.name, machine.uuid) for machine in rack.machines
+    }
+
+
+def test_one_bmc_that_cannot_be_reached_keeps_no_other_waiting(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(*three_machines())
+    with rack.fleet() as fleet:
+        dead = rack.job(machine=rack.machines[1], address="http://127.0.0.1:1")
+        fleet.submit([rack.job(machine=rack.machines[0]), dead, rack.job(machine=rack.machines[2])])
+        results = fleet.finished(wait_all=True)
+    outcomes = {name: result.outcome for name, result in results.items()}
+    assert outcomes == {"web01": Outcome.APPLIED, "web02": Outcome.WAITING, "web03": Outcome.APPLIED}
+
+
+@dataclass
+class Gate:
+    """Holds a job of one server where it is about to change its BMC."""
+
+    rack: Rack
+    held: str
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, uuid: SystemUuid, record: Armed) -> None:
+        self.rack.write(uuid, record)
+        if uuid == uuid_of(self.held) and record.state is State.RECORDED:
+            self.reached.set()
+            assert self.opened.wait(10)
+
+
+def test_a_server_has_one_job_at_a_time(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(*three_machines())
+    gate = Gate(rack, "web01")
+    jobs = [rack.job(machine=machine) for machine in rack.machines[:2]]
+    ended = threading.Event()
+    with rack.fleet(write=gate.write, on_finished=ended.set) as fleet:
+        assert fleet.submit(jobs[:1]) == {"web01"}
+        assert gate.reached.wait(10)
+        assert fleet.submit(jobs) == {"web02"}
+        assert ended.wait(10)
+        assert list(fleet.finished()) == ["web02"]
+        gate.opened.set()
+        assert list(fleet.finished(wait_all=True)) == ["web01"]
+        assert fleet.submit([rack.job(machine=rack.machines[0])]) == {"web01"}
+        assert fleet.finished(wait_all=True)["web01"].outcome is Outcome.UNCHANGED
+    assert len(rack.machines[0].writes) == 1
+
+
+def test_closing_lets_a_job_end_that_is_under_way_and_begins_no_other(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(*three_machines())
+    gate = Gate(rack, "web01")
+    with rack.fleet(write=gate.write, parallel=1) as fleet:
+        fleet.submit([rack.job(machine=machine) for machine in rack.machines])
+        assert gate.reached.wait(10)
+        closing = threading.Thread(target=fleet.close)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+        gate.opened.set()
+        closing.join(10)
+        assert not closing.is_alive()
+    assert rack.records["web01"]["provision/1"].state is State.CONFIRMED
+    assert [len(machine.requests) for machine in rack.machines[1:]] == [0, 0]
+
+
+def test_a_dry_run_is_one_for_every_job(rack: Rack) -> None:
+    with rack.fleet(dry_run=True) as fleet:
+        assert finished(fleet, rack.job()).message.startswith("would PATCH")
+    assert (rack.written, rack.machine.writes) == ([], [])
+
+
+# Trust and secrets
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.mark.parametrize(
+    ("case", "outcome", "said"),
+    [
+        ("its authority", Outcome.APPLIED, "Once Pxe"),
+        ("no authority, and no check", Outcome.APPLIED, "Once Pxe"),
+        ("the machine's own authorities", Outcome.STALLED, "certificate refused"),
+        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is no certificate in PEM"),
+    ],
+)
+def test_a_bmc_is_trusted_by_the_authority_of_its_document(
+    make_rack: Callable[..., Rack], authority: Authority, case: str, outcome: Outcome, said: str
+) -> None:
+    rack = make_rack(tls=authority.server_context())
+    ca = {"its authority": authority.pem, "garbage": "-----BEGIN CERTIFICATE-----"}.get(case)
+    with rack.fleet() as fleet:
+        result = finished(fleet, rack.job(ca=ca, verify="no check" not in case))
+    assert (result.outcome, said in result.message) == (outcome, True), result.message
+
+
+def test_bmcs_of_one_authority_share_its_context(rack: Rack, authority: Authority) -> None:
+    with rack.fleet() as fleet:
+        contexts = [fleet._trusted(rack.job(ca=authority.pem, server=name)) for name in ("web01", "web02")]
+        assert contexts[0] is contexts[1]
+        assert contexts[0] is not fleet._trusted(rack.job())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Status(status=401),
+        Status(status=403),
+        Status(status=500),
+        Drop(applied=False),
+        Body(body=b"garbage"),
+        Redirect(location="http://192.0.2.1/"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+def test_no_secret_is_in_any_message(rack: Rack, fault: Fault, method: str) -> None:
+    rack.server.fault(fault, on=method, times=3)
+    result = rack.bring_about()
+    assert not [secret for secret in SECRETS if secret in repr(result)]
+
+
+def test_credentials_do_not_show_their_password() -> None:
+    assert PASSWORD not in repr(Credentials(username=USER, password=PASSWORD))

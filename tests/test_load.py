@@ -1,0 +1,425 @@
+"""Blobs become typed resources, or every problem of a commit: which files count, and what belongs together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot.document import Path
+from gitboot.errors import InvalidRepository
+from gitboot.load import KINDS, BlobId, Id, Irregular, ParseCache, Snapshot, load, parse_blob, references
+from gitboot.model.scalars import parse_file_path, parse_name
+from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, kinds, plain, written
+from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+
+def told(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
+    """What is wrong, as "000.yaml:1 GB2002"; nothing: it is valid."""
+    try:
+        load(given, cache)
+    except InvalidRepository as error:
+        return [f"{each.path}:{each.line} {each.code}" for each in error.problems]
+    return []
+
+
+def wrong(*documents: str, files: Mapping[str, str] | None = None, **irregular: Irregular) -> list[str]:
+    return told(replace(snapshot(*SEED, *documents, files=files), irregular=irregular))
+
+
+# Which files count
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("a.yaml", True),
+        ("a.yml", True),
+        ("deep/er/a.yaml", True),
+        ("with space/ä.yaml", True),
+        ("a.yaml.j2", False),
+        ("a.YAML", False),
+        ("yaml", False),
+        (".a.yaml", False),
+        (".github/workflows/ci.yaml", False),
+        ("deep/.hidden/a.yaml", False),
+        ("deep/.a.yaml", False),
+    ],
+)
+def test_yaml_counts_wherever_it_lies_but_not_behind_a_dot(path: str, counts: bool) -> None:
+    assert wrong(files={path: "kind: Other\n"}) == ([f"{path}:1 GB1021"] if counts else [])
+
+
+@pytest.mark.parametrize(
+    ("ignored", "counts"),
+    [
+        ("charts/", False),
+        ("/charts", False),
+        ("*.yaml\n!servers.yaml\n00*", True),
+        ("*/values.yaml", False),
+        ("chart", True),
+        ("# charts/", True),
+        ("charts/*\n!charts/values.yaml", True),
+        ("\ufeffcharts/", False),
+        ("charts/\r\n", False),
+    ],
+)
+def test_gitbootignore_is_written_as_gitignore(ignored: str, counts: bool) -> None:
+    files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
+    assert ("charts/values.yaml:1 GB1021" in wrong(files=files)) == counts or ignored.startswith("*.yaml")
+
+
+def test_gitbootignore_counts_only_at_the_root() -> None:
+    files = {"charts/values.yaml": "kind: Other\n", "charts/.gitbootignore": "*"}
+    assert wrong(files=files) == ["charts/values.yaml:1 GB1021"]
+
+
+def test_a_file_that_is_left_out_can_be_a_template() -> None:
+    files = {"t/user-data.yaml": "#cloud-config\n", ".gitbootignore": "t/"}
+    web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: t/user-data.yaml}")
+    loaded = load(snapshot(*SEED[:4], web, *SEED[5:], files=files))
+    assert loaded.files == {"t/user-data.yaml": b"#cloud-config\n"}
+
+
+@pytest.mark.parametrize("line", ["!", "a\\", "[z-a]", "\\"])
+def test_a_line_of_gitbootignore_that_is_no_pattern_is_told(line: str) -> None:
+    assert wrong(files={".gitbootignore": f"a/\n{line}\nb/\n"}) == [".gitbootignore:2 GB5007"]
+
+
+@pytest.mark.parametrize("irregular", list(Irregular))
+def test_what_is_no_file_is_told_unless_it_is_left_out(irregular: Irregular) -> None:
+    codes = {Irregular.SUBMODULE: "GB5001", Irregular.SYMLINK: "GB5002", Irregular.FILE_NAME: "GB5004"}
+    assert wrong(sub=irregular) == [f"sub:1 {codes[irregular]}"]
+    assert wrong(**{".sub": irregular}) == []
+    assert wrong(files={".gitbootignore": "/sub"}, sub=irregular) == []
+
+
+# What a file says
+
+
+def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:
+    text = "---\n# all of them\n---\n" + "\n---\n".join(SEED) + "---\n"
+    loaded = load(snapshot(files={"all.yaml": text}))
+    assert [str(key) for key in sorted(loaded.origins)] == [
+        *("BootImage/flatcar-1", "BootImage/memtest-7", "BootPolicy/web", "BootProfile/repair", "BootProfile/web"),
+        *("Fleet/test", "Server/web01"),
+    ]
+    assert loaded.place(Id("Server", "web01"), "metadata", "name")[1].line == 12
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("CRLF", lambda text: text.replace("\n", "\r\n")),
+        ("a byte order mark", lambda text: "\ufeff" + text),
+        ("no newline at its end", lambda text: text.rstrip("\n")),
+        ("comments", lambda text: "# a\n" + text.replace("\n", " # b\n", 1)),
+        ("a document's end", lambda text: text + "...\n"),
+        ("another order", lambda text: "".join(sorted(text.splitlines(keepends=True)))),
+    ],
+)
+def test_how_a_document_is_written_changes_nothing(case: str, change: Any) -> None:
+    one, other = load(snapshot(*SEED)), load(snapshot(*map(change, SEED)))
+    assert (one.fleet, one.servers, one.images) == (other.fleet, other.servers, other.images), case
+    assert (one.profiles, one.policies) == (other.profiles, other.policies), case
+
+
+def test_resources_come_by_name_whatever_the_order_of_files() -> None:
+    servers = [server(f"web{number:02}", "role: web") for number in range(20, 1, -1)]
+    loaded = load(snapshot(*servers, *reversed(SEED)))
+    assert list(loaded.servers) == sorted(loaded.servers)
+    assert list(loaded.images) == ["flatcar-1", "memtest-7"]
+
+
+# Names, identities, references
+
+
+def test_kinds_have_names_of_their_own() -> None:
+    assert wrong(policy("flatcar-1", "None"), profile("flatcar-1", "flatcar-1")) == []
+
+
+@pytest.mark.parametrize("kind", [document("Server", "web01", ""), server("web01"), SEED[1]])
+def test_of_two_documents_with_one_name_the_second_is_told(kind: str) -> None:
+    expected = ["007.yaml:3 GB2002"] if "uuid" in kind else ["007.yaml:4 GB1023"] * 4
+    assert wrong(kind) == expected
+
+
+def test_there_is_one_fleet() -> None:
+    assert told(snapshot(*SEED[1:])) == ["fleet.yaml:1 GB2001"]
+    assert told(snapshot()) == ["fleet.yaml:1 GB2001"]
+    assert wrong(document("Fleet", "other", "baseURL: 'http://boot.test'")) == ["000.yaml:3 GB2002"]
+
+
+BMC = "bmc: {address: 'https://10.1.0.1', credentials: a"
+ONE = f"serial: S1, {BMC}, system: /redfish/v1/Systems/1}}"
+
+
+@pytest.mark.parametrize(
+    ("case", "spec", "shared"),
+    [
+        ("nothing", "serial: S2", 0),
+        ("the serial", "serial: S1", 1),
+        ("a serial in another case", "serial: s1", 0),
+        ("the BMC and its system", f"{BMC}, system: /redfish/v1/Systems/1}}", 1),
+        ("the BMC, but not the system", f"{BMC}, system: /redfish/v1/Systems/2}}", 0),
+        ("the BMC, of which one says no system", f"{BMC}}}", 1),
+        (
+            "the BMC in capitals, with its port",
+            ONE.replace("serial: S1, ", "").replace("https://10.1.0.1", "HTTPS://10.1.0.1:443"),
+            1,
+        ),
+        ("the address, but another port", ONE.replace("serial: S1, ", "").replace("10.1.0.1", "10.1.0.1:8443"), 0),
+        ("serial, BMC and system", ONE, 2),
+    ],
+)
+def test_two_servers_share_no_serial_and_no_bmc(case: str, spec: str, shared: int) -> None:
+    assert wrong(server("a", "", ONE), server("b", "", spec)) == ["008.yaml:4 GB2003"] * shared, case
+
+
+def test_servers_of_one_chassis_each_name_their_system() -> None:
+    chassis = [server(f"n{number}", "", f"{BMC}, system: /redfish/v1/Systems/{number}}}") for number in range(4)]
+    assert wrong(*chassis) == []
+    assert wrong(*chassis[:2], server("n2", "", f"{BMC}}}"), *chassis[3:]) == ["009.yaml:4 GB2003"]
+
+
+def _with(name: str, uuid: str, *interfaces: str) -> str:
+    return document(
+        "Server", name, f"uuid: {uuid}, architecture: x86_64, firmware: UEFI, interfaces: [{', '.join(interfaces)}]"
+    )
+
+
+WEB01 = '{mac: "52:54:00:00:00:01", addresses: [10.1.0.1/24, "fd00::1"]}'
+
+
+@pytest.mark.parametrize(
+    ("case", "uuid", "interfaces", "shared"),
+    [
+        ("nothing", "11223344-5566-7788-99aa-bbccddeeff01", ['{mac: "52:54:00:00:00:02"}'], 0),
+        ("the UUID", "11223344-5566-7788-99AA-BBCCDDEEFF00", ['{mac: "52:54:00:00:00:02"}'], 1),
+        ("the UUID in the other byte order", "44332211-6655-8877-99aa-bbccddeeff00", ['{mac: "52:54:00:00:00:02"}'], 1),
+        ("the MAC address", uuid_of("b"), ["{mac: 5254.0000.0001}"], 1),
+        (
+            "one of two MAC addresses",
+            uuid_of("b"),
+            ["{mac: 52-54-00-00-00-02}", "{mac: 52-54-00-00-00-01, boot: false}"],
+            1,
+        ),
+        ("the IPv4 address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.1]}"], 1),
+        ("the network, but not the address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2/24]}"], 0),
+        ("the IPv6 address", uuid_of("b"), ['{mac: 52-54-00-00-00-02, addresses: ["FD00:0::0:1/64"]}'], 1),
+        ("its own MAC address", uuid_of("b"), ["{mac: 52-54-00-00-00-02}", "{mac: 52-54-00-00-00-02}"], 1),
+        ("its own address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2, 10.1.0.2/8]}"], 1),
+    ],
+)
+def test_two_servers_share_no_uuid_and_no_address(case: str, uuid: str, interfaces: list[str], shared: int) -> None:
+    first = _with("a", "11223344-5566-7788-99aa-bbccddeeff00", WEB01)
+    assert wrong(first, _with("b", uuid, *interfaces)) == ["008.yaml:4 GB2003"] * shared, case
+
+
+# A fleet in which every field that can name something names nothing that is there.
+LOST = (
+    fleet(
+        "baseURL: 'http://boot.test', unknownServers: {profile: lost}, "
+        "sites: [{name: a, select: {servers: [lost]}, baseURL: 'http://a.test'}]"
+    ),
+    server("web01", "", "policy: lost, pin: {image: lost, reason: r}, " + BMC + ", tls: {ca: lost.pem}}"),
+    document(
+        "ImageStream",
+        "stream",
+        "current: lost, rollout: {image: lost, selector: {servers: [lost]}}, "
+        "holds: [{select: {servers: [web01, lost]}, image: lost, reason: r}]",
+    ),
+    profile("by-image", "lost", "userData: {format: CloudInit, template: a}, templates: {ipxe: b, grub: c}"),
+    profile("by-stream", "stream: lost"),
+    policy("web", "{servers: [lost]}", "inherits: lost, profile: lost"),
+    maintenance("repair", select="{servers: [lost]}", boots="lost"),
+)
+
+
+def test_every_name_that_leads_nowhere_is_told() -> None:
+    counts = {"000": 2, "001": 3, "002": 5, "003": 4, "004": 1, "005": 3, "006": 2}
+    expected = [f"{number}.yaml:4 GB2004" for number, count in counts.items() for _ in range(count)]
+    assert told(snapshot(*LOST)) == expected
+
+
+def test_every_field_that_names_something_is_looked_up() -> None:
+    looked_up = {
+        f"{type(resource).__name__}.{_dotted(path)}"
+        for text in LOST
+        for _, resource in parse_blob(text.encode(), "").resources
+        for _, _, path in references(resource)
+    }
+    naming = {
+        f"{name}.{path}"
+        for name, kind in KINDS.items()
+        for path, parser in fields(kind)
+        if parser in (parse_name, parse_file_path) and path != "metadata.name"
+    }
+    assert naming - looked_up == {"Fleet.spec.sites[].name", "Server.spec.bmc.credentials"}
+    assert looked_up <= naming
+
+
+def _dotted(path: Path) -> str:
+    return "".join("[]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+# One problem for one cause
+
+
+@pytest.mark.parametrize(
+    ("case", "broken", "expected"),
+    [
+        ("a broken image", image("flatcar-1").replace("version", "versoin"), ["GB1022", "GB1023"]),
+        ("an image that is no YAML", image("flatcar-1").replace("spec: {", "spec: {{"), ["GB1012", "GB1001"]),
+        ("an image without a name", image("flatcar-1").replace("flatcar-1, labels", "'', labels"), ["GB1025"]),
+        ("an image of a kind that is misspelt", image("flatcar-1").replace("BootImage", "BotImage"), ["GB1021"]),
+        ("an image of another version", image("flatcar-1").replace("v1alpha1", "v2"), ["GB1020"]),
+        ("an image that is a pointer", LFS, ["GB5003"]),
+    ],
+)
+def test_what_names_a_broken_document_has_no_problem(case: str, broken: str, expected: list[str]) -> None:
+    found = told(snapshot(*SEED[:2], broken, *SEED[3:]))
+    assert sorted(each.split()[1] for each in found) == sorted(expected), case
+    assert {each.split(":")[0] for each in found} == {"002.yaml"}
+
+
+def test_a_broken_fleet_is_not_missing() -> None:
+    assert told(snapshot(fleet("baseURL: boot.test"), *SEED[1:])) == ["000.yaml:4 GB1037"]
+    assert told(snapshot(SEED[0].replace("Fleet", "Fleed"), *SEED[1:])) == ["000.yaml:2 GB1021"]
+
+
+def test_a_broken_server_shares_nothing() -> None:
+    assert wrong(server("web02", "", "serail: a").replace(uuid_of("web02"), uuid_of("web01"))) == ["007.yaml:4 GB1022"]
+
+
+def test_a_name_that_is_unknown_is_told_beside_a_broken_document_that_has_a_name() -> None:
+    broken = server("web02", "", "serail: a")
+    assert wrong(broken, policy("other", "None", boots="lost")) == ["007.yaml:4 GB1022", "008.yaml:4 GB2004"]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "template", "expected"),
+    [
+        ("sub", "sub/deep/t.j2", ["sub:1 GB5002"]),
+        ("sub", "sub", ["sub:1 GB5002"]),
+        ("sub", "submerged/t.j2", ["007.yaml:4 GB2004", "sub:1 GB5002"]),
+    ],
+)
+def test_what_lies_behind_a_link_is_not_missing(hidden: str, template: str, expected: list[str]) -> None:
+    lost = profile("other", "lost-behind-the-link", f"userData: {{format: CloudInit, template: {template}}}")
+    assert wrong(lost, **{hidden: Irregular.SYMLINK}) == expected
+
+
+def test_a_template_that_is_a_pointer_is_told_where_it_is_named() -> None:
+    named = profile("other", "flatcar-1", "userData: {format: CloudInit, template: t}")
+    assert wrong(named, files={"t": LFS, "unused": LFS}) == ["007.yaml:4 GB5003"]
+
+
+# What is read
+
+
+def _counting(given: Snapshot, reads: list[BlobId]) -> Snapshot:
+    def read(blob: BlobId) -> bytes:
+        reads.append(blob)
+        return given.read(blob)
+
+    return replace(given, read=read)
+
+
+def test_only_blobs_that_the_cache_lacks_are_read() -> None:
+    cache: ParseCache = {}
+    reads: list[BlobId] = []
+    first = load(_counting(snapshot(*SEED), reads), cache)
+    assert len(reads) == len(SEED)
+    second = load(_counting(snapshot(*SEED, server("web02", "role: web")), reads), cache)
+    assert len(reads) == len(SEED) + 1
+    assert second.servers["web01"] is first.servers["web01"]
+
+
+def test_a_blob_that_lies_twice_is_read_once_and_told_at_each_path() -> None:
+    reads: list[BlobId] = []
+    files = {"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}
+    found = told(_counting(snapshot(files=files), reads))
+    assert (found, len(reads)) == (["a.yaml:1 GB1021", "b.yaml:1 GB1021"], 1)
+
+
+def test_files_that_nothing_names_are_not_read() -> None:
+    reads: list[BlobId] = []
+    given = snapshot(*SEED, files={"README.md": "# A fleet\n", "image.iso": "0" * 100})
+    load(_counting(given, reads))
+    assert not {given.blobs["README.md"], given.blobs["image.iso"]} & set(reads)
+
+
+# Any document
+
+
+@settings(max_examples=60)
+@given(kinds().flatmap(documents), LAYOUTS)
+def test_any_document_is_read_as_it_is_written_in_any_layout(drawn: Document, layout: dict[str, Any]) -> None:
+    parsed = parse_blob(written(drawn, **layout).encode(), "a.yaml")
+    assert parsed.problems == ()
+    ((_, resource),) = parsed.resources
+    assert _without_what_is_absent(plain(resource), drawn) == drawn
+    again = parse_blob(written(plain(resource)).encode(), "a.yaml")
+    assert again.resources == ((0, resource),)
+
+
+def _without_what_is_absent(value: Any, like: Any) -> Any:
+    """``value`` with only those fields that ``like`` has too; True is no 1 here."""
+    if isinstance(value, dict):
+        return {key: _without_what_is_absent(value[key], like[key]) for key in like}
+    if isinstance(value, list):
+        return [_without_what_is_absent(*both) for both in zip(value, like, strict=True)]
+    return value if type(value) is type(like) else repr(value)
+
+
+JUNK = st.sampled_from([*AWKWARD, None, [], {}, ["a"], {"a": "b"}, [[]], [None], {"a": {"a": []}}, "All", 0, True])
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(value, dict | list):
+        for step, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _places(each, (*path, step))
+
+
+@settings(max_examples=120)
+@given(kinds().flatmap(documents), st.data())
+def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, data: st.DataObject) -> None:
+    *way, last = data.draw(st.sampled_from([path for path in _places(drawn) if path]))
+    parent: Any = drawn
+    for step in way:
+        parent = parent[step]
+    if isinstance(parent, dict) and data.draw(st.booleans()):
+        last = data.draw(st.sampled_from(AWKWARD[1:]))
+    parent[last] = data.draw(JUNK)
+    text = written(drawn)
+    parsed = parse_blob(text.encode(), "a.yaml")
+    assert bool(parsed.resources) != bool(parsed.problems)
+    for problem in parsed.problems:
+        assert 1 <= problem.line <= text.count("\n") + 1
+        assert problem.mend
+        assert (problem.message + problem.mend).isprintable()
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(
+        st.sampled_from(["a.yaml", "b.yml", ".gitbootignore"]),
+        st.binary(max_size=60)
+        | st.sampled_from([each.encode() for each in SEED])
+        | st.text("ab: -[]{}\n!*/\\").map(str.encode),
+        min_size=1,
+    )
+)
+def test_any_bytes_give_a_fleet_or_problems(files: dict[str, bytes]) -> None:
+    blobs = {path: BlobId(path) for path in files}
+    given = replace(snapshot(*SEED[:2]), blobs=blobs, read=lambda blob: files[blob])
+    found = told(given)
+    assert found == sorted(found) or found

@@ -1,0 +1,876 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot import __version__
+from gitboot.errors import ForeignTree, LockedByAnother, PublishError
+from gitboot.publish import directory as directory_module
+from gitboot.publish import disk as disk_module
+from gitboot.publish.changes import GRACE
+from gitboot.publish.directory import Directory, Published, would_change
+from gitboot.publish.disk import Disk
+from gitboot.publish.manifest import Listed, Stamp, listing, render_shard, shard_of
+from gitboot.publish.tree import LOCK, Difference, read_manifest, verify
+from gitboot.render.tree import ContentType, File, Files
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+SECOND = timedelta(seconds=1)
+
+ROOT = Path(__file__).parent.parent
+
+
+def tree(version: int = 1, servers: int = 3) -> dict[str, File]:
+    """A tree whose entries name the user data of their own version."""
+    files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
+    for server in range(servers):
+        data = f"user data {version} of {server}\n".encode()
+        content = f"boot/o/{sha256(data).hexdigest()}/user-data"
+        files[content] = File(data, ContentType.CLOUD_CONFIG)
+        files[f"boot/v1/boot/52-54-00-00-00-0{server}/boot.ipxe"] = File(f"chain {content}\n".encode())
+        files[f"ops/plans/server{server}.json"] = File(f'{{"v":{version}}}'.encode(), ContentType.JSON)
+    return files
+
+
+ENTRY = "boot/v1/boot/52-54-00-00-00-00/boot.ipxe"
+
+
+@pytest.fixture(autouse=True)
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was waited for; nothing is, for here no power is cut."""
+    calls: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync"))
+    monkeypatch.setattr(disk_module, "_syncfs", lambda fd: calls.append("syncfs"))
+    return calls
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffee", ledger: str = "ours") -> Published:
+    with Directory.open(root, ledger=ledger) as directory:
+        return directory.publish(files, commit=commit, at=at)
+
+
+def on_disk(root: Path) -> dict[str, bytes]:
+    """The files that stand in a tree, without what is written about it."""
+    return {
+        path: content
+        for path, content in everything(root).items()
+        if not re.match(r"ops/(manifest\b|\.gitboot/)", path)
+    }
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def contents(files: Files) -> dict[str, bytes]:
+    return {path: file.content for path, file in files.items()}
+
+
+def states(root: Path) -> dict[str, tuple[int, int]]:
+    """Whatever stands there, with what would change if it were written again."""
+    return {
+        str(path.relative_to(root)): (found.st_ino, found.st_mtime_ns)
+        for path in root.rglob("*")
+        for found in [path.lstat()]
+    }
+
+
+def folders(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()}
+
+
+# What is published
+
+
+def test_a_tree_holds_exactly_the_planned_files(root: Path) -> None:
+    published = publish(root, tree())
+    assert on_disk(root) == contents(tree())
+    assert published == Published(written=tuple(sorted(tree())), withdrawn=(), expired=(), unchanged=0)
+
+
+def test_the_manifest_lists_them(root: Path) -> None:
+    publish(root, tree(), commit="c0ffee", ledger="ours")
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert (manifest.stamp.commit, manifest.stamp.ledger) == ("c0ffee", "ours")
+    assert list(manifest.files) == sorted(tree())
+    assert manifest.files[ENTRY] == Listed(
+        sha256=tree()[ENTRY].sha256, size=len(tree()[ENTRY].content), content_type="text/plain; charset=utf-8"
+    )
+
+
+def test_the_manifest_is_json_whose_head_has_the_digests_of_its_shards(root: Path) -> None:
+    publish(root, tree())
+    head = json.loads((root / "ops/manifest.json").read_bytes())
+    assert sorted(head) == ["commit", "gitboot", "ledger", "shards", "version"]
+    shards = {path.stem: path.read_bytes() for path in (root / "ops/manifest").iterdir()}
+    assert head["shards"] == {name: sha256(data).hexdigest() for name, data in shards.items()}
+    listed = {path: (name, each) for name, data in shards.items() for path, each in json.loads(data).items()}
+    assert set(listed) == set(tree())
+    for path, (name, each) in listed.items():
+        file = tree()[path]
+        assert name == shard_of(path) == f"{sha256(path.encode()).digest()[0]:02x}"
+        assert each == {"sha256": file.sha256, "size": len(file.content), "contentType": file.content_type}
+
+
+@pytest.mark.parametrize("path", ['boot/o/x/a "quoted" \\ name', "boot/o/x/ümlaut", 'boot/o/x/a:{"contentType":'])
+def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str) -> None:
+    publish(root, {path: File(b"x", 'text/"odd"')})
+    assert publish(root, {path: File(b"x", 'text/"odd"')}).written == ()
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert {path: each.content_type for path, each in manifest.files.items()} == {path: 'text/"odd"'}
+
+
+def test_the_same_files_give_the_same_bytes_whatever_was_there_before(root: Path, tmp_path: Path) -> None:
+    publish(root, tree(1), at=AT, commit="one")
+    publish(root, tree(2, servers=5), at=AT + DAY, commit="two")
+    publish(root, tree(3), at=AT + 2 * DAY, commit="three")
+    publish(root, tree(3), at=AT + 9 * DAY, commit="three")
+    publish(other := tmp_path / "other", dict(reversed(tree(3).items())), at=AT, commit="three")
+    ours = {path: content for path, content in everything(root).items() if not path.startswith("ops/.gitboot/")}
+    theirs = {path: content for path, content in everything(other).items() if not path.startswith("ops/.gitboot/")}
+    assert ours == theirs
+
+
+def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        publish(root, tree())
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")] if path.name != "lock"}
+    assert set(modes.values()) == {0o644, 0o755}
+    assert all((mode == 0o755) == path.is_dir() for path, mode in modes.items())
+
+
+# What a pass costs
+
+
+@contextmanager
+def same_process(root: Path) -> Iterator[Callable[[Files], Published]]:
+    with Directory.open(root, ledger="ours") as directory:
+        yield lambda files: directory.publish(files, commit="c0ffee", at=AT + DAY)
+
+
+@contextmanager
+def new_process(root: Path) -> Iterator[Callable[[Files], Published]]:
+    yield lambda files: publish(root, files, at=AT + DAY)
+
+
+@pytest.mark.parametrize("process", [same_process, new_process])
+def test_publishing_the_same_files_twice_writes_nothing(
+    root: Path, process: Callable[[Path], AbstractContextManager[Callable[[Files], Published]]]
+) -> None:
+    with process(root) as publish_again:
+        publish_again(tree())
+        before = states(root)
+        published = publish_again(tree())
+    assert published == Published(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
+    before.pop("ops/.gitboot/lock")
+    assert states(root).items() >= before.items()
+
+
+def test_a_change_rewrites_its_files_and_their_shards_only(root: Path) -> None:
+    publish(root, tree())
+    before = states(root)
+    files = {**tree(), ENTRY: File(b"another\n")}
+    assert publish(root, files).written == (ENTRY,)
+    rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
+    assert rewritten - {"ops/.gitboot/lock"} == {ENTRY, f"ops/manifest/{shard_of(ENTRY)}.json", "ops/manifest.json"}
+
+
+def test_a_commit_that_changes_no_file_rewrites_the_head_only(root: Path) -> None:
+    publish(root, tree(), commit="one")
+    before = states(root)
+    publish(root, tree(), commit="two")
+    rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
+    assert rewritten - {"ops/.gitboot/lock"} == {"ops/manifest.json"}
+    assert on_disk(root) == contents(tree())
+
+
+def test_a_content_type_that_changes_is_listed_and_writes_no_file(root: Path) -> None:
+    publish(root, tree())
+    files = {**tree(), ENTRY: File(tree()[ENTRY].content, "text/x-ipxe")}
+    assert publish(root, files).written == ()
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert manifest.files[ENTRY].content_type == "text/x-ipxe"
+
+
+def test_where_changed_paths_are_told_no_other_is_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    class Watched(Disk):
+        def look(self, path: str) -> os.stat_result | None:
+            looked.append(path)
+            return super().look(path)
+
+        def size(self, path: str) -> int | None:
+            looked.append(path)
+            return super().size(path)
+
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    files = tree(servers=9)
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(files, commit="one", at=AT)
+        looked.clear()
+        files[ENTRY] = File(b"another\n")
+        published = directory.publish(files, commit="two", at=AT, changed=[ENTRY])
+    assert looked == [ENTRY]
+    assert published == Published(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(files) - 1)
+    assert on_disk(root) == contents(files)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_told_paths_are_written_withdrawn_and_left_as_planned(root: Path, restarted: bool) -> None:
+    publish(root, tree(servers=2))
+    files = tree(servers=2)
+    del files["ops/serve/nginx.conf"]
+    files["ops/serve/Caddyfile"] = File(b"caddy\n")
+    changed = ["boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "ops/not/planned"]
+    with Directory.open(root, ledger="ours") as directory:
+        if not restarted:
+            directory.publish(tree(servers=2), commit="one", at=AT)
+        published = directory.publish(files, commit="two", at=AT, changed=changed)
+        assert published.written == ("ops/serve/Caddyfile",)
+        assert published.withdrawn == ("ops/serve/nginx.conf",)
+        assert directory.publish(files, commit="two", at=AT).written == ()
+    assert on_disk(root) == contents(files)
+    assert verify(root) == ()
+
+
+# The order, and the age of versions
+
+
+def test_content_comes_before_what_names_it_and_the_manifest_last(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    class Watched(Disk):
+        def place(self, path: str) -> None:
+            super().place(path)
+            steps.append(path)
+
+        def remove(self, path: str) -> None:
+            stands = (self.root / path).exists()
+            super().remove(path)
+            if stands:
+                steps.append(f"-{path}")
+
+    publish(root, tree(1))
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    publish(root, tree(2, servers=2))
+
+    def order(step: str) -> int:
+        stages = [
+            r"ops/\.gitboot/pending",
+            r"boot/o/",
+            r"boot/|ops/plans|ops/\.gitboot/retired",
+            r"-(boot|ops)/(?!\.gitboot)",
+            r"ops/manifest/",
+            r"ops/manifest\.json",
+            r"-ops/\.gitboot/pending",
+        ]
+        return next(index for index, stage in enumerate(stages) if re.match(stage, step))
+
+    assert {order(step) for step in steps} == {*range(7)}
+    assert [order(step) for step in steps] == sorted(order(step) for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        pytest.param(AT + timedelta(hours=1), AT + timedelta(hours=1), id="the pass's instant"),
+        pytest.param(AT + timedelta(seconds=5, microseconds=900_000), AT + timedelta(seconds=5), id="whole seconds"),
+        pytest.param(AT, AT + SECOND, id="the next second, within the same"),
+        pytest.param(AT - DAY, AT + SECOND, id="the next second, when the clock jumped back"),
+    ],
+)
+def test_each_version_is_dated_later_than_the_one_before(root: Path, at: datetime, expected: datetime) -> None:
+    publish(root, tree(), at=AT)
+    publish(root, {**tree(), ENTRY: File(b"another\n")}, at=at)
+    assert (root / ENTRY).stat().st_mtime_ns == int(expected.timestamp()) * 10**9
+    assert (root / "boot/boot.ipxe").stat().st_mtime == AT.timestamp()
+
+
+FOLLOW = """
+import sys
+from hashlib import sha256
+from pathlib import Path
+from time import sleep
+root, entry = Path(sys.argv[1]), Path(sys.argv[2])
+seen = set()
+try:
+    while not (root / "done").exists():
+        named = (root / entry).read_text().removeprefix("chain ").strip()
+        content = (root / named).read_bytes()
+        assert sha256(content).hexdigest() in named, f"{named}: {content}"
+        seen.add(content)
+        sleep(0.0002)
+finally:
+    print(len(seen))
+"""
+
+
+def test_a_reader_who_follows_an_entry_finds_what_it_names_through_200_commits(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(tree(0, servers=1), commit="0", at=AT)
+        reader = subprocess.Popen(
+            [sys.executable, "-c", FOLLOW, str(root), ENTRY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for version in range(1, 201):
+            directory.publish(tree(version, servers=1), commit=str(version), at=AT + version * timedelta(hours=1))
+        (root / "done").touch()
+        seen, complaints = reader.communicate()
+    assert complaints == ""
+    assert int(seen) > 20
+
+
+# What leaves the tree
+
+
+def test_what_is_no_longer_planned_goes_with_the_folders_it_leaves_empty(root: Path) -> None:
+    publish(root, tree(servers=2))
+    published = publish(root, tree(servers=1))
+    assert published.withdrawn == ("boot/v1/boot/52-54-00-00-00-01/boot.ipxe", "ops/plans/server1.json")
+    assert "boot/v1/boot/52-54-00-00-00-01" not in folders(root)
+    assert publish(root, {}).withdrawn == (
+        "boot/boot.ipxe",
+        "boot/v1/boot/52-54-00-00-00-00/boot.ipxe",
+        "ops/plans/server0.json",
+        "ops/serve/nginx.conf",
+    )
+    assert not {"boot/v1", "ops/plans", "ops/manifest"} & folders(root)
+    assert {"boot", "ops"} <= folders(root)
+
+
+CONTENT = "boot/o/1234/user-data"
+NAMED: Files = {CONTENT: File(b"named"), ENTRY: File(b"entry")}
+UNNAMED: Files = {ENTRY: File(b"entry")}
+
+
+@pytest.mark.parametrize(
+    ("passes", "stands"),
+    [
+        pytest.param([(0, NAMED), (1, UNNAMED), (8, UNNAMED)], False, id="seven days after it was last named"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (7.99999, UNNAMED)], True, id="a second before that"),
+        pytest.param([(0, NAMED), (9, UNNAMED)], True, id="however old it is"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (30, NAMED)], True, id="named again"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (8, NAMED)], True, id="named again at the last instant"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (8, UNNAMED)], True, id="counted anew"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (13, UNNAMED)], False, id="and then gone"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (1, NAMED), (1, UNNAMED), (8, UNNAMED)], False, id="in one second"),
+        pytest.param([(9, NAMED), (9, UNNAMED), (1, UNNAMED), (15, UNNAMED)], True, id="the clock jumped back"),
+    ],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_content_stays_until_nothing_has_named_it_for_seven_days(
+    root: Path, passes: list[tuple[float, Files]], stands: bool, restarted: bool
+) -> None:
+    assert GRACE == 7 * DAY
+    directory = Directory.open(root, ledger="ours")
+    for day, files in passes:
+        if restarted:
+            directory.close()
+            directory = Directory.open(root, ledger="ours")
+        published = directory.publish(files, commit=str(day), at=AT + day * DAY)
+    directory.close()
+    assert (root / CONTENT).exists() == stands
+    assert ("boot/o/1234" in folders(root)) == stands
+    assert published.expired == (() if stands else (CONTENT,))
+    assert verify(root) == ()
+
+
+def test_content_that_was_retired_together_goes_together(root: Path) -> None:
+    files = {f"boot/o/{name}/x": File(name.encode()) for name in "abc"}
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(files, commit="1", at=AT)
+        directory.publish({"boot/o/b/x": files["boot/o/b/x"], "boot/o/c/x": files["boot/o/c/x"]}, commit="2", at=AT)
+        directory.publish({"boot/o/c/x": files["boot/o/c/x"]}, commit="3", at=AT)
+    assert set(on_disk(root)) == set(files)
+    assert publish(root, {"boot/o/c/x": files["boot/o/c/x"]}, at=AT + GRACE).expired == ("boot/o/a/x", "boot/o/b/x")
+    assert not (root / "ops/.gitboot/retired").exists()
+
+
+def test_content_that_gitboot_never_published_is_never_removed(root: Path) -> None:
+    publish(root, NAMED)
+    (root / "boot/o/1234/vmlinuz").write_bytes(b"mirrored")
+    publish(root, UNNAMED, at=AT)
+    assert publish(root, UNNAMED, at=AT + 100 * DAY).expired == (CONTENT,)
+    assert on_disk(root) == {**contents(UNNAMED), "boot/o/1234/vmlinuz": b"mirrored"}
+
+
+# What is not gitboot's
+
+
+def test_files_that_gitboot_did_not_write_are_left_alone(root: Path) -> None:
+    foreign = ["robots.txt", "boot/robots.txt", "boot/v1/boot/52-54-00-00-00-01/notes", "ops/notes", "ops/.gitboot/x"]
+    for path in foreign:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("mine")
+    before = states(root)
+    for files in (tree(1), tree(2, servers=1), {}):
+        publish(root, files)
+    assert {path: states(root)[path] for path in foreign} == {path: before[path] for path in foreign}
+
+
+def a_file(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def a_symlink(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def a_symlink_to_a_folder(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to("elsewhere")
+
+
+def a_symlink_to_the_same_content(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / "elsewhere").write_bytes(tree()[ENTRY].content)
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("put", "path"),
+    [
+        pytest.param(a_file, "boot/o", id="a file where content is planned"),
+        pytest.param(a_folder, ENTRY, id="a folder where a file is planned"),
+        pytest.param(a_symlink, ENTRY, id="a symlink where a file is planned"),
+        pytest.param(a_symlink_to_the_same_content, ENTRY, id="a symlink to the very same content"),
+        pytest.param(a_file, "boot/v1", id="a file where a folder has to be"),
+        pytest.param(a_symlink, "boot/v1/boot", id="a symlink to nothing where a folder has to be"),
+        pytest.param(a_symlink_to_a_folder, "boot/v1/boot", id="a symlink to a folder where a folder has to be"),
+        pytest.param(a_symlink_to_a_folder, "boot", id="a symlink where the topmost folder has to be"),
+    ],
+)
+@pytest.mark.parametrize("before", [pytest.param({}, id="first pass"), pytest.param(tree(1), id="later pass")])
+def test_what_is_in_the_way_is_named_before_anything_is_written(
+    root: Path, put: Callable[[Path], None], path: str, before: Files
+) -> None:
+    publish(root, before, commit="one")
+    if (root / path).exists():
+        os.rename(root / path, root / "moved")
+    put(root / path)
+    stood = {**states(root), **states(root.parent)}
+
+    with pytest.raises(PublishError, match=re.escape(f"{root / path}")) as raised:
+        publish(root, tree(2), commit="two")
+
+    assert "move it away" in str(raised.value)
+    now = {**states(root), **states(root.parent)}
+    assert {path for path, state in now.items() if stood.get(path) != state} <= {
+        "ops/.gitboot/lock",
+        "out/ops/.gitboot/lock",
+    }
+    os.rename(root / path, root / "moved again")
+    publish(root, tree(2), commit="two")
+    assert verify(root) == ()
+
+
+def test_everything_in_the_way_is_named_at_once(root: Path) -> None:
+    for path in tree():
+        a_file(root / path)
+    with pytest.raises(PublishError) as raised:
+        publish(root, tree(servers=6))
+    assert str(raised.value).count(str(root)) == 10
+    assert "and 1 more" in str(raised.value)
+
+
+def test_a_withdrawn_path_where_something_else_stands_now_is_left_to_it(root: Path, tmp_path: Path) -> None:
+    publish(root, tree())
+    (root / ENTRY).unlink()
+    (root / ENTRY).symlink_to("/etc/hostname")
+    os.rename(root / "ops/plans", tmp_path / "plans")
+    (root / "ops/plans").symlink_to(tmp_path / "plans")
+    publish(root, {"boot/boot.ipxe": tree()["boot/boot.ipxe"]})
+    assert (root / ENTRY).is_symlink()
+    assert len(list((tmp_path / "plans").iterdir())) == 3
+
+
+def test_what_stands_already_as_planned_becomes_gitboots(root: Path) -> None:
+    for path, file in tree().items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(file.content)
+    assert publish(root, tree()) == Published(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
+    publish(root, tree(2))
+    assert verify(root) == ()
+
+
+def test_a_file_that_is_gitboots_and_was_edited_is_published_again(root: Path) -> None:
+    publish(root, tree())
+    (root / ENTRY).write_text("edited by hand\n")
+    assert publish(root, tree()).written == (ENTRY,)
+    assert on_disk(root) == contents(tree())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("ops/manifest.json", "ops/manifest/00.json", "ops/.gitboot/lock"),
+        *("etc/passwd", "/boot/x", "boot", "boot/", "boot//x", "boot/./x", "boot/..", "boot/../../../etc/passwd"),
+    ],
+)
+def test_no_file_can_be_planned_outside_the_tree_or_where_the_publisher_has_its_own(root: Path, path: str) -> None:
+    publish(root, {})
+    before = states(root.parent)
+    with pytest.raises(ValueError, match=re.escape(path)):
+        publish(root, {path: File(b"x")})
+    before.pop("out/ops/.gitboot/lock")
+    assert states(root.parent).items() >= before.items()
+
+
+def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
+    (root.parent / "outside").write_text("mine")
+    publish(root, {"boot/x": File(b"x")})
+    forged = render_shard({"boot/../../outside": listing(File(b"mine"))})
+    name = shard_of("boot/../../outside")
+    (root / f"ops/manifest/{name}.json").write_bytes(forged)
+    head = json.loads((root / "ops/manifest.json").read_text())
+    head["shards"][name] = sha256(forged).hexdigest()
+    (root / "ops/manifest.json").write_text(json.dumps(head))
+    with pytest.raises(PublishError, match="expected a path below the directory"):
+        publish(root, {})
+    assert (root.parent / "outside").read_text() == "mine"
+
+
+# Whose it is
+
+
+def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
+    publish(root, tree(1), ledger="theirs")
+    before = everything(root)
+    with pytest.raises(ForeignTree, match=r"theirs.*ours.*--records"):
+        publish(root, tree(2), ledger="ours")
+    with pytest.raises(ForeignTree):
+        would_change(tree(2), root, ledger="ours", at=AT)
+    before.pop("ops/.gitboot/lock")
+    assert everything(root).items() >= before.items()
+
+
+def test_a_tree_can_be_taken_over(root: Path) -> None:
+    publish(root, tree(1, servers=5), ledger="theirs")
+    with Directory.open(root, ledger="ours", may_take_over=True) as directory:
+        assert directory.stamp is not None
+        assert directory.stamp.ledger == "theirs"
+        directory.publish(tree(2), commit="ours now", at=AT)
+    assert {path for path in on_disk(root) if not path.startswith("boot/o/")} == {
+        path for path in tree(2) if not path.startswith("boot/o/")
+    }
+    publish(root, tree(3), ledger="ours")
+    with pytest.raises(ForeignTree):
+        publish(root, tree(3), ledger="theirs")
+
+
+def test_one_process_publishes_at_a_time_and_the_other_is_told_which(root: Path) -> None:
+    with Directory.open(root, ledger="ours"), pytest.raises(LockedByAnother) as raised:
+        Directory.open(root, ledger="ours")
+    assert f"process {os.getpid()} on {os.uname().nodename}" in str(raised.value)
+    publish(root, tree())
+
+
+def test_the_stamp_is_of_the_last_pass_that_ended(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp is None
+        directory.publish(tree(), commit="one", at=AT)
+        assert directory.stamp == Stamp(commit="one", gitboot=__version__, ledger="ours")
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp is not None
+        assert directory.stamp.commit == "one"
+
+
+# Damage
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(half(path.read_bytes()))
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def alter(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+def lose_its_folder(path: Path) -> None:
+    path.unlink()
+    path.parent.rmdir()
+
+
+IMMUTABLE = next(path for path in tree() if path.startswith("boot/o/"))
+
+
+@pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
+@pytest.mark.parametrize("damage", [lose, truncate, lose_its_folder])
+def test_the_first_pass_of_a_process_mends_what_is_missing_or_cut_off(
+    root: Path, damage: Callable[[Path], None], path: str
+) -> None:
+    publish(root, tree())
+    damage(root / path)
+    assert publish(root, tree()).written == (path,)
+    assert verify(root) == ()
+
+
+@pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
+@pytest.mark.parametrize("damage", [lose, truncate, alter])
+def test_told_paths_are_mended_whatever_is_wrong_with_them(
+    root: Path, damage: Callable[[Path], None], path: str
+) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(tree(), commit="one", at=AT)
+        damage(root / path)
+        differing = [difference.path for difference in verify(root)]
+        assert differing == [path]
+        assert directory.publish(tree(), commit="one", at=AT, changed=differing).written == (path,)
+    assert verify(root) == ()
+
+
+def test_lost_files_are_found_without_reading_any(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(tree(), commit="one", at=AT)
+        assert directory.lost() == ()
+        lose(root / IMMUTABLE)
+        truncate(root / ENTRY)
+        assert sorted(directory.lost()) == sorted([IMMUTABLE, ENTRY])
+
+
+@pytest.mark.parametrize("damage", [lose, truncate, alter])
+@pytest.mark.parametrize("of_head", [False, True])
+def test_a_damaged_manifest_is_named_and_nothing_is_touched(
+    root: Path, damage: Callable[[Path], None], of_head: bool
+) -> None:
+    publish(root, tree())
+    path = "ops/manifest.json" if of_head else f"ops/manifest/{shard_of(ENTRY)}.json"
+    damage(root / path)
+    before = on_disk(root)
+    shard = re.escape(str(root / "ops/manifest")) + r"[/.]"
+    with pytest.raises(PublishError, match=shard + ".*publish anew"):
+        publish(root, tree(2))
+    assert on_disk(root) == before
+    if not of_head:
+        with pytest.raises(PublishError, match=shard):
+            read_manifest(root)
+        assert [difference.path for difference in verify(root)] == [path]
+
+
+def test_a_manifest_of_a_later_version_is_not_understood(root: Path) -> None:
+    publish(root, tree())
+    head = json.loads((root / "ops/manifest.json").read_text())
+    (root / "ops/manifest.json").write_text(json.dumps({**head, "version": 2}))
+    with pytest.raises(PublishError, match=r"manifest\.json"):
+        publish(root, tree())
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [(lose, "no file"), (truncate, sha256(half(tree()[ENTRY].content)).hexdigest()), (a_symlink, "no file")],
+)
+def test_verify_says_what_was_expected_and_what_was_found(
+    root: Path, damage: Callable[[Path], None], found: str
+) -> None:
+    publish(root, tree())
+    if damage is a_symlink:
+        lose(root / ENTRY)
+    damage(root / ENTRY)
+    assert verify(root) == (Difference(path=ENTRY, expected=tree()[ENTRY].sha256, found=found),)
+
+
+def test_nothing_can_be_verified_where_nothing_was_published(root: Path) -> None:
+    assert read_manifest(root) is None
+    with pytest.raises(PublishError, match=re.escape(str(root))):
+        verify(root)
+    root.mkdir()
+    assert read_manifest(root) is None
+    with pytest.raises(PublishError, match=r"no ops/manifest\.json"):
+        verify(root)
+
+
+# Trying first
+
+
+@pytest.mark.parametrize("before", [None, {}, tree(1), tree(1, servers=5)])
+def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before: Files | None) -> None:
+    if before is not None:
+        publish(root, before, at=AT - GRACE)
+        publish(root, tree(2), at=AT - GRACE)
+    stood = states(root.parent)
+    expected = would_change(tree(3), root, ledger="ours", at=AT)
+    assert states(root.parent) == stood
+    assert publish(root, tree(3), at=AT) == expected
+
+
+# Where writing fails
+
+
+def publish_elsewhere(root: Path, *, after: str) -> str:
+    """What a process of its own says that does something first, and then publishes."""
+    script = f"""
+import os, resource, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from gitboot.errors import PublishError
+from gitboot.publish.directory import Directory
+from gitboot.render.tree import File
+{after}
+try:
+    with Directory.open(Path(sys.argv[1]), ledger="ours") as directory:
+        files = {{f"boot/{{number}}": File(b"x" * 9000) for number in range(20)}}
+        directory.publish(files, commit="two", at=datetime.now(UTC))
+except PublishError as error:
+    print(error)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", script, str(root)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def test_where_writing_is_not_permitted_the_path_and_a_mend_are_named() -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder) / "out"
+        Path(folder).chmod(0o755)
+        publish(root, tree())
+        (root / LOCK).chmod(0o444)
+        said = publish_elsewhere(root, after="if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)")
+        assert said == f"{root / LOCK}: Permission denied (let the user that gitboot runs as write there)\n"
+        assert verify(root) == ()
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(root: Path) -> None:
+    """A limit on the size of files stands for the disk: the system refuses the same call."""
+    publish(root, tree())
+    said = publish_elsewhere(root, after="resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))")
+    assert said == f"{root}/boot/0: File too large\n"
+    assert on_disk(root) == contents(tree())
+    assert publish(root, tree(2)).written
+    assert verify(root) == ()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -> None:
+    root = small_disk / "out"
+    large = {f"boot/{number}": File(b"x" * 100_000) for number in range(20)}
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(tree(1), commit="one", at=AT)
+        with pytest.raises(PublishError, match=r"boot/\d+: No space left on device \(free some space\)"):
+            directory.publish({**tree(2), **large}, commit="two", at=AT)
+        assert on_disk(root) == contents(tree(1))
+        directory.publish(tree(2), commit="two", at=AT)
+    assert on_disk(root).items() >= contents(tree(2)).items()
+    assert verify(root) == ()
+
+
+def test_a_disk_that_is_read_only_is_named(small_disk: Path) -> None:
+    root = small_disk / "out"
+    publish(root, tree(1))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert verify(root) == ()
+    with pytest.raises(PublishError, match=r"Read-only file system \(mount it writable\)"):
+        publish(root, tree(2))
+
+
+def test_what_a_failed_pass_was_told_is_not_forgotten(root: Path) -> None:
+    files = tree(1)
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(files, commit="one", at=AT)
+        a_file(root / "boot/new")
+        files |= {ENTRY: File(b"another\n"), "boot/new": File(b"new")}
+        with pytest.raises(PublishError, match="boot/new"):
+            directory.publish(files, commit="two", at=AT, changed=[ENTRY, "boot/new"])
+        (root / "boot/new").unlink()
+        assert directory.publish(files, commit="two", at=AT, changed=[]).written == ("boot/new", ENTRY)
+    assert verify(root) == ()
+
+
+def test_a_name_that_is_too_long_for_the_system_is_named(root: Path) -> None:
+    longest = f"ops/plans/{'x' * 255}"
+    publish(root, {longest: File(b"as long as it gets")})
+    assert set(on_disk(root)) == {longest}
+    with pytest.raises(PublishError, match=r"x{256}: File name too long"):
+        publish(root, {longest + "x": File(b"longer")})
+
+
+def test_many_files_are_waited_for_together_and_a_few_one_by_one(root: Path, syncs: list[str]) -> None:
+    publish(root, tree(servers=100))
+    assert 0 < syncs.count("syncfs") < len(syncs) < 20
+    syncs.clear()
+    publish(root, {**tree(servers=100), ENTRY: File(b"another\n")})
+    assert 0 < syncs.count("fsync") == len(syncs) < 20
+
+
+# Any sequence
+
+
+PATHS = ["boot/a", "boot/x/a", "boot/x/y/a", "boot/o/1/a", "boot/o/1/b", "boot/o/2/a", "ops/plans/a.json"]
+TREES = st.dictionaries(st.sampled_from(PATHS), st.sampled_from([File(b"1"), File(b"2"), File(b"22")]))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(TREES, st.integers(0, 9), st.sampled_from(["told", "compared", "restarted"])), max_size=6))
+def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[Files, int, str]]) -> None:
+    with TemporaryDirectory() as folder:
+        at, before = AT, dict[str, File]()
+        directory = Directory.open(root := Path(folder), ledger="ours")
+        for files, days, how in passes:
+            at += days * DAY
+            if how == "restarted":
+                directory.close()
+                directory = Directory.open(root, ledger="ours")
+            changed = [path for path in PATHS if files.get(path) != before.get(path)] if how == "told" else None
+            stood = on_disk(root)
+            published = directory.publish(files, commit="c", at=at, changed=changed)
+            stand = on_disk(root)
+            assert contents(files).items() <= stand.items()
+            assert all(path.startswith("boot/o/") for path in stand.keys() - files.keys())
+            assert set(published.written) == {path for path in files if stood.get(path) != stand[path]}
+            assert {*published.withdrawn, *published.expired} == stood.keys() - stand.keys()
+            assert verify(root) == ()
+            before = dict(files)
+        directory.close()

@@ -1,0 +1,418 @@
+"""What a publisher leaves behind that is stopped anywhere: killed, refused by the system, cut off from power."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from gitboot.errors import PublishError
+from gitboot.publish import directory as directory_module
+from gitboot.publish import disk as disk_module
+from gitboot.publish import folders as folders_module
+from gitboot.publish.directory import Directory
+from gitboot.publish.disk import Disk
+from gitboot.publish.manifest import MANIFEST, parse_head, parse_shard
+from gitboot.publish.tree import PENDING, read_manifest, verify
+from gitboot.render.tree import File, Files, is_immutable
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ROOT = Path(__file__).parent.parent
+
+
+def tree(version: int, servers: int = 1) -> dict[str, File]:
+    """A tree whose entries name content of their own version; with each version a server comes and another goes."""
+    files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
+    for server in (*range(servers), servers + version % 2):
+        data = f"user data {version} of {server}\n".encode()
+        content = f"boot/o/{sha256(data).hexdigest()}/user-data"
+        files[content] = File(data)
+        files[f"boot/v1/boot/{server}/boot.ipxe"] = File(f"{version:04} {content}\n".encode())
+    return files
+
+
+OTHERS = r"boot/o/\w{64}/user-data|ops/manifest(/\w\w)?\.json|ops/\.gitboot/(lock|retired/[\w:-]+\.json)"
+
+
+def publish(directory: Directory, version: int, servers: int = 1) -> None:
+    directory.publish(tree(version, servers), commit=str(version), at=AT + version * timedelta(days=3))
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """The content of each file, and nothing for each folder that is empty."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        below = folder[len(str(root)) + 1 :]
+        for name in names:
+            with open(f"{folder}/{name}", "rb") as file:
+                found[f"{below}/{name}"] = file.read()
+        if not folders and not names:
+            found[f"{below}/"] = b""
+    return found
+
+
+def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
+    """What must not be in a tree between two versions."""
+    found = []
+    for path in old.keys() | new.keys():
+        whole = {file.content if (file := version.get(path)) else None for version in (old, new)}
+        if not is_immutable(path) and stands.get(path) not in whole:
+            found.append(f"{path} is neither version: {stands.get(path)!r}")
+    for path, content in stands.items():
+        if path.endswith("/boot.ipxe") and path.startswith("boot/v1/"):
+            named = content.decode().split()[1]
+            if sha256(stands.get(named, b"")).hexdigest() not in named:
+                found.append(f"{path} names {named}, which is {stands.get(named)!r}")
+        try:
+            if path == MANIFEST:
+                parse_head(content)
+            elif path.startswith("ops/manifest/") and path.endswith("json"):
+                parse_shard(content)
+            elif path.endswith(".json") and path.startswith("ops/.gitboot/"):
+                json.loads(content)
+        except ValueError as error:
+            found.append(f"{path} does not parse: {error}")
+    return found
+
+
+def assert_complete(root: Path, version: int, servers: int = 1) -> None:
+    """Assert that a pass has come to its end, and that of one before it nothing is left but content."""
+    assert verify(root) == ()
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert manifest.stamp.commit == str(version)
+    assert set(manifest.files) == set(tree(version, servers))
+    others = everything(root).keys() - manifest.files.keys()
+    assert [path for path in others if not re.fullmatch(OTHERS, path)] == []
+
+
+# Killed
+
+
+class Killed:
+    """A process from which publishers are forked, so that each begins within a few milliseconds."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(root)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, **how: int) -> int:
+        """Fork a publisher; return its process id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(how) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def status(self) -> int:
+        """How the publisher ended: the signal, negative, or its exit code."""
+        return self._read()
+
+    def _read(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    memory = Path("/dev/shm")  # a disk would only be slower
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder) / "out"
+
+
+@pytest.fixture
+def publishers(root: Path) -> Iterator[Killed]:
+    publishers = Killed(root)
+    yield publishers
+    publishers.close()
+
+
+def test_killed_at_200_random_instants_it_leaves_every_file_whole(root: Path, publishers: Killed) -> None:
+    dice = random.Random(20261120)
+    with Directory.open(root, ledger="ours") as directory:
+        publish(directory, 0, servers=6)
+    unfinished = 0
+    for _ in range(200):
+        pid = publishers.start(on_from=dice.choice([0, 1]), servers=6)
+        time.sleep(dice.uniform(0, 0.05))
+        os.kill(pid, signal.SIGKILL)
+        assert publishers.status() == -signal.SIGKILL
+        stands = everything(root)
+        last = int(parse_head(stands[MANIFEST]).stamp.commit)
+        assert faults(stands, tree(last, servers=6), tree(last + 1, servers=6)) == []
+        assert read_manifest(root) is not None
+        unfinished += PENDING in stands
+    assert unfinished > 50
+    with Directory.open(root, ledger="ours") as directory:
+        publish(directory, last + 1, servers=6)
+    assert_complete(root, last + 1, servers=6)
+
+
+def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, publishers: Killed) -> None:
+    for version in count(1):
+        with Directory.open(root, ledger="ours") as directory:
+            publish(directory, version - 1)
+        publishers.start(once=version, killed_at=version)
+        status = publishers.status()
+        assert faults(everything(root), tree(version - 1), tree(version)) == []
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        planned = version if version % 3 else version + 1  # sometimes it never becomes what was under way
+        with Directory.open(root, ledger="ours") as directory:
+            publish(directory, planned)
+        assert_complete(root, planned)
+    assert version > 50
+
+
+# Refused by the system
+
+
+CHANGING = {"mkdir", "rmdir", "write", "fchmod", "utime", "rename", "unlink", "pwrite", "ftruncate"}
+CALLS = {*CHANGING, "open", "stat", "fstat", "fsync", "listdir", "pread"}
+
+
+class Os:
+    """The os module, where something happens at the n-th call that asks the system for anything."""
+
+    def __init__(self, happen: Callable[[int, str, tuple[Any, ...]], None]) -> None:
+        self._happen = happen
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        act = getattr(os, name)
+        if name not in CALLS:
+            return act
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            self._happen(self.calls, name, args)
+            return None if name == "fsync" else act(*args, **kwargs)
+
+        return call
+
+    def syncfs(self, fd: int) -> None:
+        self.calls += 1
+        self._happen(self.calls, "syncfs", (fd,))
+
+
+@contextmanager
+def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
+    """Let something happen at calls of the publisher; it waits for no disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_module, "os", os_ := Os(happen))
+        patch.setattr(folders_module, "os", os_)
+        patch.setattr(disk_module, "_syncfs", os_.syncfs)
+        yield os_
+
+
+def nothing(number: int, name: str, args: tuple[Any, ...]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("code", "on", "few", "restarted"),
+    [
+        pytest.param(errno.ENOSPC, False, True, True, id="a full disk, once"),
+        pytest.param(errno.EIO, False, False, False, id="a fault, once, with many files"),
+        pytest.param(errno.EROFS, True, True, False, id="read-only from then on"),
+    ],
+)
+def test_refused_at_every_call_the_next_pass_completes_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, code: int, on: bool, few: bool, restarted: bool
+) -> None:
+    monkeypatch.setattr(disk_module, "_FSYNC_AT_MOST", 1000 if few else 0)
+    with happening(nothing), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 0)
+    for version in count(1):
+
+        def refuse(number: int, name: str, args: tuple[Any, ...], at: int = version) -> None:
+            if number == at or (on and number > at and name not in ("stat", "fstat", "pread")):
+                raise OSError(code, os.strerror(code))
+
+        again: Directory | None = None
+        with happening(refuse) as calls, suppress(PublishError):
+            again = Directory.open(root, ledger="ours")
+            publish(again, version)
+        assert faults(everything(root), tree(version - 1), tree(version)) == []
+        with happening(nothing):
+            if again is not None and restarted:
+                again.close()
+            if again is None or restarted:
+                again = Directory.open(root, ledger="ours")
+            publish(again, version)
+            again.close()
+        assert_complete(root, version)
+        if calls.calls < version:
+            break
+    assert version > 100
+
+
+# Cut off from power
+
+
+class Recorder(Disk):
+    """A disk that knows what it would hold if the power was cut now: what was synced, and any part of the rest."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.synced = everything(root)
+        self.since: list[tuple[str, str]] = []
+        self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str]]]] = []
+        recorders.append(self)
+
+    def stage(self, path: str, content: bytes, at: datetime) -> None:
+        super().stage(path, content, at)
+        self.since.append(("stage", path))
+
+    def place(self, path: str) -> None:
+        super().place(path)
+        self.since.append(("place", path))
+
+    def remove(self, path: str) -> None:
+        if (self.root / path).exists():
+            self.since.append(("remove", path))
+        super().remove(path)
+
+    def sync(self) -> None:
+        super().sync()
+        self.cuts.append((self.synced, self.since))
+        self.synced, self.since = everything(self.root), []
+
+    def close(self) -> None:
+        super().close()
+        self.cuts.append((self.synced, self.since))
+
+
+recorders: list[Recorder] = []
+
+
+def temporary(path: str) -> str:
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{disk_module._temporary(name)}"
+
+
+def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[str, bytes]:
+    """What stands if of all that was done since the last sync only this was; content that was not synced is lost."""
+    stands = dict(synced)
+    for act, path in done:
+        if act == "stage":
+            stands[temporary(path)] = b""
+        elif act == "place":
+            stands[path] = synced.get(temporary(path), b"")
+            stands.pop(temporary(path), None)
+        else:
+            stands.pop(path, None)
+    return stands
+
+
+def parts(done: list[tuple[str, str]], dice: random.Random) -> Iterator[list[tuple[str, str]]]:
+    yield []
+    yield done
+    for each in done:
+        yield [each]
+        yield [each for each in done if dice.random() < 0.5]
+
+
+def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice, version = random.Random(20261120), 5
+    recorders.clear()
+    with happening(nothing):
+        with Directory.open(root, ledger="ours") as directory:
+            for before in range(version):
+                publish(directory, before)
+        with monkeypatch.context() as patch:
+            patch.setattr(directory_module, "Disk", Recorder)
+            with Directory.open(root, ledger="ours") as directory:
+                publish(directory, version)
+        states = [after_cut(synced, part) for synced, done in recorders[0].cuts for part in parts(done, dice)]
+        for number, stands in enumerate(states):
+            assert faults(stands, tree(version - 1), tree(version)) == []
+            again = root.parent / str(number)
+            for path, content in stands.items():
+                (again / path).parent.mkdir(parents=True, exist_ok=True)
+                (again / path).write_bytes(content)
+            with Directory.open(again, ledger="ours") as directory:
+                publish(directory, version - number % 2)  # sometimes it never becomes what was under way
+            assert_complete(again, version - number % 2)
+    assert len(states) > 50
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+    monkeypatch.setattr(disk_module, "_FSYNC_AT_MOST", 1000 if few else 0)
+    synced: set[str] = set()
+    filesystems: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(disk_module, "_syncfs", lambda fd: filesystems.add(os.fstat(fd).st_dev))
+    missed: list[str] = []
+
+    class Watched(Recorder):
+        def sync(self) -> None:
+            synced.clear()
+            filesystems.clear()
+            touched = {temporary(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
+            super().sync()
+            for path in touched:
+                is_synced = str(self.root / path) in synced or self.root.stat().st_dev in filesystems
+                if (self.root / path).exists() and not is_synced:
+                    missed.append(path)
+
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    with Directory.open(root, ledger="ours") as directory:
+        for version in range(4):
+            publish(directory, version)
+    assert missed == []
+
+
+def run(root: Path, *, once: int = -1, killed_at: int = 0, on_from: int = 0, servers: int = 1) -> None:
+    """Publish one version, and be killed in it; or version after version, on from the last that was completed."""
+
+    changes = count(1)
+
+    def kill(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if (name in CHANGING or (name == "open" and args[1] & os.O_CREAT)) and next(changes) == killed_at:
+            if name == "write":
+                os.write(args[0], args[1][: len(args[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with happening(kill), Directory.open(root, ledger="ours") as directory:
+        if once >= 0:
+            publish(directory, once)
+        elif directory.stamp is not None:
+            for version in count(int(directory.stamp.commit) + on_from):
+                publish(directory, version, servers)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            run(Path(sys.argv[1]), **json.loads(line))
+            os._exit(0)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+        sys.stdout.flush()

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from gitboot.errors import UsageError
+from gitboot.serve import connection, server
+from gitboot.serve.server import Server
+from tests.serving import ENTRY, Site, connect, eventually, exchange, read_all
+
+
+class Slow:
+    """An application that takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.asked = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.set()
+        await asyncio.sleep(self.seconds)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"slow"})
+
+
+# Listening
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["", "8080", ":8080", "localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999", "::1:80", "[::1]", "a b:80"],
+)
+def test_what_is_no_address_is_refused(listen: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        Server(Slow(0), listen)
+
+
+def test_an_address_in_use_is_refused() -> None:
+    with Site().serve() as url:
+        with pytest.raises(UsageError, match=rf"cannot listen at {url}: Address already in use"):
+            Server(Slow(0), url.removeprefix("http://")).start()
+        assert httpx.get(url + ENTRY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("listen", "complaint"),
+    [("192.0.2.1:0", "Cannot assign requested address"), ("no-such-host.invalid:80", "cannot listen at")],
+)
+def test_an_address_that_is_not_ours_is_refused(listen: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        Server(Slow(0), listen).start()
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "0.0.0.0:0", "[::1]:0", "[::]:0"])
+def test_a_free_port_is_taken_and_told(listen: str) -> None:
+    with Site().serve(listen) as url:
+        assert not url.endswith(":0")
+        assert httpx.get(url + ENTRY).status_code == 200
+
+
+def test_one_socket_takes_both_families() -> None:
+    site = Site()
+    with site.serve("[::]:0") as url:
+        port = url.rpartition(":")[2]
+        assert httpx.get(f"http://127.0.0.1:{port}{ENTRY}").status_code == 200
+        assert eventually(lambda: site.observed != [])
+    assert site.observed[0].client == "127.0.0.1"
+
+
+# Stopping
+
+
+def test_a_request_under_way_is_answered_before_the_end() -> None:
+    slow = Slow(0.4)
+    running = Server(slow, "127.0.0.1:0")
+    running.start()
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=running.url) as idle:
+        idle.get("/")
+        slow.asked.clear()
+        answer = pool.submit(httpx.get, running.url)
+        slow.asked.wait(5)
+        running.stop()
+        assert not running.alive
+        assert answer.result().text == "slow"
+    with pytest.raises(ConnectionRefusedError):
+        connect(running.url)
+
+
+def test_a_request_that_takes_too_long_is_broken_off(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow(60)
+    running = Server(slow, "127.0.0.1:0")
+    running.start()
+    with connect(running.url) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        slow.asked.wait(5)
+        began = time.monotonic()
+        running.stop(timeout_s=0.5)
+        assert time.monotonic() - began < 3
+        assert b"slow" not in read_all(client)
+
+
+def test_it_leaves_signals_and_logging_alone() -> None:
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    with Site().serve() as url:
+        httpx.get(url + ENTRY)
+    assert root.handlers == handlers
+    assert logging.getLogger("uvicorn").handlers == []
+
+
+# Bounds
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with Site().serve() as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    "request_start",
+    [
+        pytest.param(b"GET /" + b"a" * 200_000, id="a path"),
+        pytest.param(b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000, id="a header"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 40_000, id="many headers"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X" * 200_000, id="a header's name"),
+        pytest.param(b"\r\n" * 100_000, id="empty lines"),
+    ],
+)
+def test_a_request_without_an_end_is_cut_off(url: str, request_start: bytes) -> None:
+    with connect(url) as client:
+        try:
+            client.sendall(request_start)
+            assert client.recv(1) == b""
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        assert httpx.get(url + ENTRY).status_code == 200
+
+
+def test_a_body_is_not_waited_for(url: str) -> None:
+    request = f"GET {ENTRY} HTTP/1.1\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n"
+    assert exchange(url, request.encode()).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(server, "_STUCK_CHECK_S", 0.05)
+    with Site().serve() as url:
+        for sent in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"):
+            with connect(url) as client:
+                client.sendall(sent)
+                assert read_all(client) == b""
+
+
+def test_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(server, "_STUCK_CHECK_S", 0.05)
+    (tmp_path / "large").write_bytes(b"x" * 30_000_000)
+    with Site().serve(assets=tmp_path) as url, connect(url, receive_buffer=4096) as client:
+        client.sendall(b"GET /assets/large HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(1)
+        assert len(read_all(client)) < 30_000_000
+
+
+def test_who_takes_it_slowly_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(server, "_STUCK_CHECK_S", 0.05)
+    (tmp_path / "large").write_bytes(b"x" * 16_000_000)
+    with Site().serve(assets=tmp_path) as url, connect(url, receive_buffer=65536) as client:
+        client.sendall(b"GET /assets/large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = 0
+        began = time.monotonic()
+        while data := client.recv(65536):
+            received += len(data)
+            if time.monotonic() - began < 2.5:
+                time.sleep(0.01)
+    assert received > 16_000_000
+
+
+def test_clients_cannot_use_up_all_files_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "most_connections", lambda: 3)
+    with Site().serve() as url:
+        clients = [connect(url) for _ in range(3)]
+        time.sleep(0.1)
+        assert exchange(url, b"GET / HTTP/1.1\r\n\r\n") == b""
+        for client in clients:
+            client.close()
+        assert eventually(lambda: _answers(url))
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url + ENTRY).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_half_of_all_files_is_for_clients() -> None:
+    assert 100 < connection.most_connections() <= 1_000_000
