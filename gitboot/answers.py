@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from gitboot.model.image import ConfigFrom
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars import Digest, format_instant
 from gitboot.plan import BootPlan, Decision, Record, canonical
 from gitboot.render import server_files
 from gitboot.render.plans import summary
 from gitboot.render.tree import ContentType, File, is_immutable
-from gitboot.report import EntryOf, Upcoming
+from gitboot.report import EntryOf, Turn
 from gitboot.resolve import Decisions, plan, transition
 
 
@@ -24,12 +24,16 @@ class ServerState:
     decision: Decision
     record: Record | None
     plan: BootPlan | None
-    transition: datetime | None
-    next_plan: BootPlan | None  # from the transition on
+    later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plans from them on
     files: Mapping[str, File]  # all of the server's, ops/ and what comes next included
-    upcoming: Mapping[str, Upcoming]
-    entries: Mapping[str, EntryOf]
+    turns: Mapping[str, tuple[Turn, ...]]  # by path
+    entries: Mapping[str, EntryOf]  # by path
     summary: Mapping[str, Any]
+
+    @property
+    def transition(self) -> datetime | None:
+        """The next instant at which the plan changes by itself."""
+        return self.later[0][0] if self.later else None
 
     def holds(self, decision: Decision, record: Record | None, at: datetime) -> bool:
         """Whether planning anew at ``at``, not before this state was planned, gives the same."""
@@ -40,37 +44,56 @@ class ServerState:
         )
 
 
-def server_state(decisions: Decisions, decision: Decision, record: Record | None, at: datetime) -> ServerState:
-    """Plan and render one server for ``at`` and for the transition after it.
+# How many transitions are known ahead. An endpoint whose instance is held up, or gone, still opens the next windows
+# and, what matters more, ends them.
+AHEAD: Final = 4
 
-    What the transition will name is among the files already, so that nothing is missing when it comes.
+
+def server_state(decisions: Decisions, decision: Decision, record: Record | None, at: datetime) -> ServerState:
+    """Plan and render one server for ``at`` and for the transitions after it.
+
+    What they will name is among the files already, so that nothing is missing when they come.
     """
     now = plan(decision, at, record)
     files = server_files(decisions, decision, now)
-    boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
-    entries, upcoming = _entries(now, files), {}
-    later = None
-    if (instant := transition(decision, at, record)) is not None:
-        later = plan(decision, instant, record)
-        later_files = server_files(decisions, decision, later)
-        later_entries = _entries(later, later_files)
-        upcoming = {
-            path: Upcoming(instant, later_files.get(path), later_entries.get(path))
-            for path in sorted(_in_place(files) | _in_place(later_files))
-            if files.get(path) != later_files.get(path)
-        }
-        files = {**_immutable(later_files), **files, **_next_files(decision, instant, upcoming)}
+    entries = _entries(now, files)
+    later = tuple(_later(decision, at, record))
+    announced: dict[str, File] = {}
+    turns: dict[str, tuple[Turn, ...]] = {}
+    before = {path: (files[path], entries.get(path)) for path in _in_place(files)}
+    for instant, planned in later:
+        rendered = server_files(decisions, decision, planned)
+        announced |= {path: file for path, file in rendered.items() if is_immutable(path)}
+        after = {path: (rendered[path], _entries(planned, rendered).get(path)) for path in _in_place(rendered)}
+        for path in sorted(before.keys() | after.keys()):
+            if before.get(path) != after.get(path):
+                file, entry = after.get(path, (None, None))
+                turns[path] = (*turns.get(path, ()), Turn(instant, file, entry))
+        before = after
+    if later:
+        announced |= _announcement(decision, turns)
     return ServerState(
         decision=decision,
         record=record,
         plan=now,
-        transition=instant,
-        next_plan=later,
-        files=files,
-        upcoming=upcoming,
+        later=later,
+        files={**announced, **files},
+        turns=turns,
         entries=entries,
-        summary=summary(decision, now, boot_files),
+        summary=summary(decision, now, _digests(files)),
     )
+
+
+def _later(decision: Decision, at: datetime, record: Record | None) -> Iterator[tuple[datetime, BootPlan | None]]:
+    for _ in range(AHEAD):
+        if (instant := transition(decision, at, record)) is None:
+            return
+        yield instant, plan(decision, instant, record)
+        at = instant
+
+
+def _digests(files: Mapping[str, File]) -> dict[str, Digest]:
+    return {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
 
 
 def _entries(planned: BootPlan | None, files: Mapping[str, File]) -> dict[str, EntryOf]:
@@ -87,21 +110,26 @@ def _in_place(files: Mapping[str, File]) -> set[str]:
     return {path for path in files if path.startswith("boot/") and not is_immutable(path)}
 
 
-def _immutable(files: Mapping[str, File]) -> dict[str, File]:
-    return {path: file for path, file in files.items() if is_immutable(path)}
+def _announcement(decision: Decision, turns: Mapping[str, tuple[Turn, ...]]) -> dict[str, File]:
+    """``ops/next/<server>.json``, and the content that it names, which is published ahead of its instant.
 
-
-def _next_files(decision: Decision, at: datetime, upcoming: Mapping[str, Upcoming]) -> dict[str, File]:
-    """``ops/next/<server>.json`` and the content that it names, published ahead of its instant."""
+    By instant: what each path answers from then on (content in ``o/``, or null for 404), and the digest of the
+    plan whose boot it is, where a completed GET is evidence of that.
+    """
     files: dict[str, File] = {}
-    names: dict[str, str | None] = {}
-    for path, (_, file, _) in sorted(upcoming.items()):
-        if file is None:
-            names[path.removeprefix("boot/")] = None
-        else:
-            stored = f"o/{file.sha256}/{path.rpartition('/')[2]}"
-            names[path.removeprefix("boot/")] = stored
-            files[f"boot/{stored}"] = file
-    document = canonical({"at": format_instant(at), "files": names, "server": decision.server}) + b"\n"
-    files[f"ops/next/{decision.server}.json"] = File(document, ContentType.JSON)
+    instants: dict[str, dict[str, Any]] = {}
+    for path, each in sorted(turns.items()):
+        for instant, file, entry in each:
+            stored = None
+            if file is not None:
+                stored = f"o/{file.sha256}/{path.rpartition('/')[2]}"
+                files[f"boot/{stored}"] = file
+            turn = {"content": stored, "digest": entry.digest if entry is not None else None}
+            instants.setdefault(format_instant(instant), {})[path.removeprefix("boot/")] = turn
+    document = {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "server": decision.server,
+        "items": [{"at": instant, "files": instants[instant]} for instant in sorted(instants)],
+    }
+    files[f"ops/next/{decision.server}.json"] = File(canonical(document) + b"\n", ContentType.JSON)
     return files

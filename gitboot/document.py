@@ -149,7 +149,7 @@ def _cut(data: bytes) -> Iterator[_Span]:
         start = end
 
 
-@lru_cache(maxsize=1)  # a file's problems are located one after the other
+@lru_cache(maxsize=2)  # the problems of a file, or of two that clash, are located one after the other
 def _spans(data: bytes) -> tuple[_Span, ...]:
     """The documents that are not empty, by their index."""
     return tuple(span for span in _cut(data) if not _reader(data, span, path="").is_empty)

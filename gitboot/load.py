@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache, lru_cache
-from ipaddress import ip_interface
 from typing import Any, Final, NamedTuple, NewType
 from urllib.parse import urlsplit
 
@@ -134,7 +133,7 @@ def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository
 
     ``cache`` keeps what blobs parse to between calls: only blobs that it lacks are read.
     """
-    snapshot = replace(snapshot, read=lru_cache(maxsize=1)(snapshot.read))  # for the problems of one file
+    snapshot = replace(snapshot, read=lru_cache(maxsize=2)(snapshot.read))  # for the problems of two files that clash
     ignores, problems = _ignoring(snapshot)
     irregular = tuple(sorted(path for path in snapshot.irregular if not ignores(path)))
     problems += (_irregular_problem(path, snapshot.irregular[path]) for path in irregular)
@@ -540,7 +539,7 @@ def _identities(server: Server) -> Iterator[_Identity]:
         at: Path = ("spec", "interfaces", number)
         yield _Identity("MAC address", interface.mac.replace("-", ":"), interface.mac, (*at, "mac"))
         for index, address in enumerate(interface.addresses):
-            ip = str(ip_interface(address).ip)
+            ip = address.partition("/")[0]
             yield _Identity("address", ip, ip, (*at, "addresses", index))
     if spec.bmc is not None:
         address, system = spec.bmc.address, f" {spec.bmc.system}" if spec.bmc.system else ""

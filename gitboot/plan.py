@@ -314,6 +314,7 @@ class BootPlan:
     cause: Cause
     policy: str | None
     maintenance: str | None
+    key: str | None  # what this boot meets by being made once: a provision key, a maintenance's run
     boot: Boot | None  # what boots from the network in this phase; None: the local disk
     ignition: UserDataFiles | None  # what is answered at /ignition/<uuid>
     override: BootOverride | None
@@ -338,6 +339,7 @@ class BootPlan:
             "cause": self.cause,
             "policy": self.policy,
             "maintenance": self.maintenance,
+            "key": self.key,
             "boot": self.boot.facts() if self.boot else None,
             "ignition": self.ignition.facts() if self.ignition else None,
             "override": self.override.facts() if self.override else None,

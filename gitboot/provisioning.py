@@ -64,7 +64,7 @@ class Provisioning:
 
     def offer(self, state: ServerState) -> None:
         """Remember what was published for a server, now and next."""
-        for plan in (state.plan, state.next_plan):
+        for plan in (state.plan, *(plan for _, plan in state.later)):
             if plan is not None and plan.boot is not None:
                 self._offers[plan.digest] = Offer(decision=state.decision, plan=plan)
 

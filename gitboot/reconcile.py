@@ -243,7 +243,7 @@ class Reconciler:
         files["ops/records.json"] = File(exported(known), ContentType.JSON)
         self.answers = Answers(
             files=files,
-            upcoming={path: each for state in states for path, each in state.upcoming.items()},
+            turns={path: each for state in states for path, each in state.turns.items()},
             entries={path: each for state in states for path, each in state.entries.items()},
             servers={name: state.summary for name, state in self._servers.items()},
             addresses=_addresses(repository),

@@ -19,12 +19,12 @@ class EntryOf(NamedTuple):
     digest: Digest  # of the plan
 
 
-class Upcoming(NamedTuple):
+class Turn(NamedTuple):
     """What a path answers from an instant on."""
 
     at: datetime
     file: File | None  # None: 404
-    entry: EntryOf | None = None
+    entry: EntryOf | None = None  # whose boot a completed GET of it is evidence of, if of any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +32,29 @@ class Answers:
     """All that the endpoint answers from; replaced as a whole, so that all lookups change together."""
 
     files: Files  # by path below the output directory: boot/…, ops/…
-    upcoming: Mapping[str, Upcoming] = field(default_factory=dict)  # by path, of those that change by the clock
+    turns: Mapping[str, tuple[Turn, ...]] = field(default_factory=dict)  # by path, in the order of their instants
     entries: Mapping[str, EntryOf] = field(default_factory=dict)  # by path, of those that boot from the network
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # plan summaries by server, sorted
     addresses: Mapping[str, str] = field(default_factory=dict)  # IP address -> server
 
+    def turn(self, path: str, now: datetime) -> tuple[Turn | None, datetime | None]:
+        """The turn that ``path`` has taken last by ``now``, if any, and the instant of its next."""
+        last = None
+        for turn in self.turns.get(path, ()):
+            if now < turn.at:
+                return last, turn.at
+            last = turn
+        return last, None
+
     def at(self, path: str, now: datetime) -> File | None:
         """What ``path`` answers at ``now``; None is a 404."""
-        upcoming = self.upcoming.get(path)
-        if upcoming is not None and upcoming.at <= now:
-            return upcoming.file
-        return self.files.get(path)
+        turn, _ = self.turn(path, now)
+        return turn.file if turn is not None else self.files.get(path)
 
     def entry_at(self, path: str, now: datetime) -> EntryOf | None:
         """Whose boot a completed GET of ``path`` at ``now`` is evidence of, if of any."""
-        upcoming = self.upcoming.get(path)
-        if upcoming is not None and upcoming.at <= now:
-            return upcoming.entry
-        return self.entries.get(path)
+        turn, _ = self.turn(path, now)
+        return turn.entry if turn is not None else self.entries.get(path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

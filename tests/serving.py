@@ -50,7 +50,7 @@ def answers(
     states = {name: server_state(decisions, decision, Record(), now) for name, decision in decisions.servers.items()}
     return Answers(
         files={**EXTRAS, **shared_files(decisions), **_merged(state.files for state in states.values())},
-        upcoming=_merged(state.upcoming for state in states.values()),
+        turns=_merged(state.turns for state in states.values()),
         entries=_merged(state.entries for state in states.values()),
         servers={name: state.summary for name, state in states.items()},
         **more,

@@ -348,8 +348,8 @@ def test_lookups_turn_together_under_load(site: Site, client: httpx.Client, by: 
 
 def test_a_path_that_the_next_plan_has_not_is_404_from_its_instant_on(site: Site, client: httpx.Client) -> None:
     assert site.answers is not None
-    upcoming = {path: each._replace(file=None) for path, each in site.answers.upcoming.items()}
-    site.answers = replace(site.answers, upcoming=upcoming)
+    turns = {path: (each[0]._replace(file=None),) for path, each in site.answers.turns.items()}
+    site.answers = replace(site.answers, turns=turns)
     before = [client.get(path).status_code for path in LOOKUPS]
     site.now = START
     assert (before, [client.get(path).status_code for path in LOOKUPS]) == ([200] * 3, [404] * 3)
@@ -371,7 +371,7 @@ def test_a_fault_of_our_own_is_a_500_and_no_script(
     site: Site, client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert site.answers is not None
-    site.answers = replace(site.answers, files={f"boot{ENTRY}": "no file"}, upcoming={})  # type: ignore[dict-item]
+    site.answers = replace(site.answers, files={f"boot{ENTRY}": "no file"}, turns={})  # type: ignore[dict-item]
     response = client.get(ENTRY)
     assert (response.status_code, response.content) == (500, b"")
     site.status = None  # type: ignore[assignment]

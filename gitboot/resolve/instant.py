@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
@@ -47,6 +47,7 @@ def plan(decision: Decision, at: datetime, record: Record | None) -> BootPlan | 
         cause=state.cause,
         policy=decision.policy.policy if decision.policy else None,
         maintenance=state.maintenance,
+        key=state.key,
         boot=state.boot,
         ignition=state.ignition,
         override=state.override,
@@ -81,6 +82,7 @@ class _State:
     boot: Boot | None
     ignition: UserDataFiles | None
     override: BootOverride | None
+    key: str | None = None
 
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
@@ -122,7 +124,8 @@ def _under_maintenance(maintenance: MaintenanceDecision, at: datetime, record: R
     override = None
     if not made:
         override = _override(boot, maintenance.network_boot, maintenance.override, _reason(maintenance))
-    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, _ignition(boot), override)
+    key = _reason(maintenance) if maintenance.network_boot is NetworkBoot.ONCE else None
+    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, _ignition(boot), override, key)
 
 
 def _reason(maintenance: MaintenanceDecision) -> str:
@@ -140,17 +143,16 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, _ignition(boot), override)
     if record is None:
         return _disk(policy, Cause.UNKNOWN)
+    key = provision_reason(policy)
+    to_be_made = _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), None, key)
     if is_met(policy, record):
         if record.grace_until is not None and at < record.grace_until and record.image == boot.image:
-            return _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), None)
+            return to_be_made
         asks_still = record.met_at is not None and at < record.met_at + IGNITION_GRACE
         return _disk(policy, Cause.MET, _ignition(boot) if asks_still else None)
     if record.spent_at is not None:
-        if at >= record.spent_at + SPENT_GRACE:
-            return _disk(policy, Cause.SPENT)
-        return _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), None)
-    override = _override(boot, policy.network_boot, policy.override, provision_reason(policy))
-    return _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), override)
+        return _disk(policy, Cause.SPENT) if at >= record.spent_at + SPENT_GRACE else to_be_made
+    return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
 
 
 def provision_reason(policy: PolicyDecision) -> str:

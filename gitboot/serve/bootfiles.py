@@ -20,12 +20,12 @@ class BootFile(NamedTuple):
     headers: list[Header]
     etag: bytes
     entry: EntryOf | None  # whose boot it is
-    turns_at: datetime | None  # when its path is answered otherwise
-    turned: bool  # whether this is what it is answered from then on
+    since: datetime | None  # from when on its path is answered so; None: from before all turns
+    until: datetime | None  # when its path is answered otherwise; None: never by the clock
 
     def stands(self, at: datetime) -> bool:
         """Whether this is what its path is answered at ``at``."""
-        return self.turns_at is None or (self.turns_at <= at) == self.turned
+        return (self.since is None or self.since <= at) and (self.until is None or at < self.until)
 
     def reply(self, headers: Iterable[Header]) -> Reply:
         """The reply to a request with these headers."""
@@ -64,7 +64,7 @@ class BootFiles:
 def _prepare(answers: Answers, found: Found, at: datetime) -> BootFile:
     path, file = found
     etag = f'"{file.sha256}"'.encode()
-    upcoming = answers.upcoming.get(path)
+    turn, until = answers.turn(path, at)
     return BootFile(
         path=path,
         content=file.content,
@@ -76,6 +76,6 @@ def _prepare(answers: Answers, found: Found, at: datetime) -> BootFile:
         ],
         etag=etag,
         entry=answers.entry_at(path, at),
-        turns_at=upcoming.at if upcoming is not None else None,
-        turned=upcoming is not None and upcoming.at <= at,
+        since=turn.at if turn is not None else None,
+        until=until,
     )

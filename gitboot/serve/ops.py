@@ -11,7 +11,7 @@ from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import HttpBoot, Method
 from gitboot.model.scalars import Digest, SystemUuid, swapped
 from gitboot.render.tree import File, Files
-from gitboot.report import EntryOf, Upcoming
+from gitboot.report import EntryOf, Turn
 
 PLANS: Final = "ops/plans/"
 NEXT: Final = "ops/next/"
@@ -34,16 +34,19 @@ def read_plan(path: str, files: Files) -> Planned | None:
     return Planned(file, _summary(document), dict(_entries(document, paths)))
 
 
-def read_next(path: str, files: Files) -> Iterator[tuple[str, Upcoming]]:
-    """What ``ops/next/<server>.json`` announces; whose boot that will be it does not say."""
-    if (file := files.get(path)) is None:
-        return
-    document = json.loads(file.content)
-    at = datetime.fromisoformat(document["at"])
-    for name, stored in document["files"].items():
-        content = None if stored is None else files.get(f"boot/{stored}")
-        if stored is None or content is not None:
-            yield f"boot/{name}", Upcoming(at, content)
+def read_next(path: str, files: Files) -> dict[str, tuple[Turn, ...]]:
+    """The turns that ``ops/next/<server>.json`` announces, by path."""
+    turns: dict[str, tuple[Turn, ...]] = {}
+    document = json.loads(file.content) if (file := files.get(path)) is not None else {"items": []}
+    for item in document["items"]:
+        at = datetime.fromisoformat(item["at"])
+        for name, turn in item["files"].items():
+            stored, digest = turn["content"], turn["digest"]
+            content = None if stored is None else files.get(f"boot/{stored}")
+            if stored is None or content is not None:
+                entry = EntryOf(document["server"], Digest(digest)) if digest is not None else None
+                turns[f"boot/{name}"] = (*turns.get(f"boot/{name}", ()), Turn(at, content, entry))
+    return turns
 
 
 def _paths(decision: Mapping[str, Any]) -> Iterator[str]:

@@ -59,11 +59,13 @@ class PublishedTree:
         listed = manifest.files
         files = _Files(self._root, listed, self._held)
         planned = {path: each for path in listed if path.startswith(PLANS) and (each := self._plan(path, files))}
-        upcoming = dict(each for path in listed if path.startswith(NEXT) for each in read_next(path, files))
+        turns = {
+            name: each for path in listed if path.startswith(NEXT) for name, each in read_next(path, files).items()
+        }
         self._held, self._planned = files.held, planned
         self.answers = Answers(
             files=files,
-            upcoming=upcoming,
+            turns=turns,
             entries={path: entry for each in planned.values() for path, entry in each.entries.items()},
             servers={each.summary["server"]: each.summary for each in planned.values()},
         )
@@ -71,7 +73,7 @@ class PublishedTree:
             self.status,
             applied=manifest.stamp.commit,
             planned_at=self._clock(),
-            next_transition=min((each.at for each in upcoming.values()), default=None),
+            next_transition=min((each[0].at for each in turns.values()), default=None),
             phases=Counter(each.summary["phase"] or "NoPlan" for each in planned.values()),
         )
         self._note(True, "Read", f"{self._root}: {len(listed)} files of {manifest.stamp.commit}")

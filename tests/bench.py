@@ -1,0 +1,98 @@
+"""An instance's parts in this process: its ledger and its BMC jobs are real, its clock is set by the test."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+from gitboot.answers import ServerState, server_state
+from gitboot.bmc.apply import Fleet
+from gitboot.journal import Journal
+from gitboot.ledger import Ledger
+from gitboot.load import FleetRepository
+from gitboot.overriding import Overriding
+from gitboot.plan import BootPlan, Record
+from gitboot.provisioning import Provisioning
+from gitboot.report import Event, Observation
+from gitboot.resolve import Decisions, decide
+from tests.fleets import at, repository
+
+NOON = at("20T12:00")
+
+
+class Bench:
+    """A ledger, what is built on it, and the passes that a test asks for, without Git and without files."""
+
+    def __init__(self, folder: Path, *, told: str | None = "fresh", credentials: Path | None = None) -> None:
+        self.now = NOON
+        self.events: list[Event] = []
+        self.ledger = Ledger.open(folder / "ledger.sqlite")
+        self.ledger._connection.execute("PRAGMA synchronous = OFF")  # no power cut is tested with it
+        self.journal = Journal(self.ledger, self.events.append)
+        self.provisioning = Provisioning(self.ledger, self.journal, told=told)
+        self.bmcs = Fleet(credentials=credentials, write=self.ledger.write_armed, clock=lambda: self.now)
+        self.overriding = Overriding(self.bmcs, self.ledger, self.provisioning, self.journal)
+        self.servers: dict[str, ServerState] = {}
+        self.repository: FleetRepository
+        self.decisions: Decisions
+
+    def close(self) -> None:
+        self.bmcs.close()
+        self.ledger.close()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def decide(self, *documents: str) -> None:
+        """Accept a commit with these documents."""
+        self.repository = repository(*documents)
+        self.decisions = decide(self.repository)
+
+    def wait(self, **given: float) -> None:
+        """Let time pass."""
+        self.now += timedelta(**given)
+
+    def plan(self) -> BootPlan | None:
+        """Plan and publish anew; what web01 boots now."""
+        self.provisioning.know(self.decisions, self.now)
+        self.servers = {}
+        for name, decision in self.decisions.servers.items():
+            record = self.provisioning.records.get(decision.uuid)
+            self.servers[name] = server_state(self.decisions, decision, record, self.now)
+            self.provisioning.offer(self.servers[name])
+        web01 = self.servers.get("web01")
+        return web01.plan if web01 is not None else None
+
+    def reconcile(self) -> BootPlan | None:
+        """One pass, to the end of the BMC jobs that it begins; what web01 boots in it."""
+        self.overriding.collect(self.repository, self.servers, self.now)
+        planned = self.plan()
+        self.overriding.ask(self.repository, self.servers, self.now)
+        self.overriding.collect(self.repository, self.servers, self.now, wait=True)
+        return planned
+
+    def fetch(self, plan: BootPlan | None, client: str = "10.0.0.7") -> None:
+        """A client fetches the entry of a plan, whole."""
+        assert plan is not None
+        self.overriding.observations.put(
+            Observation(
+                server=plan.server, path="boot/v1/boot/m/boot.ipxe", digest=plan.digest, client=client, at=self.now
+            )
+        )
+
+    @property
+    def record(self) -> Record | None:
+        """What is known of web01."""
+        return self.provisioning.records.get(self.decisions.servers["web01"].uuid)
+
+    def told(self, *types: str) -> list[str]:
+        """The types of the events that happened, of those named, or of all."""
+        return [event.type for event in self.events if not types or event.type in types]
+
+    def condition(self, type: str) -> tuple[bool, str, str] | None:
+        """Status, reason and message of a condition."""
+        found = {each.type: (each.status, each.reason, each.message) for each in self.journal.conditions}
+        return found.get(type)
