@@ -245,28 +245,6 @@ def server_documents(draw: st.DrawFn, name: str, *, policies: tuple[str, ...], b
     return document("Server", name, spec | seldom, draw(_ALL_LABELS))
 
 
-@st.composite
-def records(draw: st.DrawFn, maintenances: tuple[str, ...]) -> Record | None:
-    """What may be known of a server: nothing, or a record as the ledger would have come to it."""
-    if draw(st.integers(0, 5)) == 5:
-        return None
-    runs = {name: (draw(st.integers(0, 2)), draw(_INSTANTS)) for name in draw(_some(*maintenances))}
-    record = Record(runs=runs)
-    if draw(st.booleans()):
-        met_at = draw(_INSTANTS)
-        record = replace(
-            record,
-            provision=draw(st.integers(0, 3)),
-            image=draw(_IMAGES),
-            met_at=met_at,
-            grace_until=met_at + timedelta(minutes=1) if draw(st.booleans()) else None,
-        )
-    if draw(st.integers(0, 3)) == 0:
-        after = timedelta(minutes=draw(st.integers(1, 300)))
-        record = replace(record, spent_at=(record.met_at or draw(_INSTANTS)) + after)
-    return record
-
-
 def _image(name: str, *, writes_disk: bool) -> Document:
     def artifact(path: str) -> Document:
         return {"url": f"assets:{name}/{path}", "sha256": SHA}
@@ -297,6 +275,7 @@ def _streams(servers: tuple[str, ...]) -> st.SearchStrategy[Document]:
     return spec.map(lambda drawn: document("ImageStream", STREAM, drawn))
 
 
+_PROFILE_NAMES: Final = st.sampled_from([*PROFILES, "node", "worker"])
 _PROFILE_FIELDS: Final = _maybe(kernelArguments=_some(*_ARGUMENTS), vars=_VARS)  # machines without a document, too
 
 
@@ -354,7 +333,7 @@ def _policies(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document
 
 
 _BOOTS: Final = {
-    "profile": st.sampled_from(PROFILES),
+    "profile": _PROFILE_NAMES,
     "networkBoot": st.sampled_from(["Once", "Once", "OnImageChange", "OnImageChange", "Always", "Never"]),
 }
 _REQUIRED: Final = st.fixed_dictionaries(_BOOTS)
@@ -379,7 +358,7 @@ def _windows(draw: st.DrawFn) -> Document:
 
 _MAINTENANCE_FIELDS: Final = _maybe(
     window=_windows(),
-    networkBoot=st.sampled_from(["Always", "Once"]),
+    networkBoot=st.sampled_from(["Once", "Once", "Always"]),
     override=st.sampled_from(["Once", "None", "Continuous"]),
     run=st.integers(1, 2),
 )
@@ -391,7 +370,7 @@ def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Docu
     direct = {name_of(profile): _is_direct(profile) for profile in profiles}
     made: list[Document] = []
     for number in range(draw(st.integers(0, 3))):
-        boots = draw(st.sampled_from(PROFILES))
+        boots = draw(_PROFILE_NAMES)
         spec = {"select": draw(_selects(servers)), "profile": boots, "priority": draw(st.integers(0, 1))}
         spec |= draw(_MAINTENANCE_FIELDS)
         if direct[boots] and spec.get("override") == "Continuous":
@@ -412,6 +391,32 @@ def bounds(spec: Document) -> tuple[datetime, datetime]:
 def overlap(one: Document, other: Document) -> bool:
     (one_start, one_end), (other_start, other_end) = bounds(one), bounds(other)
     return one_start < other_end and other_start < one_end
+
+
+@st.composite
+def _records(draw: st.DrawFn, maintenances: list[Document]) -> Record | None:
+    """What may be known of a server: nothing, or a record as the ledger would have come to it."""
+    if draw(st.integers(0, 5)) == 5:
+        return None
+    runs = {}
+    for maintenance in maintenances:
+        if (run := draw(st.integers(0, 2))) > 0:
+            opened, _ = bounds(maintenance["spec"])
+            runs[name_of(maintenance)] = run, max(opened, START) + timedelta(minutes=draw(st.integers(0, 600)))
+    record = Record(runs=runs)
+    if draw(st.booleans()):
+        met_at = draw(_INSTANTS)
+        record = replace(
+            record,
+            provision=draw(st.integers(0, 3)),
+            image=draw(_IMAGES),
+            met_at=met_at,
+            grace_until=met_at + timedelta(minutes=1) if draw(st.booleans()) else None,
+        )
+    if draw(st.integers(0, 3)) == 0:
+        after = timedelta(minutes=draw(st.integers(1, 300)))
+        record = replace(record, spent_at=(record.met_at or draw(_INSTANTS)) + after)
+    return record
 
 
 _FRA1: Final = {"name": "fra1", "select": {"matchLabels": {"site": "fra1"}}, "baseURL": "http://fra1.test"}
@@ -439,7 +444,7 @@ def fleets(draw: st.DrawFn) -> GeneratedFleet:
             *policies,
             *maintenances,
         ),
-        records={name: draw(records(tuple(map(name_of, maintenances)))) for name in servers},
+        records={name: draw(_records(maintenances)) for name in servers},
         at=draw(_INSTANTS),
     )
     pools = tuple(map(name_of, policies))

@@ -36,7 +36,7 @@ def test_import_contracts_hold() -> None:
     ("path", "source", "complaint"),
     [
         pytest.param("utils.py", "", "gitboot.utils", id="no stage"),
-        pytest.param("guard.py", "import time", "gitboot.guard -> time", id="a clock in a pure module"),
+        pytest.param("arguments.py", "import time", "gitboot.arguments -> time", id="a clock in a pure module"),
         pytest.param("errors.py", "import gitboot.load", "gitboot.errors -> gitboot.load", id="upwards"),
         pytest.param("report.py", "import sushy", "gitboot.report -> sushy", id="sushy outside bmc"),
         pytest.param("ledger.py", "import starlette", "gitboot.ledger -> starlette", id="starlette outside serve"),

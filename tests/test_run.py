@@ -54,8 +54,8 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
                 time.sleep(0.004)
 
     with running(repository.bare, tmp_path) as instance:
-        start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
-        end = start + timedelta(seconds=2)
+        start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
+        end = start + timedelta(seconds=5)
         window = f"{start:%Y-%m-%dT%H:%M:%S} {end:%Y-%m-%dT%H:%M:%S}"
         commit = repository.push(fleet_files(*SEED, maintenance("repair", window)))
         eventually(lambda: instance.status()["applied"]["commit"] == commit)

@@ -1,4 +1,4 @@
-"""One BMC through sushy: what its override is, and setting it. All of sushy's errors end here.
+"""One BMC through sushy: what its override is, and setting it; all of sushy's errors end here.
 
 sushy's ``System`` is not used: it drops the ETag of what it read, reads Settings resources that hold no
 override, and answers a 412 by writing without If-Match, over someone else's change. Its connector is.

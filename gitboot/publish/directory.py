@@ -144,7 +144,6 @@ class Directory:
             disk.sync()
             self._place(path for path in (*content, *batch) if not is_immutable(path))
             self._remove((*changes.withdrawn, *changes.expired))
-            disk.sync()
             self._remove(batch_path(since) for since in changes.batches)
             self._remove(path for path, data in manifest.items() if data is None)
             self._place(path for path, data in manifest.items() if data is not None)
