@@ -21,7 +21,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 
 from gitboot.load import ParseCache, load
 from gitboot.model.scalars import format_instant
-from gitboot.plan import BootPlan, Record
+from gitboot.plan import FETCH_GRACE, BootPlan, Decision, Record
 from gitboot.render import server_files, shared_files
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
@@ -92,12 +92,11 @@ class GeneratedFleet:
         """Whether servers may have BIOS: then no profile needs UEFI."""
         return all(profile["spec"]["method"] in ("Pxe", "Disk") for profile in self.of("BootProfile"))
 
-    def instants(self, server: str) -> tuple[datetime, ...]:
+    def instants(self, record: Record | None) -> tuple[datetime, ...]:
         """Every instant at which a server's plan may change, those right before and after, and `at`."""
         told = [self.at, START - timedelta(days=1), START + timedelta(days=30)]
         for maintenance in self.of("Maintenance"):
             told += map(datetime.fromisoformat, maintenance["spec"].get("window", {}).values())
-        record = self.records[server]
         told += _told_by(record) if record else ()
         moment = timedelta(microseconds=1)
         return tuple(sorted({instant + offset for instant in told for offset in (-moment, 0 * moment, moment)}))
@@ -155,6 +154,17 @@ def digests(decisions: Decisions) -> dict[str, str]:
 
 def plans(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, BootPlan | None]:
     return {name: plan(decision, instant, records.get(name)) for name, decision in decisions.servers.items()}
+
+
+def met(decision: Decision, instant: datetime) -> Record:
+    """What is known of a server whose wanted key was met at an instant, by a fetch."""
+    policy = decision.policy
+    return Record(
+        provision=policy.provision if policy else 0,
+        image=policy.boot.image if policy and policy.boot else None,
+        met_at=instant,
+        grace_until=instant + FETCH_GRACE,
+    )
 
 
 def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, File]:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
 
-from gitboot.bmc.apply import Fleet
-from gitboot.journal import Journal
-from gitboot.ledger import Ledger
-from gitboot.overriding import Overriding
-from gitboot.provisioning import Provisioning
-from gitboot.publish.directory import Directory
 from gitboot.reconcile import Reconciler
 from gitboot.serve.app import Endpoint
 from gitboot.serve.server import Server
 from gitboot.serve.tree import PublishedTree
-from gitboot.source import Remote, Source
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.inprocess import in_process
 from tests.instance import Repository
 
 USER_DATA = "userData: {format: Ignition/3.4, template: t.j2}"
@@ -56,29 +50,12 @@ class Clock:
 
 
 @contextmanager
-def reconciler(folder: Path, documents: tuple[str, ...] = DOCUMENTS) -> Iterator[Reconciler]:
+def reconciler(folder: Path) -> Iterator[Reconciler]:
     repository = Repository.create(folder / "git")
-    repository.push({"fleet.yaml": "---\n".join(documents), "t.j2": TEMPLATE})
-    (folder / "state").mkdir()
-    with ExitStack() as stack:
-        ledger = stack.enter_context(Ledger.open(folder / "state" / "ledger.sqlite"))
-        target = stack.enter_context(Directory.open(folder / "output", ledger=ledger.identity))
-        source = Source(Remote(url=str(repository.bare)), folder / "state")
-        source.fetch()
-        journal = Journal(ledger, lambda event: None)
-        provisioning = Provisioning(ledger, journal, told=None)
-        bmcs = Fleet(credentials=None, write=ledger.write_armed, clock=lambda: START)
-        stack.callback(bmcs.close)
-        yield Reconciler(
-            source=source,
-            target=target,
-            ledger=ledger,
-            provisioning=provisioning,
-            overriding=Overriding(bmcs, ledger, provisioning, journal),
-            journal=journal,
-            parsed={},
-            keep_parsed=lambda parsed: None,
-        )
+    repository.push({"fleet.yaml": "---\n".join(DOCUMENTS), "t.j2": TEMPLATE})
+    with in_process(folder, repository.bare) as parts:
+        parts.source.fetch()
+        yield parts.reconciler
 
 
 def instants() -> list[datetime]:

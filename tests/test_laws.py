@@ -42,6 +42,7 @@ from tests.generated import (
     in_blocks,
     in_json,
     is_selected,
+    met,
     name_of,
     plans,
     server_documents,
@@ -154,7 +155,7 @@ def test_r8_plans_of_one_digest_are_one_plan(fleet: GeneratedFleet) -> None:
     known: dict[str, BootPlan] = {}
     for name, decision in decided(fleet.documents).servers.items():
         for record in (None, Record(), fleet.records[name]):
-            for instant in fleet.instants(name):
+            for instant in fleet.instants(record):
                 if (found := plan(decision, instant, record)) is not None:
                     timeless = replace(found, next_transition=None)
                     assert known.setdefault(found.digest, timeless) == timeless
@@ -190,23 +191,27 @@ def test_r8_a_maintenance_that_is_still_to_come_changes_no_plan_and_no_file(flee
 @given(fleet=fleets())
 def test_r10_a_plan_holds_until_its_next_transition_and_changes_at_it(fleet: GeneratedFleet) -> None:
     for name, decision in decided(fleet.documents).servers.items():
-        record, instants = fleet.records[name], fleet.instants(name)
+        for record in (fleet.records[name], met(decision, fleet.at)):
+            for instant, following in pairwise(fleet.instants(record)):
+                _check_transition(decision, record, instant, following)
 
-        def shown(instant: datetime, decision: Decision = decision, record: Record | None = record) -> str | None:
-            planned = plan(decision, instant, record)
-            until = transition(decision, instant, record)
-            assert until is None or until > instant
-            assert planned is None or planned.next_transition == until
-            return planned.digest if planned is not None else None
 
-        for instant, following in pairwise(instants):
-            until = transition(decision, instant, record)
-            if until is None or following < until:
-                assert shown(following) == shown(instant)
-                assert transition(decision, following, record) == until
-            else:
-                assert shown(until) != shown(instant)
-                assert shown(until - timedelta(microseconds=1)) == shown(instant)
+def _check_transition(decision: Decision, record: Record | None, instant: datetime, following: datetime) -> None:
+    """The promise of one plan, looked at again ``following`` it and right around its next transition."""
+
+    def shown(at: datetime) -> str | None:
+        planned = plan(decision, at, record)
+        assert planned is None or planned.next_transition == transition(decision, at, record)
+        return planned.digest if planned is not None else None
+
+    until = transition(decision, instant, record)
+    assert until is None or until > instant
+    if until is None or following < until:
+        assert shown(following) == shown(instant)
+        assert transition(decision, following, record) == until
+    else:
+        assert shown(until) != shown(instant)
+        assert shown(until - timedelta(microseconds=1)) == shown(instant)
 
 
 @LAWS
@@ -215,7 +220,7 @@ def test_r2_an_active_maintenance_always_wins_and_no_other_ever_does(fleet: Gene
     decisions = decided(fleet.documents)
     for server in fleet.of("Server"):
         name = name_of(server)
-        for instant in fleet.instants(name):
+        for instant in fleet.instants(fleet.records[name]):
             planned = plan(decisions.servers[name], instant, fleet.records[name])
             active = _active(fleet, server, instant)
             if server["spec"]["lifecycle"] != "Active":
@@ -270,8 +275,8 @@ def _reaches_for_the_network(planned: BootPlan) -> bool:
 @given(fleet=fleets())
 def test_unknown_never_boots_what_once_or_on_image_change_would(fleet: GeneratedFleet) -> None:
     decisions = decided(fleet.documents)
-    for name, decision in decisions.servers.items():
-        for instant in fleet.instants(name):
+    for decision in decisions.servers.values():
+        for instant in fleet.instants(None):
             planned = plan(decision, instant, None)
             if planned is not None and _reaches_for_the_network(planned):
                 assert _network_boot(decisions, planned) is NetworkBoot.ALWAYS
@@ -295,13 +300,11 @@ def test_lowering_provision_never_asks_for_an_installation(fleet: GeneratedFleet
     for server in lowered:
         server["spec"]["provision"] = data.draw(st.integers(0, server["spec"]["provision"]))
     before, after = decided(fleet.documents), decided(fleet.having(*lowered).documents)
-    adopted = {name: record for _, name, record in first_records(before.servers.values(), {}, adopt_all=True)}
-    for name, decision in after.servers.items():
-        for record in (fleet.records[name], adopted.get(name)):
-            for instant in fleet.instants(name):
-                was = _asks_for_an_installation(before.servers[name], instant, record)
-                is_now = _asks_for_an_installation(decision, instant, record)
-                assert is_now <= was
+    for name, decision in before.servers.items():
+        for record in (fleet.records[name], met(decision, fleet.at)):
+            for instant in fleet.instants(record):
+                was = _asks_for_an_installation(decision, instant, record)
+                assert _asks_for_an_installation(after.servers[name], instant, record) <= was
 
 
 @LAWS
@@ -311,7 +314,7 @@ def test_adopting_a_running_fleet_installs_nothing(fleet: GeneratedFleet, adopt_
     for _, name, record in first_records(decisions.servers.values(), {}, adopt_all=adopt_all):
         decision = decisions.servers[name]
         if adopt_all or (decision.policy and decision.policy.provision == 0):
-            for instant in fleet.instants(name):
+            for instant in fleet.instants(record):
                 assert _asks_for_an_installation(decision, instant, record) == 0
 
 

@@ -1,0 +1,61 @@
+"""An instance put together in this process, without a loop, for tests that make passes one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gitboot.bmc.apply import Fleet
+from gitboot.journal import Journal
+from gitboot.ledger import Ledger
+from gitboot.overriding import Overriding
+from gitboot.provisioning import Provisioning
+from gitboot.publish.directory import Directory
+from gitboot.reconcile import Reconciler
+from gitboot.report import Event
+from gitboot.source import Remote, Source
+
+
+@dataclass
+class Parts:
+    source: Source
+    ledger: Ledger
+    reconciler: Reconciler
+    events: list[Event] = field(default_factory=list)
+
+
+@contextmanager
+def in_process(
+    folder: Path,
+    repository: Path,
+    *,
+    allow_rewind: bool = False,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Iterator[Parts]:
+    """All the parts of an instance with OUTPUT and STATE in ``folder``; nothing is fetched yet."""
+    state = folder / "state"
+    state.mkdir(exist_ok=True)
+    events: list[Event] = []
+    with ExitStack() as stack:
+        ledger = stack.enter_context(Ledger.open(state / "ledger.sqlite"))
+        target = stack.enter_context(Directory.open(folder / "output", ledger=ledger.identity))
+        source = Source(Remote(url=str(repository)), state)
+        journal = Journal(ledger, events.append)
+        provisioning = Provisioning(ledger, journal, told=None)
+        bmcs = Fleet(credentials=None, write=ledger.write_armed, clock=clock)
+        stack.callback(bmcs.close)
+        reconciler = Reconciler(
+            source=source,
+            target=target,
+            ledger=ledger,
+            provisioning=provisioning,
+            overriding=Overriding(bmcs, ledger, provisioning, journal),
+            journal=journal,
+            parsed={},
+            keep_parsed=lambda parsed: None,
+            allow_rewind=allow_rewind,
+        )
+        yield Parts(source=source, ledger=ledger, reconciler=reconciler, events=events)

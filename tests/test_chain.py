@@ -1,0 +1,110 @@
+"""A boot is a chain of fetches: whoever follows one sees one version, through commit after commit."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+
+from gitboot.serve.app import Endpoint
+from gitboot.serve.server import Server
+from tests.fleets import mac_of
+from tests.inprocess import in_process
+from tests.instance import Repository, git
+from tests.test_kill import documents
+
+COMMITS = 200
+ENTRY = f"v1/boot/{mac_of('web0').replace(':', '-')}/boot.ipxe"
+
+
+def history(repository: Path, commits: int) -> list[str]:
+    """That many commits in a row, each with an image of its own."""
+    stream = []
+    for number in range(commits):
+        stream.append(
+            f"commit refs/heads/next\nmark :{number + 1}\ncommitter A <a@example.net> {1763600000 + number} +0000\n"
+        )
+        stream.append(f"data 1\nx\nfrom :{number}\n" if number else "data 1\nx\n")
+        for path, text in documents(f"flatcar-{number}").items():
+            stream.append(f"M 644 inline {path}\ndata {len(text.encode())}\n{text}\n")
+    marks = repository / "marks"
+    subprocess.run(
+        ["git", "fast-import", "--quiet", f"--export-marks={marks}"],
+        cwd=repository,
+        input="".join(stream),
+        text=True,
+        check=True,
+    )
+    found = dict(line.split() for line in marks.read_text().splitlines())
+    return [found[f":{number + 1}"] for number in range(commits)]
+
+
+def follow(fetch: Callable[[str], str | None]) -> str | None:
+    """Follow the chain of an entry; the image that all of it is of, or what is wrong with it."""
+    entry = fetch(ENTRY)
+    if entry is None:
+        return None  # an entry is missing only before the first publication
+    (named,) = re.findall(r"/assets/([^/]+)/kernel", entry)
+    (folder,) = re.findall(r"/(o/[0-9a-f]{64})/", entry)
+    user_data = fetch(f"{folder}/user-data")
+    if user_data is None or fetch(f"{folder}/meta-data") is None:
+        return f"missing: what the entry of {named} names"
+    return str(named) if f"web0 {named}\n" in user_data else f"mixed: {named} with {user_data!r}"
+
+
+def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    commits = history(repository.bare, COMMITS)
+    done, seen = threading.Event(), {"endpoint": Counter[str | None](), "tree": Counter[str | None]()}
+
+    def read(kind: str, fetch: Callable[[str], str | None]) -> None:
+        while not done.is_set():
+            seen[kind][follow(fetch)] += 1
+            time.sleep(0.002)  # the passes want some of this process, too
+
+    with in_process(tmp_path, repository.bare) as parts:
+        reconciler = parts.reconciler
+        endpoint = Endpoint(
+            answers=lambda: reconciler.answers,
+            status=lambda: reconciler.status,
+            clock=lambda: datetime.now(UTC),
+            artifacts=tmp_path / "output" / "boot" / "o",
+        )
+        with Server(endpoint, "127.0.0.1:0") as server, httpx.Client(base_url=server.url) as client:
+
+            def over_http(path: str) -> str | None:
+                response = client.get(f"/{path}")
+                return response.text if response.status_code == 200 else None
+
+            def from_the_tree(path: str) -> str | None:
+                try:
+                    return (tmp_path / "output" / "boot" / path).read_text()
+                except FileNotFoundError:
+                    return None
+
+            readers = [
+                threading.Thread(target=read, args=("endpoint", over_http)),
+                threading.Thread(target=read, args=("tree", from_the_tree)),
+            ]
+            for number, commit in enumerate(commits):
+                git(repository.bare, "update-ref", "refs/heads/main", commit)
+                parts.source.fetch()
+                reconciler.reconcile(datetime.now(UTC))
+                if number == 0:
+                    for reader in readers:
+                        reader.start()
+            done.set()
+            for reader in readers:
+                reader.join()
+        assert reconciler.status.applied == commits[-1]
+    for kind, chains in seen.items():
+        wrong = [found for found in chains if found is None or not found.startswith("flatcar-")]
+        assert not wrong, f"{kind}: {wrong}"
+        assert len(chains) > 20, f"{kind} saw only {len(chains)} versions"

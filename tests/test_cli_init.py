@@ -1,0 +1,154 @@
+"""`gitboot init`: what it writes is a valid fleet that editors and CI can check; and shell completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gitboot import __version__
+from gitboot.cli import cli
+from gitboot.errors import UsageError
+from gitboot.load import load
+from gitboot.resolve import decide
+from gitboot.source import open_snapshot
+from tests.fleets import at
+
+ROOT = Path(__file__).parent.parent
+
+
+def gitboot(*arguments: str | Path) -> None:
+    cli.main([str(each) for each in arguments], prog_name="gitboot", standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("init") / "new" / "fleet"
+    gitboot("init", directory)
+    return directory
+
+
+def test_it_writes_a_fleet_without_a_problem(written: Path) -> None:
+    repository = load(open_snapshot(written, None))
+    assert decide(repository).warnings == ()
+    assert sorted(map(str, repository.origins)) == [
+        *("BootImage/flatcar-4459.2.4", "BootImage/memtest86plus-7.20", "BootPolicy/web"),
+        *("BootProfile/memory-test", "BootProfile/web", "Fleet/example", "Maintenance/memory-test", "Server/web01"),
+    ]
+
+
+def test_its_server_is_installed_once_and_repaired_in_its_window(written: Path) -> None:
+    decision = decide(load(open_snapshot(written, None))).servers["web01"]
+    assert decision.policy is not None and decision.policy.boot is not None
+    assert (decision.policy.boot.image, str(decision.policy.network_boot)) == ("flatcar-4459.2.4", "Once")
+    (maintenance,) = decision.maintenances
+    assert maintenance.active(at("2027-03-06T22:00")) and not maintenance.active(at("2027-03-07T03:00"))
+
+
+def test_each_document_names_the_schema_of_its_kind(written: Path) -> None:
+    documents = sorted(written.rglob("*.yaml"))
+    documents = [path for path in documents if not path.relative_to(written).as_posix().startswith(".")]
+    assert len(documents) == 8
+    for path in documents:
+        text = path.read_text()
+        (schema,) = re.findall(r"^# yaml-language-server: \$schema=(\S+)$", text, re.MULTILINE)
+        assert json.loads((path.parent / schema).read_text())["title"] == yaml.safe_load(text)["kind"]
+
+
+def test_the_schemas_are_those_of_this_version(written: Path) -> None:
+    schemas = {path.name: path.read_text() for path in (written / ".gitboot" / "schemas").iterdir()}
+    assert schemas == {path.name: path.read_text() for path in (ROOT / "schemas").iterdir()}
+
+
+@pytest.mark.parametrize("path", [".github/workflows/gitboot.yaml", ".gitlab-ci.yml"])
+def test_a_ci_job_validates_with_this_version(written: Path, path: str) -> None:
+    text = (written / path).read_text()
+    assert f"GITBOOT: gitboot=={__version__} " in text
+    assert "@VERSION@" not in text
+    jobs = yaml.safe_load(text)
+    job = jobs["jobs"]["validate"]["steps"] if "jobs" in jobs else jobs["validate"]["script"]
+    commands = [step if isinstance(step, str) else step.get("run", "") for step in job]
+    (validate,) = [command for command in commands if command.startswith("gitboot ")]
+    ran = subprocess.run(
+        [sys.executable, "-m", *validate.split()],
+        cwd=written,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+
+
+def test_every_command_that_it_tells_of_works_there(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(written)
+    told = re.findall(r"^\$ gitboot ([^#\n]+)", (written / "README.md").read_text(), re.MULTILINE)
+    assert len(told) == 3
+    for command in told:
+        gitboot(*command.split())
+    told = re.findall(r"`gitboot ([^`]+)`", (written / "README.md").read_text())
+    assert told == ["schema --out .gitboot/schemas"]
+
+
+def test_links_in_its_readme_lead_somewhere(written: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (written / "README.md").read_text())
+    assert len(links) == 6
+    assert [link for link in links if not (written / link).exists()] == []
+
+
+def test_it_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gitboot("init", tmp_path / "fleet")
+    out = capsys.readouterr().out
+    for command in (f"cd {tmp_path}/fleet", "gitboot validate", "gitboot plan --records fresh"):
+        assert f"\n  {command}" in out
+
+
+@pytest.mark.parametrize("there", ["README.md", ".gitignore", "empty/"])
+def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).mkdir() if there.endswith("/") else (tmp_path / there).write_text("mine")
+    with pytest.raises(UsageError, match=f"{tmp_path} is not empty"):
+        gitboot("init", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [there.rstrip("/")]
+
+
+def test_a_git_repository_without_a_file_is_taken(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    gitboot("init", tmp_path)
+    assert decide(load(open_snapshot(tmp_path, None))).servers.keys() == {"web01"}
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "fleet").write_text("mine")
+    with pytest.raises(UsageError, match="cannot be written: Not a directory"):
+        gitboot("init", tmp_path / "fleet")
+    with pytest.raises(UsageError, match="cannot be written"):
+        gitboot("init", tmp_path / "fleet" / "below")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_GITBOOT_COMPLETE", f"{shell}_source")
+    with pytest.raises(SystemExit) as ended:
+        gitboot()
+    assert ended.value.code == 0
+    assert f"_GITBOOT_COMPLETE={shell}_complete" in capsys.readouterr().out
+
+
+def test_commands_and_options_are_completed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, expected in (("gitboot val", "plain,validate"), ("gitboot validate --ou", "plain,--output")):
+        monkeypatch.setenv("_GITBOOT_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit):
+            gitboot()
+        assert capsys.readouterr().out.split() == [expected]
