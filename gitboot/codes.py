@@ -298,7 +298,7 @@ class Code(StrEnum):
     NOT_INHERITED = (
         "GB2006",
         "A policy that neither has nor inherits a required field",
-        "profile and networkBoot must come from the policy or from one of its ancestors.",
+        "Its profile and networkBoot must come from the policy itself or from one of its ancestors.",
         "Add the field here, or inherit from a policy that has it.",
     )
     NO_POLICY = (

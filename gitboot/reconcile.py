@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ from gitboot.errors import (
 )
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
-from gitboot.load import FleetRepository, ParseCache, Revision, Snapshot, load
+from gitboot.load import BlobId, FleetRepository, ParseCache, Revision, Snapshot, load
 from gitboot.model.scalars import SystemUuid
 from gitboot.overriding import Overriding
 from gitboot.plan import Record
@@ -29,6 +30,7 @@ from gitboot.render import shared_files
 from gitboot.render.tree import ContentType, File, Files
 from gitboot.report import Answers, Status
 from gitboot.resolve import Decisions, decide
+from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.source import Source
 
 
@@ -86,6 +88,7 @@ class Reconciler:
         self._planned_at: datetime | None = None
         self._servers: dict[str, ServerState] = {}
         self._planned: _Planned | None = None
+        self._opt_outs: tuple[FleetRepository | None, tuple[OptOut, ...]] = (None, ())
         self._stands = False  # whether what was planned last is what the target holds
 
     def reconcile(self, at: datetime, *, wait: bool = False) -> datetime | None:
@@ -107,6 +110,7 @@ class Reconciler:
                 self._overriding.ask(self._repository, self._servers, at)
             if wait:
                 self._overriding.collect(self._repository, self._servers, at, wait=True)
+            self._check_opt_outs(self._repository, at)
         return self._report()
 
     def source_fetched(self, error: TryAgain | OperatorError | None, at: datetime) -> None:
@@ -189,7 +193,9 @@ class Reconciler:
         self._ledger.accept(revision)
         self._source.accept(revision)
         self._attempted, self._problems = revision, decisions.warnings
-        self._snapshot, self._repository, self._decisions = snapshot, repository, decisions
+        self._decisions = decisions
+        # Whatever can read the clone holds its packs open, and libgit2 to them after `restore` has replaced them.
+        self._snapshot, self._repository = replace(snapshot, read=_closed), replace(repository, read=_closed)
         before = self._parsed
         self._parsed = {blob: known[blob] for blob in snapshot.blobs.values() if blob in known}
         if self._parsed.keys() != before.keys():
@@ -268,6 +274,16 @@ class Reconciler:
 
     # report
 
+    def _check_opt_outs(self, repository: FleetRepository, at: datetime) -> None:
+        """Say which pins and holds are past their deadlines; nothing changes by itself."""
+        if self._opt_outs[0] is not repository:
+            self._opt_outs = repository, tuple(opt_outs(repository))
+        late = [each.what for each in self._opt_outs[1] if each.until is not None and each.until <= at]
+        if late:
+            self._journal.condition("OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}", at)
+        else:
+            self._journal.condition("OptOutsInTime", True, "InTime", "no pin or hold is past its deadline", at)
+
     def _report(self) -> datetime | None:
         """Say where this instance stands; return when something is due next."""
         phases: dict[str, int] = {}
@@ -286,6 +302,11 @@ class Reconciler:
         )
         dues = (next_transition, self._overriding.next_due)
         return min((due for due in dues if due is not None), default=None)
+
+
+def _closed(blob: BlobId) -> bytes:
+    """Read nothing: of an accepted commit everything has been read."""
+    raise KeyError(blob)
 
 
 def _addresses(repository: FleetRepository) -> dict[str, str]:

@@ -129,6 +129,10 @@ SCENARIOS = [
             ("e.cfg.j2", "echo {{ server.name | grub }}\n"),
         ),
     ),
+    Scenario(
+        name="ipxe-alone",
+        documents=seed(fleet_spec="baseURL: 'http://boot.test', outputs: [ipxe]"),
+    ),
     Scenario(name="maintenance", documents=(*SEED, maintenance("repair", "20T10:00 20T14:00"))),
     Scenario(name="parked", documents=seed(server_spec="lifecycle: Parked")),
     Scenario(

@@ -15,6 +15,7 @@ from gitboot.errors import GitbootError
 
 # In the order in which a newcomer meets them; modules are imported when their command runs.
 _COMMANDS: Final = {
+    "init": "Write a small fleet repository to begin with.",
     "validate": "Check a fleet repository: every problem, with its place and its mend.",
     "plan": "Show what each server boots, now or at any instant.",
     "explain": "Say why a server boots what it boots, or what a problem's code means.",
@@ -72,7 +73,8 @@ def cli() -> None:
     """What bare-metal servers boot, decided in Git.
 
     A fleet repository says in YAML which server boots which image, how, and when something else.
-    Begin with `gitboot validate` and `gitboot plan` in one; `gitboot run` does what it says.
+    Begin with `gitboot init`, and with `gitboot validate` and `gitboot plan` in what it wrote; `gitboot run` does
+    what it says.
     """
 
 

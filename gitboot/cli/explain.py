@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,11 +49,13 @@ def command(
     fleet = planned_fleet(path, rev, at or now(), records)
     decision = fleet.decision(subject)
     found = explain(fleet.repository, decision, plan(decision, fleet.at, fleet.records.get(decision.uuid)))
+    if field is not None:
+        found = _narrowed(found, field)
     for output in outputs:
         if output.format == "json":
             output.write(json.dumps(found.facts(), indent=2, sort_keys=True))
         else:
-            output.write(_as_text(found, field))
+            output.write(_as_text(found))
 
 
 def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
@@ -69,13 +72,18 @@ def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
             output.write(f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.mend}\n")
 
 
-def _as_text(found: Explanation, field: str | None) -> str:
-    from gitboot.cli.table import table
-
-    reasons = [each for each in found.reasons if field is None or _is_of(each.field, field)]
+def _narrowed(found: Explanation, field: str) -> Explanation:
+    reasons = tuple(each for each in found.reasons if _is_of(each.field, field))
     if not reasons:
         known = ", ".join(dict.fromkeys(re.sub(r"\[\d+\]", "", each.field) for each in found.reasons))
         raise UsageError(f"{found.server} has no field {field!r} now; it has {known}")
+    rules = {each.rule for each in reasons}
+    return replace(found, reasons=reasons, lost=tuple(each for each in found.lost if each.rule in rules))
+
+
+def _as_text(found: Explanation) -> str:
+    from gitboot.cli.table import table
+
     rows = [
         (
             each.field,
@@ -85,10 +93,10 @@ def _as_text(found: Explanation, field: str | None) -> str:
             f"{each.path}:{each.line}:{each.column}" if each.path else "-",
             each.why,
         )
-        for each in reasons
+        for each in found.reasons
     ]
     text = table(("FIELD", "VALUE", "RULE", "WRITTEN IN", "AT", "WHY"), rows)
-    rules = {each.rule for each in reasons}
+    rules = {each.rule for each in found.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
     return f"{text}\n\n{table(('LOST', 'RULE', 'WHY'), lost)}" if lost else text
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from gitboot.source import Remote, Source
 
 
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @config_option
 @click.argument("repository", envvar="GITBOOT_REPOSITORY")
@@ -84,9 +87,9 @@ if TYPE_CHECKING:
     help="Authorities to trust for an https repository, besides the machine's own.",
 )
 @click.option(
-    "--git-timeout", "git_timeout_s", type=float, default=60, show_default=True, help="Seconds without a byte."
+    "--git-timeout", "git_timeout_s", type=_SECONDS, default=60, show_default=True, help="Seconds without a byte."
 )
-@click.option("--poll", "poll_s", type=float, default=60, show_default=True, help="Seconds between two fetches.")
+@click.option("--poll", "poll_s", type=_SECONDS, default=60, show_default=True, help="Seconds between two fetches.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
 @click.option("--dry-run", is_flag=True, help="Say what one pass would write and override, in full, and do none of it.")

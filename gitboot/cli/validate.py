@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import Output, fleet_argument, output_option
+from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
 from gitboot.cli.problems import FORMATS, counted, prefix_of
 
 
 @click.command()
 @fleet_argument
+@at_option
 @output_option(*FORMATS)
-def command(path: Path, rev: str | None, outputs: tuple[Output, ...]) -> None:
+def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Output, ...]) -> None:
     """Check the fleet repository at PATH: every problem at once, with its place and its mend.
 
     PATH is a directory, a Git work tree or a bare repository. The exit code is 3 where there are errors;
-    warnings alone leave it 0. `gitboot explain CODE` says more about a problem.
+    warnings alone leave it 0. --at is the instant by which deadlines of pins and holds are judged.
+    `gitboot explain CODE` says more about a problem.
     """
     from gitboot.errors import InvalidRepository, Problem, Severity
     from gitboot.load import load
     from gitboot.resolve import decide
+    from gitboot.resolve.optouts import overdue
     from gitboot.source import open_snapshot
 
     problems: tuple[Problem, ...]
@@ -31,7 +35,7 @@ def command(path: Path, rev: str | None, outputs: tuple[Output, ...]) -> None:
     try:
         repository = load(open_snapshot(path, rev))
         decisions = decide(repository)
-        problems = decisions.warnings
+        problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or now()))))
         summary = f"{len(repository.servers)} servers, {len(repository.images)} images, "
     except InvalidRepository as error:
         problems = error.problems

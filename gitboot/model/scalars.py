@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from ipaddress import ip_address, ip_network
-from typing import Annotated, Final, NewType
+from typing import Annotated, Any, Final, NewType
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -150,7 +150,7 @@ def parse_interface_address(value: object) -> str:
     found = text(value)
     host, slash, prefix = found.partition("/")
     try:
-        address = ip_address(host)  # ip_interface would make its network as well: four times the work
+        address = ip_address(host)  # ip_interface would make its network as well: over twice the work
     except ValueError:
         address = None
     is_prefix = _INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= address.max_prefixlen
@@ -371,11 +371,16 @@ def parse_kernel_argument(value: object) -> str:
 _ANY_SCALAR = WithJsonSchema({"type": ["string", "number", "boolean"]})
 _TEXT = WithJsonSchema({"type": ["string", "number"], "minLength": 1})
 
+
+def _matching(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
+    return {"type": [*types] if len(types) > 1 else types[0], "pattern": f"^(?:{pattern.pattern})$"}
+
+
 Text = Annotated[str, BeforeValidator(nonempty), _TEXT]
 NameField = Annotated[
     Name,
     BeforeValidator(parse_name),
-    WithJsonSchema({"type": "string", "maxLength": 253, "pattern": f"^{_NAME.pattern}$"}),
+    WithJsonSchema({**_matching(_NAME, "string", "number"), "maxLength": 253}),
 ]
 Integer = Annotated[int, BeforeValidator(parse_integer), WithJsonSchema({"type": "integer", "minimum": 0})]
 SignedInteger = Annotated[int, BeforeValidator(parse_signed), WithJsonSchema({"type": "integer"})]
@@ -388,7 +393,7 @@ Mac = Annotated[
     BeforeValidator(parse_mac),
     WithJsonSchema(
         {
-            "type": "string",
+            "type": ["string", "number"],
             "pattern": r"^([0-9A-Fa-f]{2}([:-]?)(?:[0-9A-Fa-f]{2}\2){4}[0-9A-Fa-f]{2}|"
             r"([0-9A-Fa-f]{4}\.){2}[0-9A-Fa-f]{4})$",
         }
@@ -404,26 +409,34 @@ Network = Annotated[str, BeforeValidator(parse_network), WithJsonSchema({"type":
 Sha256 = Annotated[
     Digest,
     BeforeValidator(parse_digest),
-    WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"}),
+    WithJsonSchema(_matching(_SHA256, "string")),
 ]
 Url = Annotated[
     ArtifactUrl,
     BeforeValidator(parse_artifact_url),
-    WithJsonSchema({"type": "string", "pattern": "^(assets:|https?://|oci://)"}),
+    WithJsonSchema({"type": "string", "pattern": "^(assets:|https?://|oci://)[!-~]+$"}),
 ]
 BaseUrl = Annotated[
-    str, BeforeValidator(parse_base_url), WithJsonSchema({"type": "string", "pattern": "^https?://[^?#]+$"})
+    str, BeforeValidator(parse_base_url), WithJsonSchema({"type": "string", "pattern": r"^https?://[^?#\s]+$"})
 ]
-Instant = Annotated[datetime, BeforeValidator(parse_instant), WithJsonSchema({"type": "string", "format": "date-time"})]
+Instant = Annotated[datetime, BeforeValidator(parse_instant), WithJsonSchema(_matching(_INSTANT, "string"))]
 CountOrPercent = Annotated[
     str,
     BeforeValidator(parse_count_or_percent),
     WithJsonSchema({"type": ["string", "integer"], "pattern": "^[1-9][0-9]*%?$", "minimum": 1}),
 ]
-FilePath = Annotated[str, BeforeValidator(parse_file_path), WithJsonSchema({"type": "string", "minLength": 1})]
+FilePath = Annotated[
+    str,
+    BeforeValidator(parse_file_path),
+    WithJsonSchema({"type": ["string", "number"], "pattern": r"^[^/\\][^\\]*$"}),
+]
 KernelArgument = Annotated[str, BeforeValidator(parse_kernel_argument), _TEXT]
 VariableName = Annotated[str, BeforeValidator(parse_variable_name)]
 Variable = Annotated[str | bool, BeforeValidator(parse_variable), _ANY_SCALAR]
 LabelKey = Annotated[str, BeforeValidator(parse_label_key)]
-LabelValue = Annotated[str, BeforeValidator(parse_label_value), _ANY_SCALAR]
+LabelValue = Annotated[
+    str,
+    BeforeValidator(parse_label_value),
+    WithJsonSchema(_matching(re.compile(f"({_LABEL_NAME.pattern})?"), "string", "number", "boolean")),
+]
 AnyText = Annotated[str, BeforeValidator(text), _ANY_SCALAR]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
@@ -159,8 +158,3 @@ class Server(Struct):
     @property
     def boot_macs(self) -> tuple[MacAddress, ...]:
         return tuple(interface.mac for interface in self.spec.interfaces if interface.boot)
-
-
-def until_passed(until: datetime | None, at: datetime) -> bool:
-    """Whether a pin's or hold's deadline lies behind ``at``."""
-    return until is not None and until <= at

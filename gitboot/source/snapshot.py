@@ -21,7 +21,11 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     in a bare repository. Raises `UsageError` where there is no such directory, repository or revision.
     """
     root = Path(path).resolve()
-    if not root.is_dir():
+    try:
+        is_directory = root.is_dir()
+    except OSError as error:  # it lies in what cannot be entered
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if not is_directory:
         raise UsageError(f"{path} is no directory")
     with blaming(path), containing(root) as repository:
         if repository is None:

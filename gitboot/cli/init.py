@@ -1,0 +1,58 @@
+"""`gitboot init`: a small fleet repository to begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from gitboot.errors import UsageError
+
+SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
+SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of the fleet
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+def command(directory: Path) -> None:
+    """Write a small fleet repository into DIR, ready to be changed into yours.
+
+    One server, what it boots, a maintenance, a CI job for GitHub and one for GitLab that validate every change, and
+    the schemas that editors check documents by. DIR is new or empty; it may be a Git repository without a file.
+    """
+    files = dict(_files())
+    try:
+        if directory.exists() and any(path.name != ".git" for path in directory.iterdir()):
+            raise UsageError(f"{directory} is not empty: name a directory that is, or one that does not exist yet")
+        for name, text in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(text)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be written: {error.strerror}") from error
+    click.echo(_NEXT.format(directory=directory))
+
+
+def _files() -> Iterator[tuple[str, str]]:
+    """The path and the text of each file."""
+    from gitboot import __version__
+    from gitboot.model.schema import schemas
+
+    for path in sorted(SEED.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(SEED).as_posix(), path.read_text().replace("@VERSION@", __version__)
+    for name, text in schemas().items():
+        yield f"{SCHEMAS}/{name}", text
+
+
+_NEXT: Final = """\
+{directory} is a fleet of one server now. Next:
+
+  cd {directory}
+  gitboot validate                 # every problem, with its place and its mend: none yet
+  gitboot plan --records fresh     # what web01 boots
+  $EDITOR fleet.yaml servers/*     # your URL, your machines
+
+Then commit, and see README.md; what pip installs in CI stands in .github/ and .gitlab-ci.yml.\
+"""

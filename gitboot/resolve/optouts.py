@@ -1,0 +1,60 @@
+"""Pins and holds: who stays where it is, until when, and which deadlines have passed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from gitboot.codes import Code
+from gitboot.errors import Problem, Severity
+from gitboot.load import FleetRepository, Id
+from gitboot.model.scalars import format_instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptOut:
+    """A pin or a hold, and where it is written."""
+
+    what: str  # the pin of web01, a hold of flatcar-stable
+    image: str
+    reason: str
+    until: datetime | None  # a deadline for people: nothing changes by itself
+    resource: Id
+    path: tuple[str | int, ...]
+
+
+def opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
+    """Every pin and hold of a fleet."""
+    for name, server in repository.servers.items():
+        if (pin := server.spec.pin) is not None:
+            key = Id("Server", name)
+            what = f"the pin of {name}"
+            yield OptOut(
+                what=what, image=pin.image, reason=pin.reason, until=pin.until, resource=key, path=("spec", "pin")
+            )
+    for name, stream in repository.streams.items():
+        for number, hold in enumerate(stream.spec.holds):
+            yield OptOut(
+                what=f"a hold of {name}",
+                image=hold.image,
+                reason=hold.reason,
+                until=hold.until,
+                resource=Id("ImageStream", name),
+                path=("spec", "holds", number),
+            )
+
+
+def overdue(repository: FleetRepository, at: datetime) -> Iterator[Problem]:
+    """A warning for each pin and hold whose deadline is past at ``at``."""
+    for opt_out in opt_outs(repository):
+        if opt_out.until is not None and opt_out.until <= at:
+            yield repository.problem(
+                Code.OVERDUE,
+                f"{opt_out.what} to BootImage/{opt_out.image} was to end at {format_instant(opt_out.until)} "
+                f"({opt_out.reason})",
+                opt_out.resource,
+                *(*opt_out.path, "until"),
+                mend=Code.OVERDUE.hint,
+                severity=Severity.WARNING,
+            )

@@ -1,0 +1,882 @@
+"""The commands as their users type them: what they print, what they exit with, what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import pytest
+import yaml
+
+from gitboot import __version__, errors
+from gitboot.cli import cli, main
+from gitboot.cli.exit import Exit, exit_of
+from gitboot.ledger import Ledger
+from gitboot.plan import Record
+from gitboot.records import exported
+from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
+from tests.instance import Instance, Repository, eventually, git, running
+from tests.redfish.double import Machine
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
+
+NOON = "2026-11-20T12:00:00Z"
+ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+
+FLEET = (
+    SEED[0],
+    server("web01", "role: web, site: fra1", "provision: 1"),
+    server("web02", "role: web, site: ams2"),
+    *SEED[2:6],
+    policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet], vars: {console: ttyS1}", often="Once"),
+    maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}"),
+)
+TIE = policy("tie", "{matchLabels: {role: web}}")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """A table's cells, below its header."""
+        return [re.split(r"\s{2,}", line) for line in self.out.splitlines()[1:]]
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def gitboot(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Type a command, in this process; what is not raised on purpose reaches the test as it is."""
+
+    def gitboot(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return Done(int(ended.value.code or 0), shown.out, shown.err)
+
+    return gitboot
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a fleet, in no Git repository."""
+    folder = tmp_path_factory.mktemp("fleet")
+    write_fleet(folder)
+    return folder
+
+
+def write_fleet(folder: Path, *more: str) -> None:
+    for number, text in enumerate((*FLEET, *more)):
+        (folder / f"{number:02}.yaml").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    made = Repository.create(tmp_path_factory.mktemp("git"))
+    made.push({f"{number:02}.yaml": text for number, text in enumerate(FLEET)})
+    return made
+
+
+# Help
+
+COMMANDS = cli.list_commands(click.Context(cli))
+
+
+def command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def test_help_shows_every_command_with_what_it_is_for(gitboot: Run) -> None:
+    done = gitboot("--help")
+    words = " ".join(done.out.split())
+    assert done.code == Exit.FINE
+    for name in COMMANDS:
+        assert re.search(rf" {name} [A-Z][^.]+\.", words), name
+    assert gitboot("-h") == done
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_says_what_it_does_and_what_each_option_means(gitboot: Run, name: str) -> None:
+    done = gitboot(name, "--help")
+    words = " ".join(done.out.split())
+    assert (done.code, done.err) == (Exit.FINE, "")
+    assert max(map(len, done.out.splitlines())) <= 100
+    for parameter in command(name).params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help and parameter.help.endswith("."), parameter.name
+            assert " ".join(parameter.help.split()) in words, parameter.name
+            assert any(option in words for option in parameter.opts)
+        elif not isinstance(parameter.type, click.Choice):
+            shown = (parameter.metavar or str(parameter.name).upper()).split("|")
+            assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [(["--version"], __version__), (["version"], "libgit2")])
+def test_versions_are_told(gitboot: Run, arguments: list[str], expected: str) -> None:
+    done = gitboot(*arguments)
+    assert done.code == Exit.FINE
+    assert done.out.startswith(f"gitboot {__version__}") and expected in done.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("plna", "Did you mean plan?"),
+        ("validat", "Did you mean validate?"),
+        ("statsu", "Did you mean status?"),
+        ("timelime", "Did you mean timeline?"),
+        ("xyzzy", "There is no command 'xyzzy'."),
+        ("pull", "There is no command 'pull'."),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_near_one(gitboot: Run, typed: str, said: str) -> None:
+    done = gitboot(typed)
+    assert done.code == Exit.USAGE
+    assert said in done.err
+    assert ("Did you mean" in done.err) is ("Did you mean" in said)
+
+
+def test_a_mistyped_option_is_answered_with_the_near_one(gitboot: Run) -> None:
+    done = gitboot("plan", "--recods", "fresh")
+    assert (done.code, "--records" in done.err) == (Exit.USAGE, True)
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidRepository([]), 3),
+        (errors.SourceError(""), 6),
+        (errors.CorruptClone(""), 6),
+        (errors.SourceRefused(""), 6),
+        (errors.PublishError(""), 8),
+        (errors.ForeignTree(""), 8),
+        (errors.UsageError(""), 64),
+        (errors.LockedByAnother(""), 64),
+        (errors.LedgerError(""), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_each_error_has_its_exit_code(error: errors.GitbootError, code: int) -> None:
+    assert exit_of(error) == code
+
+
+@pytest.mark.parametrize(
+    ("case", "more", "code", "said"),
+    [
+        ("valid", (), Exit.FINE, "2 servers, 2 images, no errors"),
+        ("a tie", (TIE,), Exit.INVALID, "1 error"),
+        ("a warning", (server("web03", "role: db"),), Exit.FINE, "1 warning"),
+    ],
+)
+def test_validate_exits_with_3_for_errors_alone(
+    gitboot: Run, tmp_path: Path, case: str, more: tuple[str, ...], code: Exit, said: str
+) -> None:
+    write_fleet(tmp_path, *more)
+    if case == "a warning":
+        (tmp_path / "00.yaml").write_text(FLEET[0].replace("spec: {", "spec: {requirePolicy: false, "))
+    done = gitboot("validate", tmp_path)
+    assert (done.code, said in done.err) == (code, True), done
+
+
+def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_mend(
+    gitboot: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fleet").mkdir()
+    write_fleet(tmp_path / "fleet", TIE)
+    monkeypatch.chdir(tmp_path)
+    problem, mend = gitboot("validate", "fleet").out.splitlines()
+    path, line, column, code, message = problem.split(":", 4)
+    assert Path(path).read_text().splitlines()[int(line) - 1][int(column) - 1 :].startswith("{matchLabels")
+    assert (code, "BootPolicy/web" in message) == (" GB2011", True)
+    assert mend.startswith("    raise the priority of one")
+    (annotation,) = gitboot("validate", "fleet", "-o", "github").out.splitlines()
+    assert annotation.startswith(f"::error file={path},line={line},col={column},title=GB2011::")
+
+
+@pytest.mark.parametrize("name", ["plan", "render", "explain", "timeline"])
+def test_no_command_looks_into_an_invalid_fleet(gitboot: Run, tmp_path: Path, name: str) -> None:
+    (tmp_path / "fleet").mkdir()
+    write_fleet(tmp_path / "fleet", TIE)
+    given = {"plan": [tmp_path / "fleet"], "render": [tmp_path / "fleet", "--out", tmp_path / "out"]}
+    done = gitboot(name, *given.get(name, ["web01", "--path", tmp_path / "fleet"]))
+    assert (done.code, done.out) == (Exit.INVALID, "")
+    assert "GB2011" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+# Bad inputs
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a user may point at by mistake."""
+
+    fleet: Path
+    repository: Path
+    file: Path
+    missing: Path
+    empty: Path
+    corrupt: Path
+
+
+@pytest.fixture(scope="module")
+def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "file").write_text("text")
+    (folder / "empty").mkdir()
+    corrupt = Path(shutil.copytree(repository.bare, folder / "corrupt.git"))
+    blob = git(repository.work, "rev-parse", "HEAD:07.yaml")
+    (corrupt / "objects" / blob[:2] / blob[2:]).unlink()
+    return Places(fleet, repository.bare, folder / "file", folder / "missing", folder / "empty", corrupt)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "said"),
+    [
+        ("validate {missing}", 64, "is no directory"),
+        ("validate {file}", 64, "is no directory"),
+        ("validate {empty}", 3, "GB1"),
+        ("validate {corrupt}", 6, "is missing"),
+        ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
+        ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
+        ("validate {fleet} --rev HEAD", 64, "is in no Git repository"),
+        ("validate {fleet} -o sarif", 64, "'sarif' is none of text, json, github"),
+        ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
+        ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
+        ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
+        ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; give fresh, adopt or a file"),
+        ("plan {fleet} --records {file}", 64, "not exported records"),
+        ("plan {fleet} --records {empty}", 64, "Is a directory"),
+        ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
+        ("plan {fleet} -l role=", 0, ""),
+        ("plan {fleet} -l ,", 64, "-l ,: "),
+        ("plan {fleet} -l a~b", 64, "-l a~b: "),
+        ("plan {fleet} -l in=valid!", 64, "-l in=valid!: "),
+        ("explain", 64, "Missing argument 'SERVER|CODE'"),
+        ("explain web1 --path {fleet}", 64, "did you mean web01?"),
+        ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
+        ("explain GB9999", 64, "there is no problem code GB9999"),
+        ("timeline web01 --path {missing}", 64, "is no directory"),
+        ("timeline web01 --path {fleet} --until soon", 64, "expected an instant"),
+        ("render {fleet}", 64, "Missing option '--out'"),
+        ("render {fleet} --out {file}", 8, "Not a directory"),
+        ("schema Sever", 64, "'Sever' is not one of"),
+        ("status --state {missing}", 64, "no gitboot has run with the state directory"),
+        ("status --state {file}", 64, "is a file"),
+        ("events --state {empty}", 64, "no gitboot has run with the state directory"),
+        ("reconcile --state {empty}", 64, "no gitboot runs with the state directory"),
+        ("serve --output {missing}", 64, "is not a directory"),
+        ("serve --output {empty} --listen nonsense", 64, "expected HOST:PORT"),
+        ("run --output {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
+        ("run {repository} --state {empty}/s", 64, "Missing option '--output'"),
+        ("run {repository} --output {empty}/o --state {empty}/s --poll 0", 64, "0.0 is not in the range x>0"),
+        ("run {repository} --output {empty}/o --state {empty}/s --poll often", 64, "'often' is not a valid float"),
+        ("run {repository} --output {empty}/o --state {empty}/s --records maybe", 64, "'maybe' is not one of"),
+        ("run {repository} --output {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
+        ("run {repository} --output {empty}/o --state {empty} --ssh-key {file} --once", 64, "needs --known-hosts"),
+        ("run {repository} --output {file}/o --state {empty} --once", 8, "Not a directory"),
+    ],
+)
+def test_a_wrong_input_ends_in_one_message_and_a_code(
+    gitboot: Run, places: Places, tmp_path: Path, typed: str, code: int, said: str
+) -> None:
+    made = Path(shutil.copytree(places.empty, tmp_path / "empty"))
+    named = {**vars(places), "empty": made}
+    done = gitboot(*(word.format(**named) for word in typed.split()))
+    assert done.code == code, done
+    assert said in " ".join((done.out + done.err).split()), done
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without root's right to enter everything, where tests run as root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "validate {closed}",
+        "validate {closed}/fleet",
+        "plan {closed}/fleet",
+        "status --state {closed}",
+        "events --state {closed}",
+        "reconcile --state {closed}",
+        "run {closed}/fleet --output {closed}/o --state {closed}/s --once",
+        "run {closed}/fleet --output {open}/o --state {closed} --once",
+    ],
+)
+def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Path, typed: str) -> None:
+    (tmp_path / "closed" / "fleet").mkdir(parents=True)
+    (tmp_path / "open").mkdir(mode=0o777)
+    gitboot("version"), gitboot("events", "--state", tmp_path)  # everything is imported while it can be read
+    (tmp_path / "closed").chmod(0)
+    try:
+        with as_nobody():
+            named = {"closed": tmp_path / "closed", "open": tmp_path / "open"}
+            done = gitboot(*(word.format(**named) for word in typed.split()))
+    finally:
+        (tmp_path / "closed").chmod(0o755)
+    assert done.code == Exit.USAGE
+    assert re.search("not readable|cannot be (read|made|written)|is a file", done.err), done
+
+
+def test_whoever_reads_only_the_first_line_is_no_fault(fleet: Path) -> None:
+    """`gitboot plan -o json | head -1`, with a reader that is gone before anything is written."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gitboot", "plan", str(fleet), "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(20), said) == (Exit.FINE, "")
+
+
+# plan
+
+
+def test_plan_shows_what_each_server_boots(gitboot: Run, fleet: Path) -> None:
+    done = gitboot("plan", fleet, "--at", NOON, "--records", "fresh")
+    assert done.rows == [
+        ["web01", "Network", "flatcar-1", "Pxe", "BootPolicy/web", "2026-11-20T22:00:00Z"],
+        ["web02", "Disk", "local disk", "-", "BootPolicy/web", "-"],
+    ]
+    assert done.err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--at 2026-11-20T21:59:59Z", "Disk Disk"),
+        ("--at 2026-11-20T22:00:00Z", "Maintenance Disk"),
+        ("--at 2026-11-21T05:00:00+02:00", "Maintenance Disk"),
+        ("--at 2026-11-21T04:00:00Z", "Disk Disk"),
+        (f"--at {NOON} --records fresh", "Network Disk"),
+        (f"--at {NOON} --records adopt", "Disk Disk"),
+        (f"--at {NOON} --records FILE", "Disk Network"),
+        (f"--at {NOON} --records fresh --server web01", "Network"),
+        (f"--at {NOON} --records fresh --server web02 --server web01", "Network Disk"),
+        (f"--at {NOON} --records fresh -l site=fra1", "Network"),
+        (f"--at {NOON} --records fresh -l site!=fra1", "Disk"),
+        (f"--at {NOON} --records fresh -l role=web,site", "Network Disk"),
+        (f"--at {NOON} --records fresh -l role=web,!site", ""),
+        (f"--at {NOON} --records fresh -l role=db", ""),
+        (f"--at {NOON} --records fresh --server web02 -l site=fra1", ""),
+    ],
+)
+def test_plan_looks_at_an_instant_some_servers_and_what_is_known(
+    gitboot: Run, fleet: Path, tmp_path: Path, options: str, expected: str
+) -> None:
+    records = {uuid_of("web01"): Record(provision=1), uuid_of("web02"): Record()}
+    (tmp_path / "records.json").write_bytes(exported(records))  # type: ignore[arg-type]
+    done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
+    assert (done.code, " ".join(row[1] for row in done.rows)) == (Exit.FINE, expected)
+
+
+def test_plan_counts_the_first_boots_that_are_held_back(gitboot: Run, fleet: Path) -> None:
+    done = gitboot("plan", fleet, "--at", NOON)
+    assert done.err.startswith("2 servers would perhaps be provisioned: nothing is known of them here")
+
+
+def test_plan_reads_any_revision_and_what_lies_there_uncommitted(gitboot: Run, tmp_path: Path) -> None:
+    made = Repository.create(tmp_path)
+    write_fleet(made.work)
+    made.push({}, "First")
+    made.push({"08.yaml": maintenance("repair", select="{servers: [web02]}")}, "Second")
+    (made.work / "08.yaml").unlink()
+
+    def boots(*options: object) -> list[str]:
+        return [row[1] for row in gitboot("plan", *options, "--at", NOON).rows]
+
+    assert boots(made.work) == ["Disk", "Disk"]  # as it lies there
+    assert boots(made.work, "--rev", "HEAD") == ["Disk", "Maintenance"]
+    assert boots(made.work, "--rev", "HEAD~1") == ["Disk", "Disk"]
+    assert boots(made.bare) == ["Disk", "Maintenance"]
+
+
+PLAN_KEYS = """server uuid macs phase policy maintenance image method kernelArguments files override digest
+decisionDigest nextTransition"""
+
+
+def test_a_plan_in_json_has_every_key_whatever_is_absent(gitboot: Run, fleet: Path) -> None:
+    document = gitboot("plan", fleet, "--at", NOON, "--records", "fresh", "-o", "json").json
+    assert (document["apiVersion"], document["revision"]) == ("gitboot.dev/v1alpha1", "WORKTREE")
+    web01, web02 = document["items"]
+    assert web01.keys() == web02.keys() >= set(PLAN_KEYS.split())
+    assert (web01["image"], web01["kernelArguments"]) == ("flatcar-1", ["quiet"])
+    assert (web02["image"], web02["override"], web02["nextTransition"]) == (None, None, None)
+    assert web01["files"][f"boot/{ENTRY}"] and list(web01["files"]) == sorted(web01["files"])
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "plan {fleet} --at {at}",
+        "validate {fleet}",
+        "explain web01 --path {fleet} --at {at}",
+        "explain web01 image --path {fleet} --at 2026-11-20T23:00:00Z",
+        "explain GB2011",
+        "timeline web01 --path {fleet} --at {at}",
+    ],
+)
+def test_json_is_versioned_sorted_and_the_same_in_a_file(gitboot: Run, fleet: Path, tmp_path: Path, typed: str) -> None:
+    words = [word.format(fleet=fleet, at=NOON) for word in typed.split()]
+    done = gitboot(*words, "-o", "json")
+    assert done.code == Exit.FINE
+    assert done.out == json.dumps(done.json, indent=2, sort_keys=True) + "\n"
+    assert done.json.get("apiVersion") == "gitboot.dev/v1alpha1"
+    file = tmp_path / "out.json"
+    both = gitboot(*words, "-o", f"json={file}", "-o", "text")
+    assert file.read_text() == done.out
+    assert both.out == gitboot(*words).out != done.out
+
+
+def test_yaml_says_what_json_says(gitboot: Run, fleet: Path) -> None:
+    arguments = ("plan", fleet, "--at", NOON)
+    assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out) == gitboot(*arguments, "-o", "json").json
+
+
+# explain, timeline, schema
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("image", ["image"]),
+        ("vars", ["vars.console"]),
+        ("vars.console", ["vars.console"]),
+        ("kernelArguments", ["kernelArguments[0]"]),
+        ("phase", ["phase"]),
+    ],
+)
+def test_explain_narrows_to_a_field_in_text_and_json(gitboot: Run, fleet: Path, field: str, fields: list[str]) -> None:
+    arguments = ("explain", "web01", field, "--path", fleet, "--at", NOON, "--records", "fresh")
+    assert [row[0] for row in gitboot(*arguments).rows] == fields
+    assert [reason["field"] for reason in gitboot(*arguments, "-o", "json").json["reasons"]] == fields
+
+
+def test_explain_names_who_wrote_a_field_and_where(gitboot: Run, fleet: Path) -> None:
+    ((field, value, rule, resource, place, why),) = gitboot(
+        "explain", "web01", "image", "--path", fleet, "--at", NOON, "--records", "fresh"
+    ).rows
+    assert (field, value, rule, resource, why) == (
+        "image",
+        "flatcar-1",
+        "R4",
+        "BootProfile/web",
+        "the profile names it",
+    )
+    path, line, column = place.split(":")
+    assert (fleet / path).read_text().splitlines()[int(line) - 1][int(column) - 1 :].startswith("flatcar-1")
+
+
+def test_explain_gives_the_meaning_of_a_code_in_any_case(gitboot: Run) -> None:
+    done = gitboot("explain", "gb2011")
+    assert done.out.startswith("GB2011: Two policies of one priority select one server\n")
+    assert "Raise the priority" in done.out
+
+
+def test_timeline_shows_every_change_without_a_commit(gitboot: Run, fleet: Path) -> None:
+    arguments = ("timeline", "web01", "--path", fleet, "--at", NOON, "--records", "fresh")
+    rows = gitboot(*arguments).rows
+    assert [row[:4] for row in rows] == [
+        [NOON, "Network", "flatcar-1", "BootPolicy/web"],
+        ["2026-11-20T22:00:00Z", "Maintenance", "memtest-7", "Maintenance/repair"],
+        ["2026-11-21T04:00:00Z", "Network", "flatcar-1", "BootPolicy/web"],
+    ]
+    assert gitboot(*arguments, "--until", "2026-11-20T22:00:00Z").rows == rows[:2]
+    items = gitboot(*arguments, "-o", "json").json["items"]
+    assert [item["from"] for item in items] == [row[0] for row in rows]
+
+
+def test_schemas_are_printed_one_by_one_or_written_all(gitboot: Run, tmp_path: Path) -> None:
+    done = gitboot("schema", "server")
+    assert "BootPolicy" not in done.json.get("title", "") and done.json["properties"]["kind"]
+    assert gitboot("schema").json != done.json
+    assert gitboot("schema", "--out", tmp_path / "schemas").code == Exit.FINE
+    assert json.loads((tmp_path / "schemas" / "Server.json").read_text()) == done.json
+
+
+# render, serve
+
+
+def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(
+    gitboot: Run, fleet: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "out"
+    arguments = ("render", fleet, "--out", out, "--at", NOON, "--records", "fresh")
+    first, again = gitboot(*arguments), gitboot(*arguments)
+    assert (first.code, again.code) == (Exit.FINE, Exit.FINE)
+    assert re.search(r"[1-9]\d* files written, 0 withdrawn, 0 unchanged", first.err)
+    assert re.search(r" 0 files written, 0 withdrawn, [1-9]\d* unchanged", again.err)
+    assert "/assets/flatcar-1/kernel" in (out / "boot" / ENTRY).read_text()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "boot").write_text("mine")
+    done = gitboot("render", fleet, "--out", tmp_path / "mine")
+    assert (done.code, (tmp_path / "mine" / "boot").read_text()) == (Exit.PARTIAL, "mine")
+
+
+def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
+    gitboot("render", fleet, "--out", tmp_path / "out", "--at", NOON, "--records", "fresh")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gitboot", "serve", "--output", str(tmp_path / "out"), "--listen", "127.0.0.1:0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        listening = json.loads(process.stderr.readline())
+        assert listening["type"] == "Listening"
+        with httpx.Client(base_url=listening["url"]) as client:
+            entry = client.get(f"/{ENTRY}")
+            assert entry.content == (tmp_path / "out" / "boot" / ENTRY).read_bytes()
+            assert client.get("/api/v1/servers").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert json.loads(process.stderr.readline())["type"] == "Stopped"
+        assert process.wait(10) == Exit.FINE
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+# run --once
+
+
+@dataclass
+class Followed:
+    """A repository, and where an instance that follows it keeps its things."""
+
+    repository: Repository
+    folder: Path
+    gitboot: Run
+
+    def run(self, *more: object, once: str = "--once") -> Done:
+        given = ("--output", self.folder / "output", "--state", self.folder / "state")
+        return self.gitboot("run", self.repository.bare, *given, once, *more)
+
+    @property
+    def published(self) -> str:
+        return (self.folder / "output" / "boot" / ENTRY).read_text()
+
+
+@pytest.fixture
+def followed(tmp_path: Path, repository: Repository, gitboot: Run) -> Followed:
+    made = Repository(
+        bare=Path(shutil.copytree(repository.bare, tmp_path / "fleet.git")),
+        work=Path(shutil.copytree(repository.work, tmp_path / "work")),
+    )
+    git(made.work, "remote", "set-url", "origin", str(made.bare))
+    return Followed(made, tmp_path, gitboot)
+
+
+def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) -> None:
+    assert followed.run("--records", "fresh").code == Exit.FINE
+    assert "flatcar-1" in followed.published
+    before = followed.published
+    followed.repository.push({"tie.yaml": TIE})
+    done = followed.run()
+    assert (done.code, followed.published) == (Exit.INVALID, before)
+    assert any(json.loads(line)["type"] == "Refused" for line in done.err.splitlines())
+    shutil.move(followed.repository.bare, followed.folder / "away")
+    assert (followed.run().code, followed.published) == (Exit.SOURCE, before)
+
+
+def test_once_without_what_a_new_ledger_must_be_told_is_partial(followed: Followed) -> None:
+    done = followed.run()
+    assert done.code == Exit.PARTIAL
+    assert "--records fresh" in done.err
+
+
+def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
+    spec = "provision: 1, bmc: {address: 'http://127.0.0.1:1', credentials: rack}"
+    followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
+    done = followed.run("--records", "fresh")
+    assert done.code == Exit.PARTIAL
+    assert "no directory of credentials is given, and rack is needed (--credentials)" in done.err
+    assert "flatcar-1" in followed.published
+
+
+def test_once_makes_up_for_a_clone_that_was_deleted(followed: Followed) -> None:
+    followed.run("--records", "fresh")
+    shutil.rmtree(followed.folder / "state" / "repository.git")
+    assert followed.run().code == Exit.FINE
+
+
+def test_a_tree_of_another_ledger_is_left_alone_unless_it_is_taken_over(followed: Followed) -> None:
+    followed.run("--records", "fresh")
+    shutil.rmtree(followed.folder / "state")
+    done = followed.run()
+    assert (done.code, "is a tree of the ledger" in done.err) == (Exit.PARTIAL, True)
+    assert followed.run("--records", "adopt").code == Exit.FINE
+
+
+def test_a_damaged_ledger_is_named_and_left_alone(followed: Followed) -> None:
+    (followed.folder / "state").mkdir()
+    ledger = followed.folder / "state" / "ledger.sqlite"
+    ledger.write_bytes(b"this is no ledger" * 100)
+    done = followed.run()
+    assert done.code == Exit.FAULT
+    assert done.err.startswith(f"gitboot: {ledger}: the ledger cannot be read")
+    assert ledger.read_bytes() == b"this is no ledger" * 100
+
+
+# run --dry-run
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Everything below a folder: when it was last written to, and what it holds."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed: Followed) -> None:
+    before = listing(followed.folder)
+    done = followed.run("--records", "fresh", once="--dry-run")
+    assert done.code == Exit.FINE
+    assert listing(followed.folder) == before
+    written = [line.removeprefix("would write ") for line in done.out.splitlines()]
+    assert written == sorted(written)
+    assert str(followed.folder / "output" / "boot" / ENTRY) in written
+    followed.run("--records", "fresh")
+    made = {path for path in (followed.folder / "output").rglob("*") if path.is_file()}
+    hidden = {path for path in made if ".gitboot" in str(path)}
+    assert {Path(path) for path in written} == made - hidden
+
+
+@pytest.mark.parametrize("left", ["closed", "killed"])
+def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed: Followed, left: str) -> None:
+    followed.run("--records", "fresh")
+    if left == "killed":  # with what was written last only in the log beside the ledger
+        state = followed.folder / "state"
+        with Ledger.open(state / "ledger.sqlite") as ledger:
+            ledger.tell("fresh")
+            ledger._set_fact("note", "in the log")
+            shutil.copytree(state, followed.folder / "copy")
+        shutil.rmtree(state)
+        (followed.folder / "copy").rename(state)
+        assert (state / "ledger.sqlite-wal").stat().st_size > 0
+    followed.repository.push({"08.yaml": maintenance("repair")})
+    before = listing(followed.folder)
+    done = followed.run(once="--dry-run")
+    assert done.code == Exit.FINE
+    assert listing(followed.folder) == before
+    assert f"would write {followed.folder / 'output' / 'boot' / ENTRY}\n" in done.out
+    followed.run()
+    assert "memtest-7" in followed.published
+
+
+def test_a_dry_run_of_an_invalid_commit_exits_with_3(followed: Followed) -> None:
+    followed.run("--records", "fresh")
+    followed.repository.push({"tie.yaml": TIE})
+    before = listing(followed.folder)
+    assert followed.run(once="--dry-run").code == Exit.INVALID
+    assert listing(followed.folder) == before
+
+
+def test_a_dry_run_says_each_patch_and_sends_none(followed: Followed) -> None:
+    rack = followed.folder / "credentials" / "rack"
+    rack.mkdir(parents=True)
+    (rack / "username").write_text("root")
+    (rack / "password").write_text("correct horse")
+    machine = Machine("web01", uuid=uuid_of("web01"))
+    with RedfishServer(Service(machine, credentials={"root": "correct horse"})) as bmc:
+        spec = f"provision: 1, bmc: {{address: '{bmc.url}', credentials: rack}}"
+        followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
+        before = listing(followed.folder)
+        done = followed.run("--records", "fresh", "--credentials", rack.parent, once="--dry-run")
+    assert (machine.writes, listing(followed.folder)) == ([], before)
+    *_, said = done.out.splitlines()
+    assert said.startswith('web01: would PATCH /redfish/v1/Systems/1: {"BootSourceOverrideEnabled": "Once"')
+    assert "correct horse" not in done.out + done.err
+
+
+# Settings
+
+
+def config(folder: Path, text: str) -> Path:
+    (folder / "gitboot.toml").write_text(text)
+    return folder / "gitboot.toml"
+
+
+def test_settings_come_from_flags_then_variables_then_the_file(
+    gitboot: Run, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def output(*arguments: object) -> str:
+        """Which of the outputs an instance with these arguments uses."""
+        done = gitboot("run", *arguments, "--dry-run")
+        assert done.code == Exit.FINE, done
+        (found,) = {Path(line.split()[-1]).relative_to(tmp_path).parts[0] for line in done.out.splitlines()}
+        return found
+
+    file = config(
+        tmp_path,
+        f"repository = '{repository.bare}'\noutput = '{tmp_path / 'file'}'\nstate = '{tmp_path / 'state'}'\n"
+        "records = 'fresh'\npoll = 5\n",
+    )
+    assert output("--config", file) == "file"
+    monkeypatch.setenv("GITBOOT_CONFIG", str(file))
+    assert output() == "file"
+    monkeypatch.setenv("GITBOOT_OUTPUT", str(tmp_path / "variable"))
+    assert output() == "variable"
+    assert output("--output", tmp_path / "flag") == "flag"
+    monkeypatch.setenv("GITBOOT_REPOSITORY", str(tmp_path / "missing"))
+    assert gitboot("run", "--dry-run").code == Exit.SOURCE
+
+
+@pytest.mark.parametrize("name", ["run", "serve", "status", "events", "reconcile"])
+def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
+    with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
+        for parameter in command(name).params:
+            if isinstance(parameter, click.Option):
+                expected = f"GITBOOT_{parameter.opts[-1].removeprefix('--').replace('-', '_').upper()}"
+                variable = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
+                assert context.command.context_settings["auto_envvar_prefix"] == "GITBOOT"
+                assert variable == expected, parameter.name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("outptu = '/srv/boot'\n", "there is no setting 'outptu'; did you mean output?"),
+        ("git_timeout = 5\n", "did you mean git-timeout?"),
+        ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have allow-rewind, assets"),
+        ("[run]\noutput = 'x'\n", "there is no setting 'run'"),
+        ("output = \n", "cannot be read: Invalid value"),
+        ("poll = 'often'\n", "'often' is not a valid float"),
+        ("poll = 0\n", "is not in the range"),
+        ("records = 'maybe'\n", "'maybe' is not one of"),
+        (None, "cannot be read: [Errno 2]"),
+    ],
+)
+def test_a_typo_in_the_file_is_named(
+    gitboot: Run, repository: Repository, tmp_path: Path, text: str | None, said: str
+) -> None:
+    file = config(tmp_path, text) if text is not None else tmp_path / "missing.toml"
+    done = gitboot(
+        "run", repository.bare, "--output", tmp_path / "o", "--state", tmp_path / "s", "--config", file, "--dry-run"
+    )
+    assert (done.code, said in " ".join(done.err.split())) == (Exit.USAGE, True), done
+
+
+# A running instance
+
+
+@pytest.fixture(scope="module")
+def running_instance(
+    tmp_path_factory: pytest.TempPathFactory, repository: Repository
+) -> Iterator[tuple[Instance, Path]]:
+    folder = tmp_path_factory.mktemp("running")
+    with running(repository.bare, folder, "--records", "fresh", "--poll", "3600") as instance:
+        eventually((folder / "state" / "status.json").exists)
+        yield instance, folder / "state"
+
+
+def test_status_shows_an_instance_that_runs(gitboot: Run, running_instance: tuple[Instance, Path]) -> None:
+    instance, state = running_instance
+    applied = instance.status()["applied"]["commit"]
+    shown = gitboot("status", "--state", state)
+    assert shown.code == Exit.FINE
+    assert f"gitboot    running, process {instance.process.pid}\n" in shown.out
+    assert f"applied    {applied}\n" in shown.out
+    assert re.search(r"^Published +true +Published +2\d{3}-", shown.out, re.MULTILINE)
+    document = gitboot("status", "--state", state, "-o", "json").json
+    assert (document["apiVersion"], document["process"]) == ("gitboot.dev/v1alpha1", instance.process.pid)
+    assert document["phases"] and document["attempted"] == {"commit": applied, "problems": []}
+
+
+def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refused(followed: Followed) -> None:
+    followed.run("--records", "fresh")
+    followed.repository.push({"tie.yaml": TIE})
+    with running(followed.repository.bare, followed.folder) as instance:
+        eventually(lambda: instance.status()["attempted"]["problems"])
+    shown = followed.gitboot("status", "--state", followed.folder / "state").out
+    assert "gitboot    not running\n" in shown
+    assert re.search(r"^attempted  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
+    assert "    tie.yaml:4:16: GB2011: " in shown
+    assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
+
+
+def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(
+    gitboot: Run, running_instance: tuple[Instance, Path]
+) -> None:
+    _, state = running_instance
+    lines = gitboot("events", "--state", state).out.splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["type"] for event in events][:2] == ["Accepted", "Published"]
+    assert lines == [json.dumps(event, sort_keys=True) for event in events]
+    assert gitboot("events", "--state", state, "--server", "web01").out == ""
+
+
+def test_reconcile_wakes_an_instance_that_would_sleep_for_an_hour(
+    gitboot: Run, running_instance: tuple[Instance, Path]
+) -> None:
+    instance, state = running_instance
+    before = (state / "status.json").stat().st_mtime_ns
+    done = gitboot("reconcile", "--state", state)
+    assert (done.code, f"process {instance.process.pid} was woken" in done.err) == (Exit.FINE, True)
+    eventually(lambda: (state / "status.json").stat().st_mtime_ns > before)
+
+
+def test_a_second_instance_is_told_who_has_the_state(
+    gitboot: Run, running_instance: tuple[Instance, Path], repository: Repository, tmp_path: Path
+) -> None:
+    instance, state = running_instance
+    done = gitboot("run", repository.bare, "--output", tmp_path / "other", "--state", state, "--once")
+    assert (done.code, f"process {instance.process.pid}" in done.err) == (Exit.USAGE, True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_dry_run_beside_a_running_instance_disturbs_nothing(
+    gitboot: Run, running_instance: tuple[Instance, Path], repository: Repository
+) -> None:
+    instance, state = running_instance
+    done = gitboot("run", repository.bare, "--output", state.parent / "output", "--state", state, "--dry-run")
+    assert (done.code, done.out) == (Exit.FINE, "")
+    assert instance.get("/readyz").status_code == 200
+    with closing(sqlite3.connect(state / "ledger.sqlite")) as ledger:
+        assert ledger.execute("PRAGMA integrity_check").fetchone() == ("ok",)
