@@ -114,6 +114,18 @@ class Boot:
         return self.http_boot is not HttpBoot.LOADER
 
     @property
+    def direct_uki(self) -> BootFile | None:
+        """The uki of a direct boot, which a loader under UEFI can start too; None: it is an iso."""
+        by_pxe = self.method is Method.PXE
+        return self.files.uki if self.direct and (by_pxe or self.http_boot is HttpBoot.UKI) else None
+
+    @property
+    def loaded_kernel(self) -> BootFile:
+        """The kernel of a boot that is not direct; rule R6 sees to it that there is one."""
+        assert self.files.kernel is not None  # noqa: S101
+        return self.files.kernel
+
+    @property
     def http_boot_file(self) -> BootFile | None:
         """What firmware fetches by UEFI HTTP boot, if this boot has it."""
         return getattr(self.files, self.http_boot) if self.http_boot is not None else None

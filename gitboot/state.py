@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Final
 
 from gitboot.errors import LockedByAnother, UsageError
@@ -16,6 +17,16 @@ from gitboot.errors import LockedByAnother, UsageError
 LEDGER: Final = "ledger.sqlite"
 _LOCK: Final = "lock"
 _STATUS: Final = "status.json"
+
+
+def has_ledger(directory: Path) -> bool:
+    """Whether an instance has run here; raises `UsageError` where that cannot be told."""
+    try:
+        return S_ISREG((directory / LEDGER).stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
 
 
 @contextmanager

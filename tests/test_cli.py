@@ -97,8 +97,9 @@ def write_fleet(folder: Path, *more: str) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """The same in Git, but for the maintenance: `gitboot run` lives by the real clock."""
     made = Repository.create(tmp_path_factory.mktemp("git"))
-    made.push({f"{number:02}.yaml": text for number, text in enumerate(FLEET)})
+    made.push({f"{number:02}.yaml": text for number, text in enumerate(FLEET[:-1])})
     return made
 
 
@@ -255,7 +256,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     (folder / "file").write_text("text")
     (folder / "empty").mkdir()
     corrupt = Path(shutil.copytree(repository.bare, folder / "corrupt.git"))
-    blob = git(repository.work, "rev-parse", "HEAD:07.yaml")
+    blob = git(repository.work, "rev-parse", "HEAD:06.yaml")
     (corrupt / "objects" / blob[:2] / blob[2:]).unlink()
     return Places(fleet, repository.bare, folder / "file", folder / "missing", folder / "empty", corrupt)
 
@@ -265,7 +266,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     [
         ("validate {missing}", 64, "is no directory"),
         ("validate {file}", 64, "is no directory"),
-        ("validate {empty}", 3, "GB1"),
+        ("validate {empty}", 3, "GB2001: the repository has no document of kind Fleet"),
         ("validate {corrupt}", 6, "is missing"),
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
         ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
@@ -341,6 +342,7 @@ def as_nobody() -> Iterator[None]:
         "reconcile --state {closed}",
         "run {closed}/fleet --output {closed}/o --state {closed}/s --once",
         "run {closed}/fleet --output {open}/o --state {closed} --once",
+        "run {closed}/fleet --output {open}/o --state {closed} --dry-run",
     ],
 )
 def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Path, typed: str) -> None:
@@ -684,8 +686,8 @@ def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed:
     assert str(followed.folder / "output" / "boot" / ENTRY) in written
     followed.run("--records", "fresh")
     made = {path for path in (followed.folder / "output").rglob("*") if path.is_file()}
-    hidden = {path for path in made if ".gitboot" in str(path)}
-    assert {Path(path) for path in written} == made - hidden
+    bookkeeping = {path for path in made if re.search(r"\.gitboot|ops/manifest", str(path))}
+    assert {Path(path) for path in written} == made - bookkeeping
 
 
 @pytest.mark.parametrize("left", ["closed", "killed"])
@@ -772,7 +774,7 @@ def test_settings_come_from_flags_then_variables_then_the_file(
 def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
     with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
         for parameter in command(name).params:
-            if isinstance(parameter, click.Option):
+            if isinstance(parameter, click.Option) and parameter.name != "outputs":  # the format is no setting
                 expected = f"GITBOOT_{parameter.opts[-1].removeprefix('--').replace('-', '_').upper()}"
                 variable = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
                 assert context.command.context_settings["auto_envvar_prefix"] == "GITBOOT"
@@ -832,12 +834,11 @@ def test_status_shows_an_instance_that_runs(gitboot: Run, running_instance: tupl
 def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refused(followed: Followed) -> None:
     followed.run("--records", "fresh")
     followed.repository.push({"tie.yaml": TIE})
-    with running(followed.repository.bare, followed.folder) as instance:
-        eventually(lambda: instance.status()["attempted"]["problems"])
+    followed.run()
     shown = followed.gitboot("status", "--state", followed.folder / "state").out
     assert "gitboot    not running\n" in shown
     assert re.search(r"^attempted  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
-    assert "    tie.yaml:4:16: GB2011: " in shown
+    assert re.search(r"^    \S+\.yaml:\d+: GB2011: BootPolicy/tie", shown, re.MULTILINE)
     assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
 
 

@@ -129,6 +129,7 @@ SCENARIOS = [
             ("e.cfg.j2", "echo {{ server.name | grub }}\n"),
         ),
     ),
+    Scenario(name="kernel-without-initrd", documents=seed(artifacts="kernel")),
     Scenario(
         name="ipxe-alone",
         documents=seed(fleet_spec="baseURL: 'http://boot.test', outputs: [ipxe]"),

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.plan import Cause, Phase, Record
+from gitboot.plan import Cause, Phase, Record, UserDataFiles
 from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
 from tests.fleets import (
@@ -656,3 +656,107 @@ def test_an_output_that_this_version_does_not_make_is_refused(output: str) -> No
 )
 def test_what_comes_later_is_refused_by_name(case: str, documents: list[str]) -> None:
     assert codes(*documents) == ["GB2017"], case
+
+
+SELECTED = {
+    "{matchExpressions: [{key: role, operator: In, values: [db, web]}]}": True,
+    "{matchExpressions: [{key: role, operator: In, values: [db]}]}": False,
+    "{matchExpressions: [{key: role, operator: NotIn, values: [db]}]}": True,
+    "{matchExpressions: [{key: role, operator: NotIn, values: [web]}]}": False,
+    "{matchExpressions: [{key: gpu, operator: NotIn, values: [a]}]}": True,  # as Kubernetes: without it is NotIn
+    "{matchExpressions: [{key: role, operator: Exists}]}": True,
+    "{matchExpressions: [{key: gpu, operator: Exists}]}": False,
+    "{matchExpressions: [{key: gpu, operator: DoesNotExist}]}": True,
+    "{matchExpressions: [{key: role, operator: DoesNotExist}]}": False,
+    "{matchLabels: {role: web}, matchExpressions: [{key: gpu, operator: Exists}]}": False,
+    "{matchLabels: {role: web, site: fra1}}": False,
+    "{servers: [web01]}": True,
+    "All": True,
+    "None": False,
+}
+
+
+@pytest.mark.parametrize(("select", "expected"), SELECTED.items())
+def test_whom_a_selector_selects(select: str, expected: bool) -> None:
+    seed = (fleet("baseURL: 'http://boot.test', requirePolicy: false"), *SEED[1:-1], policy("web", select))
+    assert (decision("web01", *seed).policy is not None) == expected
+
+
+def test_user_data_is_refused_where_the_image_takes_none_by_any_way() -> None:
+    documents = (
+        fleet(),
+        server("web01"),
+        image("a-1", "userData: CloudInit, configFrom: None"),
+        profile("web", "a-1", "userData: {format: CloudInit, template: t}"),
+        policy("web"),
+    )
+    assert codes(*documents, files={"t": "#cloud-config\n"}) == ["GB4003"]
+
+
+def test_node_labels_need_a_way_into_a_uki() -> None:
+    documents = (
+        fleet(),
+        server("web01"),
+        image("a-1", "", "uki"),
+        profile("web", "a-1", UKI, method="UefiHttp"),
+        policy("web", "All", "nodeLabels: {a: b}"),
+    )
+    assert codes(*documents) == ["GB4003"]
+
+
+def test_user_data_may_show_the_arguments_and_arguments_its_url() -> None:
+    documents = (
+        fleet(),
+        server("web01"),
+        image("a-1", "userData: CloudInit", "kernel"),
+        profile("web", "a-1", "userData: {format: CloudInit, template: t}, kernelArguments: [a=b]"),
+        policy("web"),
+    )
+    found = planned_with(documents, "#cloud-config\n# {{ kernel_arguments | join(' ') }} {{ urls.base }}\n")
+    assert found.files["user-data"] == "#cloud-config\n# a=b http://boot.test\n"
+    own = profile(
+        "web", "a-1", "userData: {format: CloudInit, template: t}, kernelArguments: ['ds=x;s={{ urls.user_data }}']"
+    )
+    own_documents = (*documents[:3], own, documents[4])
+    decided_boot = decision("web01", *own_documents, files={"t": "#cloud-config\n"}).policy
+    assert decided_boot is not None and decided_boot.boot is not None
+    assert len(decided_boot.boot.kernel_arguments) == 1  # the author has set it
+    assert decided_boot.boot.user_data is not None
+    assert decided_boot.boot.kernel_arguments[0] == f"ds=x;s={decided_boot.boot.user_data.url}"
+
+
+def planned_with(documents: tuple[str, ...], template: str) -> UserDataFiles:
+    found = decision("web01", *documents, files={"t": template}).policy
+    assert found is not None and found.boot is not None and found.boot.user_data is not None
+    return found.boot.user_data
+
+
+@pytest.mark.parametrize(
+    ("template", "line", "message"),
+    [
+        ("#cloud-config\n{{ nothing }}\n", 2, "nothing"),
+        ("#cloud-config\n\n{% if %}\n", 3, ""),
+    ],
+)
+def test_a_fault_of_a_template_is_shown_in_the_template(template: str, line: int, message: str) -> None:
+    documents = (
+        fleet(),
+        server("web01"),
+        image("a-1", "userData: CloudInit"),
+        profile("web", "a-1", "userData: {format: CloudInit, template: t.j2}"),
+        policy("web"),
+    )
+    with pytest.raises(InvalidRepository) as raised:
+        decided(*documents, files={"t.j2": template})
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.line) == ("t.j2", line)
+    assert message in problem.message
+
+
+def test_a_fault_in_a_templated_argument_is_shown_at_the_argument() -> None:
+    seed = (*SEED[:4], profile("web", "flatcar-1", "kernelArguments: [a, '{{ nothing }}']"), *SEED[5:])
+    with pytest.raises(InvalidRepository) as raised:
+        decided(*seed)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.line) == ("004.yaml", 4)
+    assert seed[4].splitlines()[3][problem.column - 1 :].startswith("'{{ nothing }}'")

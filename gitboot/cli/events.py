@@ -17,9 +17,9 @@ def command(state: Path, server: str | None) -> None:
     """Print what the instance on STATE did, as JSON lines: commits, publications, evidence, every override."""
     from gitboot.errors import UsageError
     from gitboot.ledger import Ledger
-    from gitboot.state import LEDGER
+    from gitboot.state import LEDGER, has_ledger
 
-    if not (state / LEDGER).exists():
+    if not has_ledger(state):
         raise UsageError(f"no gitboot has run with the state directory {state}")
     with Ledger.open(state / LEDGER) as ledger:
         for event in ledger.events():

@@ -66,7 +66,13 @@ def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
         raise UsageError(f"there is no problem code {text}; they begin with GB1001")
     for output in outputs:
         if output.format == "json":
-            facts = {"code": code.value, "headline": code.headline, "why": code.why, "mend": code.mend}
+            facts = {
+                "apiVersion": "gitboot.dev/v1alpha1",
+                "code": code.value,
+                "headline": code.headline,
+                "why": code.why,
+                "mend": code.mend,
+            }
             output.write(json.dumps(facts, indent=2, sort_keys=True))
         else:
             output.write(f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.mend}\n")

@@ -118,12 +118,14 @@ class Output:
     file: Path | None
 
     def write(self, text: str) -> None:
-        """Write a document to the file, or to standard output."""
+        """Write a document to the file, which may end up empty, or to standard output."""
+        if text and not text.endswith("\n"):
+            text += "\n"
         if self.file is None:
-            click.echo(text, nl=not text.endswith("\n"))
+            click.echo(text, nl=False)
             return
         try:
-            self.file.write_text(text if text.endswith("\n") else f"{text}\n")
+            self.file.write_text(text)
         except OSError as error:
             raise UsageError(f"{self.file} cannot be written: {error.strerror}") from error
 

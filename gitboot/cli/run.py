@@ -87,9 +87,23 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="Authorities to trust for an https repository, besides the machine's own.",
 )
 @click.option(
-    "--git-timeout", "git_timeout_s", type=_SECONDS, default=60, show_default=True, help="Seconds without a byte."
+    "--git-timeout",
+    "git_timeout_s",
+    envvar="GITBOOT_GIT_TIMEOUT",
+    type=_SECONDS,
+    default=60,
+    show_default=True,
+    help="Seconds without a byte.",
 )
-@click.option("--poll", "poll_s", type=_SECONDS, default=60, show_default=True, help="Seconds between two fetches.")
+@click.option(
+    "--poll",
+    "poll_s",
+    envvar="GITBOOT_POLL",
+    type=_SECONDS,
+    default=60,
+    show_default=True,
+    help="Seconds between two fetches.",
+)
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
 @click.option("--dry-run", is_flag=True, help="Say what one pass would write and override, in full, and do none of it.")
@@ -199,11 +213,11 @@ def _dry_run(settings: Settings) -> Exit:
     from gitboot.loop import Loop
     from gitboot.publish.look import Looked
     from gitboot.source import Source
-    from gitboot.state import LEDGER, running
+    from gitboot.state import LEDGER, has_ledger, running
 
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
-        if (settings.state / LEDGER).exists():
+        if has_ledger(settings.state):
             copy_ledger(settings.state / LEDGER, copy / LEDGER, in_use=running(settings.state) is not None)
         ledger = stack.enter_context(Ledger.open(copy / LEDGER))
         ledger.forget_accepted()  # it is not in the copy's clone

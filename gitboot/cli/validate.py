@@ -40,9 +40,7 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
     except InvalidRepository as error:
         problems = error.problems
     for output in outputs:
-        text = FORMATS[output.format](problems, prefix_of(path))
-        if text:
-            output.write(text)
+        output.write(FORMATS[output.format](problems, prefix_of(path)))
     if any(output.format == "text" for output in outputs):
         click.echo(f"{path}: {summary}{counted(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):

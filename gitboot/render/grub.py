@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from gitboot.model.server import Firmware
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import grub_arguments, grub_text, grub_word
 from gitboot.render import disk
@@ -33,7 +32,7 @@ def _configuration(plan: BootPlan) -> str:
     if (own := plan.boot.entries.get("grub")) is not None:
         return header + own + ("" if own.endswith("\n") else "\n")
     announced = grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-    steps = boot_steps(plan.boot, plan.firmware)
+    steps = boot_steps(plan.boot)
     if isinstance(steps, str):
         return f"{header}echo {announced}\necho {grub_text(f'gitboot: {steps}')}\n{disk.GRUB}"
     return f"{header}echo {announced}\n{_retried(steps)}{disk.GRUB}"
@@ -52,22 +51,17 @@ def _device_path(file: BootFile) -> str:
     return grub_word(f"(http,{parts.netloc}){path}")
 
 
-def boot_steps(boot: Boot, firmware: Firmware) -> tuple[str, ...] | str:
+def boot_steps(boot: Boot) -> tuple[str, ...] | str:
     """The commands that load what is to boot; or why GRUB cannot boot this."""
-    files = boot.files
     try:
         if boot.direct:
-            if files.uki is None or boot.http_boot not in (None, "uki"):
+            if boot.direct_uki is None:
                 return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
-            if firmware is not Firmware.UEFI:
-                return f"{boot.image} is a unified kernel image, which needs UEFI"
-            return (f"chainloader {_device_path(files.uki)}",)
-        if files.kernel is None:
-            return f"{boot.image} has no kernel that a loader could boot"
-        linux = f"linux {_device_path(files.kernel)} {grub_arguments(boot.kernel_arguments)}".rstrip()
-        if not files.initrds:
+            return (f"chainloader {_device_path(boot.direct_uki)}",)
+        linux = f"linux {_device_path(boot.loaded_kernel)} {grub_arguments(boot.kernel_arguments)}".rstrip()
+        if not boot.files.initrds:
             return (linux,)
-        return linux, "initrd " + " ".join(_device_path(initrd) for initrd in files.initrds)
+        return linux, "initrd " + " ".join(_device_path(initrd) for initrd in boot.files.initrds)
     except _NotForGrub as reason:
         return str(reason)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gitboot.model.scalars import swapped
-from gitboot.model.server import Architecture, Firmware
+from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Decision
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import disk
@@ -49,7 +49,7 @@ def _script(plan: BootPlan) -> str:
     if (own := plan.boot.entries.get("ipxe")) is not None:
         return _own(own, header)
     announced = ipxe_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-    steps = boot_steps(plan.boot, plan.firmware)
+    steps = boot_steps(plan.boot)
     if isinstance(steps, str):
         return f"{header}echo {announced}\necho gitboot: {ipxe_text(steps)}\n{disk.IPXE}"
     return f"{header}echo {announced}\n{_retried(steps)}{disk.IPXE}"
@@ -62,21 +62,17 @@ def _own(text: str, header: str) -> str:
     return header + body + ("" if body.endswith("\n") else "\n")
 
 
-def boot_steps(boot: Boot, firmware: Firmware) -> tuple[str, ...] | str:
+def boot_steps(boot: Boot) -> tuple[str, ...] | str:
     """The commands that boot, each of which may fail; or why iPXE cannot boot this."""
-    files = boot.files
     if boot.direct:
-        if (boot.http_boot is None and files.uki is None) or (boot.http_boot is not None and boot.http_boot != "uki"):
+        if boot.direct_uki is None:
             return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
-        if firmware is not Firmware.UEFI or files.uki is None:
-            return f"{boot.image} is a unified kernel image, which needs UEFI"
-        return (f"kernel {ipxe_url(files.uki.url)}", "boot")
-    if files.kernel is None:
-        return f"{boot.image} has no kernel that a loader could boot"
+        return (f"kernel {ipxe_url(boot.direct_uki.url)}", "boot")
+    files = boot.files
     names = [f"initrd{number}" for number in range(len(files.initrds))]
     arguments = (*(f"initrd={name}" for name in names), *boot.kernel_arguments)
     return (
-        f"kernel --name kernel {ipxe_url(files.kernel.url)} {ipxe_arguments(arguments)}".rstrip(),
+        f"kernel --name kernel {ipxe_url(boot.loaded_kernel.url)} {ipxe_arguments(arguments)}".rstrip(),
         *(f"initrd --name {name} {ipxe_url(initrd.url)}" for name, initrd in zip(names, files.initrds, strict=True)),
         "boot",
     )
@@ -160,7 +156,7 @@ def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
     for architecture, boot in sorted(boots.items()):
         choices += [f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in _BUILDS[architecture]]
         announced = ipxe_text(f"gitboot: unknown machine, boots {boot.image}")
-        steps = boot_steps(boot, Firmware.UEFI)
+        steps = boot_steps(boot)
         tried = _retried(steps, f"_{architecture}") if not isinstance(steps, str) else f"echo {ipxe_text(steps)}\n"
         bodies.append(f":{architecture}\necho {announced}\n{tried}goto local_disk\n")
     return f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{disk.IPXE}"
