@@ -421,10 +421,7 @@ def _priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
         context.budget.spend(_CALL)
         for value in (*args, *kwargs.values()):
             context.budget.weigh(value)
-        result = function(context, *args, **kwargs)
-        if not isinstance(result, Undefined):
-            context.budget.weigh(result)
-        return result
+        return function(context, *args, **kwargs)
 
     return priced
 
@@ -530,7 +527,7 @@ _FILTERS: Final[dict[str, Any]] = {
     "selectattr": _of_elements("selectattr"),
     "sort": _of_elements("sort", environment=True),
     "string": _priced(lambda value: _text(value)),
-    "tojson": _priced(partial(json.dumps, sort_keys=True, allow_nan=False)),
+    "tojson": _priced(partial(json.dumps, sort_keys=True)),
     "trim": _priced(lambda value: _text(value).strip()),
     "unique": _of_elements("unique", environment=True),
     "upper": _priced(lambda value: _text(value).upper()),
@@ -577,20 +574,13 @@ _LOOP: Final = frozenset(
 )
 
 
-def _range(*bounds: int) -> range:
-    numbers = range(*bounds)
-    if len(numbers) > MAX_STEPS:
-        raise _out_of_bounds(f"its loops take more than {MAX_STEPS:,} steps")
-    return numbers
-
-
 def _secret(_: str) -> NoReturn:
     raise TemplateFault(
         Code.SECRET, "secret() is not available yet in this version; let the machine fetch its secret itself"
     )
 
 
-_FUNCTIONS: Final[dict[str, Any]] = {"range": _range, "secret": _secret}
+_FUNCTIONS: Final[dict[str, Any]] = {"range": range, "secret": _secret}
 
 
 def _text(value: object) -> str:

@@ -111,10 +111,9 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
 }
 
 
-@cache
-def documents(kind: type[Resource]) -> st.SearchStrategy[Document]:
-    """Any document of a kind."""
-    return _of(kind)
+def documents() -> st.SearchStrategy[Document]:
+    """Any document of any kind."""
+    return st.one_of([_struct(kind) for kind in KINDS.values()])
 
 
 def _of(hint: Any, at_least: int = 0) -> Strategy:
@@ -124,7 +123,7 @@ def _of(hint: Any, at_least: int = 0) -> Strategy:
         found = _scalar(arguments[1:])
         return _of(arguments[0], at_least) if found is None else found
     if origin in (Union, types.UnionType):
-        return st.one_of(_of(each) for each in arguments if each is not type(None))
+        return st.one_of([_of(each) for each in arguments if each is not type(None)])
     if origin is Literal:
         return st.sampled_from([str(each) for each in arguments])
     if origin is tuple:
@@ -170,10 +169,7 @@ def _struct(struct: Any) -> Strategy:
     """Any mapping of a structure's fields; those that are optional are there or not."""
     hints = get_type_hints(struct, include_extras=True)
     fields: Mapping[str, FieldInfo] = struct.__pydantic_fields__
-    drawn = {
-        str(field.alias): st.deferred(lambda name=name, field=field: _of(hints[name], _least(field)))
-        for name, field in fields.items()
-    }
+    drawn = {str(field.alias): _of(hints[name], _least(field)) for name, field in fields.items()}
     required = {str(field.alias) for field in fields.values() if field.is_required()}
     strategy = st.fixed_dictionaries(
         {alias: each for alias, each in drawn.items() if alias in required},
@@ -242,14 +238,13 @@ _FITTING: Final[Mapping[type, Callable[[Document], Document]]] = {
 # Back to YAML
 
 
-@cache
-def _adapter(kind: type[Resource]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_ADAPTERS: Final = {kind: TypeAdapter[Any](kind) for kind in KINDS.values()}
 
 
 def plain(resource: Resource) -> Document:
     """A resource as a document that says everything, defaults too."""
-    dumped: Document = _adapter(type(resource)).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
+    adapter = _ADAPTERS[type(resource)]
+    dumped: Document = adapter.dump_python(resource, mode="json", by_alias=True, exclude_none=True)
     return dumped
 
 
@@ -305,7 +300,3 @@ def _events(value: Any, flow: bool | None, quotes: str | None) -> Iterator[yaml.
 
 
 _NEVER_PLAIN: Final = frozenset({"", "null", "~", "true", "false", "<<"})
-
-
-def kinds() -> st.SearchStrategy[type[Resource]]:
-    return st.sampled_from(list(KINDS.values()))

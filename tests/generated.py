@@ -220,7 +220,7 @@ _VARS: Final = _maybe(
 
 @cache
 def _selects(servers: tuple[str, ...]) -> st.SearchStrategy[Any]:
-    expression = {"key": "role", "operator": "In", "values": ["web", "db"]}
+    expression = {"key": "role", "operator": "In", "values": ["web"]}
     by_name = st.lists(st.sampled_from(servers), min_size=1, max_size=2, unique=True)
     return st.one_of(
         st.sampled_from(["All", "None", {"matchExpressions": [expression]}]),
@@ -319,8 +319,8 @@ def _policies(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document
     direct = {name_of(profile): _is_direct(profile) for profile in profiles}
     count = draw(st.integers(1, 4))
     priorities = draw(st.permutations(range(-1, count)))
-    made: dict[str, Document] = {}
-    effective: dict[str, Document] = {}
+    made: list[Document] = []
+    effective: dict[str, Document] = {}  # by policy, what it says and inherits
     childless: list[str] = []
     for number in range(count):
         name, parent = f"pool{number}", draw(st.sampled_from([None, *childless]))
@@ -337,9 +337,9 @@ def _policies(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document
         if direct[whole["profile"]] and whole.get("override") == "Continuous":
             spec["override"] = "Once"
         effective[name] = whole | spec
-        made[name] = document("BootPolicy", name, spec)
+        made.append(document("BootPolicy", name, spec))
         childless.append(name)
-    return list(made.values())
+    return made
 
 
 _BOOTS: Final = {

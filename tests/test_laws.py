@@ -52,7 +52,7 @@ from tests.generated import (
 
 # Whole fleets take a while to draw, which says nothing about a law, and much longer to explain.
 LAWS = settings(
-    max_examples=30,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[step for step in Step if step is not Step.explain],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from gitboot.document import Path
 from gitboot.errors import InvalidRepository
 from gitboot.load import KINDS, BlobId, Id, Irregular, ParseCache, Snapshot, load, parse_blob, references
 from gitboot.model.scalars import parse_file_path, parse_name
-from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, kinds, plain, written
+from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
@@ -29,8 +29,11 @@ def told(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
     return []
 
 
-def wrong(*documents: str, files: Mapping[str, str] | None = None, **irregular: Irregular) -> list[str]:
-    return told(replace(snapshot(*SEED, *documents, files=files), irregular=irregular))
+def wrong(
+    *documents: str, files: Mapping[str, str] | None = None, irregular: Mapping[str, Irregular] | None = None
+) -> list[str]:
+    """The same of the seed with these documents, files, and paths that are no files."""
+    return told(replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
 
 
 # Which files count
@@ -95,9 +98,9 @@ def test_a_line_of_gitbootignore_that_is_no_pattern_is_told(line: str) -> None:
 @pytest.mark.parametrize("irregular", list(Irregular))
 def test_what_is_no_file_is_told_unless_it_is_left_out(irregular: Irregular) -> None:
     codes = {Irregular.SUBMODULE: "GB5001", Irregular.SYMLINK: "GB5002", Irregular.FILE_NAME: "GB5004"}
-    assert wrong(sub=irregular) == [f"sub:1 {codes[irregular]}"]
-    assert wrong(**{".sub": irregular}) == []
-    assert wrong(files={".gitbootignore": "/sub"}, sub=irregular) == []
+    assert wrong(irregular={"sub": irregular}) == [f"sub:1 {codes[irregular]}"]
+    assert wrong(irregular={".sub": irregular}) == []
+    assert wrong(files={".gitbootignore": "/sub"}, irregular={"sub": irregular}) == []
 
 
 # What a file says
@@ -313,7 +316,7 @@ def test_a_name_that_is_unknown_is_told_beside_a_broken_document_that_has_a_name
 )
 def test_what_lies_behind_a_link_is_not_missing(hidden: str, template: str, expected: list[str]) -> None:
     lost = profile("other", "lost-behind-the-link", f"userData: {{format: CloudInit, template: {template}}}")
-    assert wrong(lost, **{hidden: Irregular.SYMLINK}) == expected
+    assert wrong(lost, irregular={hidden: Irregular.SYMLINK}) == expected
 
 
 def test_a_template_that_is_a_pointer_is_told_where_it_is_named() -> None:
@@ -360,7 +363,7 @@ def test_files_that_nothing_names_are_not_read() -> None:
 
 
 @settings(max_examples=60)
-@given(kinds().flatmap(documents), LAYOUTS)
+@given(documents(), LAYOUTS)
 def test_any_document_is_read_as_it_is_written_in_any_layout(drawn: Document, layout: dict[str, Any]) -> None:
     parsed = parse_blob(written(drawn, **layout).encode(), "a.yaml")
     assert parsed.problems == ()
@@ -379,7 +382,9 @@ def _without_what_is_absent(value: Any, like: Any) -> Any:
     return value if type(value) is type(like) else repr(value)
 
 
-JUNK = st.sampled_from([*AWKWARD, None, [], {}, ["a"], {"a": "b"}, [[]], [None], {"a": {"a": []}}, "All", 0, True])
+JUNK: Final[st.SearchStrategy[Any]] = st.sampled_from(
+    [*AWKWARD, None, [], {}, ["a"], {"a": "b"}, [[]], [None], {"a": {"a": []}}, "All", 0, True]
+)
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -390,7 +395,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 @settings(max_examples=120)
-@given(kinds().flatmap(documents), st.data())
+@given(documents(), st.data())
 def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, data: st.DataObject) -> None:
     *way, last = data.draw(st.sampled_from([path for path in _places(drawn) if path]))
     parent: Any = drawn

@@ -378,6 +378,7 @@ UNNAMED: Files = {ENTRY: File(b"entry")}
         pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (30, NAMED)], True, id="named again"),
         pytest.param([(0, NAMED), (1, UNNAMED), (8, NAMED)], True, id="named again at the last instant"),
         pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (8, UNNAMED)], True, id="counted anew"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (9, UNNAMED)], True, id="counted anew, the old time over"),
         pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (13, UNNAMED)], False, id="and then gone"),
         pytest.param([(0, NAMED), (1, UNNAMED), (1, NAMED), (1, UNNAMED), (8, UNNAMED)], False, id="in one second"),
         pytest.param([(9, NAMED), (9, UNNAMED), (1, UNNAMED), (15, UNNAMED)], True, id="the clock jumped back"),

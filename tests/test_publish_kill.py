@@ -75,6 +75,8 @@ def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
         if not is_immutable(path) and stands.get(path) not in whole:
             found.append(f"{path} is neither version: {stands.get(path)!r}")
     for path, content in stands.items():
+        if path.endswith("/user-data") and sha256(content).hexdigest() not in path:
+            found.append(f"{path} is torn: {content!r}")
         if path.endswith("/boot.ipxe") and path.startswith("boot/v1/"):
             named = content.decode().split()[1]
             if sha256(stands.get(named, b"")).hexdigest() not in named:

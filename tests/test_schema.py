@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from gitboot.document import parse
 from gitboot.load import KINDS, parse_blob
 from gitboot.model.schema import main
-from tests.documents import Document, documents, kinds
+from tests.documents import Document, documents
 from tests.fleets import document
 
 ROOT: Final = Path(__file__).parent.parent
@@ -102,7 +102,7 @@ def test_what_pages_show_is_valid(page: str, text: str) -> None:
 
 
 @settings(max_examples=60)
-@given(kinds().flatmap(documents))
+@given(documents())
 def test_what_gitboot_takes_the_schemas_take(drawn: Document) -> None:
     for name in ("any", drawn["kind"]):
         assert [error.message for error in VALIDATORS[name].iter_errors(drawn)] == []

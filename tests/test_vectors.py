@@ -323,8 +323,9 @@ class Lifetime:
 
     def boot(self) -> None:
         """A completed fetch of the entry, which is the evidence of a first boot; and what comes long after it."""
-        offer = Offer(decision=self.decision(), plan=self.look())
-        self.provisioning.meet(offer, self.now, "Fetched", self.now)
+        planned = self.look()
+        assert planned.phase is Phase.NETWORK
+        self.provisioning.meet(Offer(decision=self.decision(), plan=planned), self.now, "Fetched", self.now)
         self.now += timedelta(hours=1)
 
     def start_maintenance(self) -> None:
