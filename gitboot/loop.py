@@ -11,12 +11,13 @@ from typing import Final
 
 import watchfiles
 
-from gitboot.errors import OperatorError, TryAgain
+from gitboot.errors import LedgerError, OperatorError, TryAgain
 from gitboot.load import Revision
 from gitboot.reconcile import Reconciler
 from gitboot.report import Event
 from gitboot.source import Source
 
+LEDGER_RETRY: Final = timedelta(seconds=5)
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 
 
@@ -83,7 +84,12 @@ class Loop:
         if self._fetched is not None:
             self._reconciler.source_fetched(self._fetched[1], at)
         self._before_pass()
-        due = self._reconciler.reconcile(at, wait=wait)
+        try:
+            due = self._reconciler.reconcile(at, wait=wait)
+        except LedgerError as error:  # a full disk; the endpoint goes on, and so does the next pass
+            self._reconciler.ledger_failed(error, at)
+            self._tell(Event(at=at, type="LedgerFailed", message=str(error), warning=True))
+            return at + LEDGER_RETRY
         self._after_pass()
         return due
 

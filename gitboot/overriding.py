@@ -11,6 +11,7 @@ from typing import Final
 
 from gitboot.answers import ServerState
 from gitboot.bmc.apply import Fleet, Job, Outcome, Result
+from gitboot.errors import LedgerError
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.load import FleetRepository
@@ -53,18 +54,30 @@ class Overriding:
         """When the next BMC is asked without anything else having happened."""
         return min((schedule.due for schedule in self._schedules.values()), default=None)
 
-    def ask(self, repository: FleetRepository, servers: Mapping[str, ServerState], at: datetime) -> None:
-        """Begin a job for every BMC that is due, or whose server wants something else than before."""
+    def ask(
+        self,
+        repository: FleetRepository,
+        servers: Mapping[str, ServerState],
+        at: datetime,
+        *,
+        may_arm: bool = True,
+    ) -> None:
+        """Begin a job for every BMC that is due, or whose server wants something else than before.
+
+        Without ``may_arm`` nothing new is armed; what is no longer wanted is withdrawn all the same.
+        """
         due = self.next_due
-        if servers is self._asked and not self._fetched and (due is None or at < due):
+        if may_arm and servers is self._asked and not self._fetched and (due is None or at < due):
             return
-        self._asked = servers
+        self._asked = servers if may_arm else {}
         jobs = []
         idle = set(self._schedules)
         for name, state in servers.items():
             bmc = repository.servers[name].spec.bmc
             wanted = _wanted(state.plan)
             records = self._ledger.armed(state.decision.uuid)
+            if not may_arm and not any(record.state.is_open and _is_for(record, wanted) for record in records):
+                wanted = None
             if bmc is None or (wanted is None and not any(record.state.is_open for record in records)):
                 continue
             idle.discard(name)
@@ -98,8 +111,13 @@ class Overriding:
         monitors = [ip_network(network) for network in repository.fleet.spec.provisioning.monitors]
         while not self.observations.empty():
             observation = self.observations.get()
-            if not any(ip_address(observation.client) in network for network in monitors):
+            if any(ip_address(observation.client) in network for network in monitors):
+                continue
+            try:
                 self._observed(observation, at)
+            except LedgerError:
+                self.observations.put(observation)  # it is evidence at the next pass, too
+                raise
 
     def _reschedule(self, name: str, result: Result, at: datetime) -> None:
         if (schedule := self._schedules.get(name)) is None:
@@ -175,6 +193,10 @@ class Overriding:
             self._provisioning.meet(Offer(decision=state.decision, plan=plan), at, "Spent", at)
         elif own.state in (State.SPENT, State.GONE):
             self._provisioning.spent(state, at)
+
+
+def _is_for(record: Armed, wanted: Wanted | None) -> bool:
+    return wanted is not None and record.reason == wanted.reason
 
 
 def _is_armed_once(record: Armed) -> bool:

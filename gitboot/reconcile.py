@@ -11,6 +11,7 @@ from gitboot.answers import ServerState, server_state
 from gitboot.errors import (
     CorruptClone,
     InvalidRepository,
+    LedgerError,
     OperatorError,
     Problem,
     PublishError,
@@ -106,12 +107,18 @@ class Reconciler:
             self._plan(self._decisions, at)
             if not self._stands:
                 self._publish(self._repository, self._decisions, at)
-            if self._applied is not None:  # a machine that resets at once finds its files
-                self._overriding.ask(self._repository, self._servers, at)
+            # Armed is only what was published: a machine that resets at once finds its files.
+            self._overriding.ask(self._repository, self._servers, at, may_arm=self._stands)
             if wait:
                 self._overriding.collect(self._repository, self._servers, at, wait=True)
             self._check_opt_outs(self._repository, at)
+        self._journal.condition("LedgerWritable", True, "Writable", "the last pass ended", at)
         return self._report()
+
+    def ledger_failed(self, error: LedgerError, at: datetime) -> None:
+        """Note that a pass ended early because the ledger could not be written; what is answered goes on."""
+        self._journal.condition("LedgerWritable", False, "Failed", str(error), at)
+        self._report()
 
     def source_fetched(self, error: TryAgain | OperatorError | None, at: datetime) -> None:
         """Note how the last fetch went."""

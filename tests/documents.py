@@ -10,7 +10,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import Enum
-from functools import cache
 from ipaddress import ip_interface, ip_network
 from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -164,7 +163,6 @@ def _scalar(metadata: tuple[Any, ...]) -> Strategy | None:
     return None
 
 
-@cache
 def _struct(struct: Any) -> Strategy:
     """Any mapping of a structure's fields; those that are optional are there or not."""
     hints = get_type_hints(struct, include_extras=True)

@@ -373,10 +373,17 @@ def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: 
     missed: list[str] = []
 
     class Watched(Recorder):
+        def __init__(self, root: Path) -> None:
+            super().__init__(root)
+            self.folders = {*root.rglob("*/")}
+
         def sync(self) -> None:
             synced.clear()
             filesystems.clear()
             touched = {temporary(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
+            folders = {*self.root.rglob("*/")}
+            touched |= {str(made.parent.relative_to(self.root)) for made in folders - self.folders}
+            self.folders = folders
             super().sync()
             for path in touched:
                 is_synced = str(self.root / path) in synced or self.root.stat().st_dev in filesystems

@@ -22,11 +22,10 @@ def command(directory: Path) -> None:
     One server, what it boots, a maintenance, a CI job for GitHub and one for GitLab that validate every change, and
     the schemas that editors check documents by. DIR is new or empty; it may be a Git repository without a file.
     """
-    files = dict(_files())
     try:
         if directory.exists() and any(path.name != ".git" for path in directory.iterdir()):
             raise UsageError(f"{directory} is not empty: name a directory that is, or one that does not exist yet")
-        for name, text in files.items():
+        for name, text in _files():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(text)
     except OSError as error:
