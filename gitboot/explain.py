@@ -133,8 +133,9 @@ class _Explaining:
         self._maintenances_that_lost(plan)
         if plan.maintenance is not None:
             yield from self._under_maintenance(plan, self._repository.maintenances[plan.maintenance])
-        elif chosen is not None:
-            yield from self._under_policy(chosen)
+        else:
+            assert chosen is not None  # noqa: S101 - what else would the plan be of
+            yield from self._under_policy(plan, chosen)
 
     # R2
 
@@ -185,7 +186,7 @@ class _Explaining:
         self._lost += chosen.lost
         return chosen
 
-    def _under_policy(self, chosen: Won[Pool]) -> Iterator[Reason]:
+    def _under_policy(self, plan: BootPlan, chosen: Won[Pool]) -> Iterator[Reason]:
         pool, server = chosen.winner, self._server
         key = Id("BootPolicy", pool.name)
         if server.spec.policy is not None:
@@ -207,8 +208,7 @@ class _Explaining:
         named = image.winner
         yield self._reason("image", named.image, "R4", image.why, named.said_by, *named.path)
         source = boot_source(self._repository, server, profile, named.image, pool=pool)
-        if self._plan is not None:
-            yield from self._boot(self._plan, source)
+        yield from self._boot(plan, source)
 
     def _owner(self, pool: Pool, field: str) -> str:
         """The last policy of the chain that sets a field."""
@@ -224,8 +224,7 @@ class _Explaining:
             http_boot = source.profile.spec.http_boot
             yield self._reason("httpBoot", http_boot, "R6", "the profile's", profile, "spec", "httpBoot")
         boot = plan.boot or self._boot_of(source)
-        if boot is None:
-            return
+        assert boot is not None  # noqa: S101 - the profile's method is not Disk
         composer = Composer(self._repository)
         places = composer.argument_places(boot, source)
         for number, argument in enumerate(boot.kernel_arguments):

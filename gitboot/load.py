@@ -369,20 +369,18 @@ def _schema_at(kind: str, path: Path) -> dict[str, Any]:
             branches[0] if branches else node,
         )
 
-    def branches_with(node: dict[str, Any], step: str | int) -> dict[str, Any]:
+    def inside(node: dict[str, Any], step: str | int) -> Iterator[dict[str, Any]]:
         for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()), node):
             found = resolved(branch)
-            if isinstance(step, int) and "items" in found:
-                return found["items"]  # type: ignore[no-any-return]
-            if step in found.get("properties", {}):
-                return found["properties"][step]  # type: ignore[no-any-return]
-            if isinstance(found.get("additionalProperties"), dict):
-                return found["additionalProperties"]  # type: ignore[no-any-return]
-        return {}
+            candidates = (
+                found.get("items") if isinstance(step, int) else found.get("properties", {}).get(step),
+                found.get("additionalProperties"),
+            )
+            yield from (each for each in candidates if isinstance(each, dict))
 
     node = root
     for step in path:
-        node = branches_with(node, step)
+        node = next(inside(node, step))
     structures = [resolved(branch) for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()))]
     with_fields = [branch for branch in structures if "properties" in branch]
     return with_fields[0] if with_fields else resolved(node)

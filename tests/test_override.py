@@ -430,3 +430,19 @@ def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Pr
 def test_a_wait_says_why() -> None:
     step = next_step(wanted=INSTALL, observed=_seen(OFF, in_post=True), records=(), at=NOW)
     assert step == Wait(why="the machine is in POST")
+
+
+@pytest.mark.parametrize(
+    ("case", "since", "expected"),
+    [
+        ("just begun", "2026-11-20T11:59:00+00:00", True),
+        ("begun an hour ago, so the BMC has stopped watching", "2026-11-20T11:00:00+00:00", False),
+        ("a time that cannot be read", "yesterday", True),
+        ("a time without an offset", "2026-11-20T11:00:00", True),
+        ("no time", None, True),
+    ],
+)
+def test_nothing_is_armed_during_post(case: str, since: str | None, expected: bool) -> None:
+    marks = replace(THEN, boot_progress_time=since)
+    step = next_step(wanted=INSTALL, observed=_seen(OFF, marks, in_post=True), records=(), at=NOW)
+    assert isinstance(step, Wait) == expected, case

@@ -48,7 +48,7 @@ class MatchExpression(Struct):
                 return labels.get(self.key) not in self.values
             case Operator.EXISTS:
                 return self.key in labels
-            case Operator.DOES_NOT_EXIST:
+            case _:
                 return self.key not in labels
 
 
