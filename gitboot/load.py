@@ -281,7 +281,7 @@ class _Checked:
     def _translated(self, kind: str, error: Any) -> Problem:
         """pydantic's finding in the words of the field."""
         at: Path = tuple(step for step in error["loc"] if step not in _TAGS)
-        if key := at[-1:] == ("[key]",):
+        if key := at[-1:] == ("[key]",) and error["type"] != "unexpected_keyword_argument":
             at = at[:-1]
         match error["type"]:
             case "value_error":
@@ -452,18 +452,19 @@ class _Draft:
             )
 
     def duplicate_identities(self) -> Iterator[Problem]:
-        first: dict[tuple[str, str], tuple[Id, Path]] = {}
+        first: dict[tuple[str, str], tuple[Id, _Identity]] = {}
         for key, server in self._of(Server):
-            for what, value, same, path in _identities(server):
-                holder = first.setdefault((what, same), (key, path))
-                if holder != (key, path):
-                    file, place = self._place(*holder)
+            for identity in _identities(server):
+                holder, held = first.setdefault((identity.what, identity.same), (key, identity))
+                if held is not identity:
+                    file, place = self._place(holder, held.path)
+                    spelt = f", as {held.value}" if held.value != identity.value else ""
                     yield self._problem(
                         Code.DUPLICATE_IDENTITY,
-                        f"{what} {value} is {holder[0]}'s at {file}:{place.line} already",
+                        f"{identity.what} {identity.value} is {holder}'s at {file}:{place.line} already{spelt}",
                         "correct the one that is wrong, or remove the document of a machine that is gone",
                         key,
-                        path,
+                        identity.path,
                     )
 
     def ambiguous_bmcs(self) -> Iterator[Problem]:

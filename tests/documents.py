@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import Enum
-from ipaddress import ip_interface, ip_network
+from ipaddress import ip_network
 from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -68,11 +68,7 @@ _LABEL_VALUES: Final = _matching(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,6}[A-Za-z0-9])?"
 _URLS: Final = _matching(r"https?://(boot|10\.1\.2\.3|\[fd00::1\])(:[1-9][0-9]{0,3})?(/[a-zA-Z0-9%+.,=~-]{1,6}){0,2}")
 _PATHS: Final = _matching(r"[a-z0-9_][a-z0-9_. -]{0,6}(/[a-z0-9_][a-z0-9_. é-]{0,6})?")
 _ADDRESSES: Final = st.ip_addresses().filter(lambda address: not getattr(address, "scope_id", None))
-
-
-def _networks(of: Callable[..., Any]) -> Strategy:
-    prefixes = st.tuples(_ADDRESSES, st.integers(0, 32))
-    return prefixes.map(lambda each: str(of(f"{each[0]}/{each[1]}", *([False] if of is ip_network else []))))
+_INTERFACES: Final = st.builds("{}/{}".format, _ADDRESSES, st.integers(0, 32))
 
 
 def _mac(digits: bytes) -> str:
@@ -89,8 +85,8 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_boolean: st.booleans(),
     scalars.parse_mac: st.binary(min_size=6, max_size=6).map(_mac),
     scalars.parse_uuid: st.uuids(version=4).map(str),
-    scalars.parse_interface_address: _ADDRESSES.map(str) | _networks(ip_interface),
-    scalars.parse_network: _networks(ip_network),
+    scalars.parse_interface_address: _ADDRESSES.map(str) | _INTERFACES,
+    scalars.parse_network: _INTERFACES.map(lambda interface: str(ip_network(interface, strict=False))),
     scalars.parse_digest: st.binary(min_size=32, max_size=32).map(bytes.hex),
     scalars.parse_artifact_url: _URLS
     | _matching(r"assets:[a-z0-9]{1,6}(/[A-Za-z0-9_%+~-]{1,6}){0,2}")

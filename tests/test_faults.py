@@ -165,6 +165,51 @@ def test_faults_of_several_documents_are_all_found_sorted_and_none_twice(drawn: 
     assert found(planted(*faults)) == sorted(place for fault in faults for place in fault.expected)
 
 
+MESSAGES: Final = {
+    "a kind that is misspelt": 'there is no kind "BootPolcy" (did you mean BootPolicy?)',
+    "a field that is misspelt": 'spec has no field "serail" (did you mean serial?)',
+    "a field of an interface that is unknown": (
+        'spec.interfaces[0] has no field "speed" (it has addresses, boot, mac, name)'
+    ),
+    "a server without a UUID": "spec needs uuid (add uuid)",
+    "a document without a spec": "the document needs spec (add spec)",
+    "a firmware in another case": 'expected one of UEFI, BIOS, found "uefi" (did you mean UEFI?)',
+    "a word for unknown servers that there is not": (
+        'expected one of LocalDisk, NotFound, or a mapping with profile, found "Reject" '
+        "(write one of LocalDisk, NotFound, or a mapping with profile)"
+    ),
+    "text where a list belongs": (
+        'spec.kernelArguments: expected a list, found "quiet" (look at the indentation and at missing or stray dashes)'
+    ),
+    "an argument of two lines": (
+        r'spec.kernelArguments[0]: expected one kernel argument on one line, found "quiet\nsplash" '
+        "(write one item an argument: name, name=value, or -name to remove one)"
+    ),
+    "two servers with one UUID in different byte orders": (
+        "UUID 44454c4c-3400-104a-8056-b9c04f4d3732 is Server/web01's at servers/web01.yaml:8 already, "
+        "as 4c4c4544-0034-4a10-8056-b9c04f4d3732 "
+        "(correct the one that is wrong, or remove the document of a machine that is gone)"
+    ),
+    "two servers with one serial": (
+        "serial 4J8VM72 is Server/web01's at servers/web01.yaml:9 already "
+        "(correct the one that is wrong, or remove the document of a machine that is gone)"
+    ),
+    "two servers of one name": "Server/old01 stands at servers/edge01.yaml:4 already (rename or remove one of the two)",
+    "two Fleets": "there is one Fleet a repository, and Fleet/faultless stands at fleet.yaml:4 (keep one of the two)",
+    "a server that names no policy of the repository": ('there is no BootPolicy named "legcay" (did you mean legacy?)'),
+    "a profile that names no user data of the repository": (
+        'there is no file "userdata/edge.ign" (did you mean userdata/edge.ign.j2?)'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_names_what_was_found_and_what_was_meant(name: str) -> None:
+    (fault,) = (each for each in ALL if each.name == name)
+    (problem,) = _problems(planted(fault))
+    assert str(problem).partition(f"{problem.code}: ")[2] == MESSAGES[name]
+
+
 def test_a_problem_says_what_was_found_and_how_it_is_mended() -> None:
     for problem in (problem for fault in ALL for problem in _problems(planted(fault))):
         assert problem.mend, problem
