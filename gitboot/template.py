@@ -139,7 +139,7 @@ class _Budget:
 
 
 _NUMBERS: Final = frozenset({bool, int, float})
-_CALL: Final = 4  # the work of calling a filter, a test, a macro, a function
+_CALL: Final = 4  # a filter, test, macro or function takes longer than other expressions
 
 
 class _Context(Context):

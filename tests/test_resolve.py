@@ -760,3 +760,21 @@ def test_a_fault_in_a_templated_argument_is_shown_at_the_argument() -> None:
     (problem,) = raised.value.problems
     assert (problem.path, problem.line) == ("004.yaml", 4)
     assert seed[4].splitlines()[3][problem.column - 1 :].startswith("'{{ nothing }}'")
+
+
+def test_a_fault_of_a_template_that_two_profiles_use_is_told_once() -> None:
+    user_data = "userData: {format: CloudInit, template: t.j2}"
+    documents = (
+        fleet(),
+        server("web01", "role: web"),
+        server("db01", "role: db"),
+        image("a-1", "userData: CloudInit"),
+        profile("web", "a-1", user_data),
+        profile("db", "a-1", user_data),
+        policy("web", "{matchLabels: {role: web}}"),
+        policy("db", "{matchLabels: {role: db}}", boots="db"),
+    )
+    with pytest.raises(InvalidRepository) as raised:
+        decided(*documents, files={"t.j2": "{{ nothing }}"})
+    (problem,) = raised.value.problems
+    assert "db01, web01" in problem.message

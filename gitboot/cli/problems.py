@@ -15,11 +15,12 @@ def counted(problems: Sequence[Problem]) -> str:
     """How many errors and warnings there are, in words."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     warnings = len(problems) - errors
-    parts = [_number(errors, "error")] if errors or not warnings else []
-    return " and ".join([*parts, *([_number(warnings, "warning")] if warnings else [])])
+    parts = [number(errors, "error")] if errors or not warnings else []
+    return " and ".join([*parts, *([number(warnings, "warning")] if warnings else [])])
 
 
-def _number(count: int, noun: str) -> str:
+def number(count: int, noun: str) -> str:
+    """A count and its noun, in the plural where it is one."""
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
@@ -28,11 +29,11 @@ def as_text(problems: Sequence[Problem], prefix: str) -> str:
     lines = []
     for problem in problems:
         error = problem.severity is Severity.ERROR
-        place = click.style(f"{prefix}{problem.path}:{problem.line}:{problem.column}:", bold=True)
+        place = click.style(f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", bold=True)
         code = click.style(f"{problem.code}:", fg="red" if error else "yellow")
-        lines.append(f"{place} {code} {'' if error else 'warning: '}{problem.message}")
+        lines.append(f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}")
         if problem.mend:
-            lines.append(f"    {problem.mend}")
+            lines.append(f"    {printable(problem.mend)}")
     return "\n".join(lines)
 
 
@@ -72,3 +73,8 @@ FORMATS = {"text": as_text, "json": as_json, "github": as_github}
 def prefix_of(path: Path) -> str:
     """What stands before a problem's path so that it leads from here to the file."""
     return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"
+
+
+def printable(text: str) -> str:
+    """Text without what could move a terminal's cursor."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

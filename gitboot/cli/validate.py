@@ -10,7 +10,7 @@ import click
 
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
-from gitboot.cli.problems import FORMATS, counted, prefix_of
+from gitboot.cli.problems import FORMATS, counted, number, prefix_of
 
 
 @click.command()
@@ -36,7 +36,8 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
         repository = load(open_snapshot(path, rev))
         decisions = decide(repository)
         problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or now()))))
-        summary = f"{len(repository.servers)} servers, {len(repository.images)} images, "
+        servers, images = len(repository.servers), len(repository.images)
+        summary = f"{number(servers, 'server')}, {number(images, 'image')}, "
     except InvalidRepository as error:
         problems = error.problems
     for output in outputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
@@ -100,9 +100,7 @@ class _Finding(NamedTuple):
     message: str
     mend: str
     severity: Severity
-    resource: Id
-    path: tuple[str | int, ...]
-    template: tuple[str, int] | None = None  # the file and line where it stands instead
+    place: tuple[Id, tuple[str | int, ...]] | tuple[str, int]  # a resource's field; or a template's path and line
 
 
 class _Deciding:
@@ -120,18 +118,24 @@ class _Deciding:
         for finding, servers in self._findings.items():
             more = f" and {len(servers) - 2} more" if len(servers) > 2 else ""
             message = f"{finding.message} ({', '.join(sorted(servers)[:2])}{more})"
-            problem = self._repository.problem(
-                finding.code,
-                message,
-                finding.resource,
-                *finding.path,
-                mend=finding.mend,
-                severity=finding.severity,
-            )
-            if finding.template is not None:
-                path, line = finding.template
-                problem = replace(problem, path=path, line=line, column=1)
-            yield problem
+            yield self._placed(finding, message)
+
+    def _placed(self, finding: _Finding, message: str) -> Problem:
+        match finding.place:
+            case (str() as path, int() as line):
+                return Problem(
+                    path=path,
+                    line=line,
+                    column=1,
+                    code=finding.code,
+                    message=message,
+                    mend=finding.mend,
+                    severity=finding.severity,
+                )
+            case (Id() as resource, tuple() as field):
+                return self._repository.problem(
+                    finding.code, message, resource, *field, mend=finding.mend, severity=finding.severity
+                )
 
     def _find(
         self,
@@ -144,7 +148,7 @@ class _Deciding:
         severity: Severity = Severity.ERROR,
         template: tuple[str, int] | None = None,
     ) -> None:
-        finding = _Finding(code, message, mend, severity, resource, path, template)
+        finding = _Finding(code, message, mend, severity, template or (resource, path))
         self._findings.setdefault(finding, []).append(server)
 
     def _find_unbootable(self, server: str, error: Unbootable) -> None:
