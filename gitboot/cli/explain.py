@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,6 +17,9 @@ from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
     from gitboot.explain import Explanation
+
+
+_WIDTH: Final = 40
 
 
 @click.command()
@@ -93,18 +96,22 @@ def _as_text(found: Explanation) -> str:
     rows = [
         (
             each.field,
-            each.value,
+            _shortened(each.value) if len(found.reasons) > 1 else each.value,
             each.rule,
-            each.resource or "-",
             f"{each.path}:{each.line}:{each.column}" if each.path else "-",
             each.why,
         )
         for each in found.reasons
     ]
-    text = table(("FIELD", "VALUE", "RULE", "WRITTEN IN", "AT", "WHY"), rows)
+    text = table(("FIELD", "VALUE", "RULE", "WRITTEN AT", "WHY"), rows)
     rules = {each.rule for each in found.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
     return f"{text}\n\n{table(('LOST', 'RULE', 'WHY'), lost)}" if lost else text
+
+
+def _shortened(value: str) -> str:
+    """A long value without its middle; `explain SERVER FIELD` shows all of it."""
+    return value if len(value) <= _WIDTH else f"{value[: _WIDTH - 13]}…{value[-12:]}"
 
 
 def _is_of(name: str, field: str) -> bool:
