@@ -221,9 +221,10 @@ class Composer:
         key = Id(type(resource).__name__, resource.metadata.name)
         if key not in self._plain:
             dumped = _dumper(type(resource)).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
-            self._plain[key] = {**dumped["metadata"], **dumped["spec"]}
-            for interface in self._plain[key].get("interfaces", ()):
+            plain = _in_order({**dumped["metadata"], **dumped["spec"]})
+            for interface in plain.get("interfaces", ()):
                 interface["mac"] = interface["mac"].replace("-", ":")
+            self._plain[key] = plain
         return self._plain[key]
 
 
@@ -253,7 +254,7 @@ class _Context:
             "profile": plain(source.profile),
             "vars": merged_vars(source),
             "phase": str(source.phase),
-            "node_labels": dict(self._boot.node_labels),
+            "node_labels": _in_order(self._boot.node_labels),
             "node_taints": [_taint(taint) for taint in self._boot.node_taints],
             "site": {"name": source.site, "baseURL": source.base_url},
             "urls": self.urls(None),
@@ -299,12 +300,20 @@ def _dumper(kind: type[Resource]) -> TypeAdapter[Any]:
 
 
 def merged_vars(source: Source) -> dict[str, str | bool]:
-    """R7 for variables: policy chain from the root down, profile, server."""
-    return {
+    """R7 for variables: policy chain from the root down, profile, server; by name."""
+    merged = {
         **(source.pool.vars if source.pool else {}),
         **source.profile.spec.vars,
         **(source.server.spec.vars if source.server else {}),
     }
+    return dict(sorted(merged.items()))
+
+
+def _in_order(value: Any) -> Any:
+    """A value whose mappings are in the order of their keys: how YAML was written changes no byte."""
+    if isinstance(value, Mapping):
+        return {key: _in_order(each) for key, each in sorted(value.items())}
+    return [_in_order(each) for each in value] if isinstance(value, list) else value
 
 
 def _own_arguments(source: Source) -> ArgumentLists:
