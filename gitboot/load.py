@@ -369,18 +369,17 @@ def _schema_at(kind: str, path: Path) -> dict[str, Any]:
             branches[0] if branches else node,
         )
 
-    def inside(node: dict[str, Any], step: str | int) -> Iterator[dict[str, Any]]:
+    def inside(node: dict[str, Any], step: str | int) -> dict[str, Any]:
+        candidates: list[Any] = []
         for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()), node):
             found = resolved(branch)
-            candidates = (
-                found.get("items") if isinstance(step, int) else found.get("properties", {}).get(step),
-                found.get("additionalProperties"),
-            )
-            yield from (each for each in candidates if isinstance(each, dict))
+            candidates.append(found.get("items") if isinstance(step, int) else found.get("properties", {}).get(step))
+            candidates.append(found.get("additionalProperties"))
+        return next(each for each in candidates if isinstance(each, dict))
 
     node = root
     for step in path:
-        node = next(inside(node, step))
+        node = inside(node, step)
     structures = [resolved(branch) for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()))]
     with_fields = [branch for branch in structures if "properties" in branch]
     return with_fields[0] if with_fields else resolved(node)

@@ -282,8 +282,7 @@ def _render(template: Template, context: Mapping[str, object]) -> str:
             raise _out_of_bounds(f"it renders more than {MAX_BYTES:,} bytes")
     except _FAILURES as failure:
         fault = _fault(failure, names)
-        if fault.line is None:
-            fault.line = _line(failure, template)
+        fault.line = fault.line or _line(failure, template)
         raise fault from failure
     return text
 
@@ -672,10 +671,9 @@ def _fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
             return TemplateFault(Code.UNQUOTABLE, failure.message)
         case UnicodeEncodeError():
             return _failed("half of a surrogate pair is no character")
-        case RecursionError() | MemoryError() | OverflowError():
-            return _out_of_bounds("a value is too large or nested too deeply")
         case _:
-            return _failed(str(failure))
+            too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
+            return _out_of_bounds("a value is too large") if too_large else _failed(str(failure))
 
 
 def _failed(message: str, line: int | None = None) -> TemplateFault:

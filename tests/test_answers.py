@@ -34,11 +34,13 @@ def test_as_many_transitions_are_known_as_are_looked_ahead() -> None:
     assert [instant for instant, _ in found.later] == [at(f"{day}T{hour}:00") for day in (21, 22) for hour in (22, 23)]
     assert len(found.later) == AHEAD
     known = answers(found)
+    assert known.entry_at(ENTRY, NOON) == found.entries[ENTRY]
     for day in (21, 22):
         inside, after = known.at(ENTRY, at(f"{day}T22:30")), known.at(ENTRY, at(f"{day}T23:00"))
         assert inside is not None
         assert b"memtest-7" in inside.content
         assert after == found.files[ENTRY]
+        assert known.entry_at(ENTRY, at(f"{day}T22:30")) not in (None, found.entries[ENTRY])
 
 
 def test_all_that_is_announced_is_there_before_its_instant() -> None:
@@ -131,3 +133,31 @@ def test_problems_of_a_commit_are_sorted_by_place() -> None:
     assert InvalidRepository([second, first]).problems == (first, second)
     assert str(second) == "a:2:1: GB1001: m (do)"
     assert BmcBusy("x", retry_after_s=3).retry_after_s == 3
+
+
+def test_a_path_that_a_transition_leaves_as_it_is_takes_no_turn() -> None:
+    first = maintenance("a", "20T13:00 20T15:00")
+    over = maintenance("b", "20T14:00 20T15:00", "priority: 1, networkBoot: Once", boots="web")
+    seed = (fleet("baseURL: 'http://boot.test', serving: {restrict: true}"), *SEED[1:-1], policy("web", often="Never"))
+    found = state(*seed, first, over)
+    assert [instant for instant, _ in found.later] == [at("20T13:00"), at("20T14:00"), at("20T15:00")]
+    assert [turn.at for turn in found.turns[ENTRY]] == [at("20T13:00"), at("20T14:00")]  # 404 before and after 15:00
+
+
+def test_a_document_that_two_boots_share_takes_no_turn() -> None:
+    user_data = "userData: {format: Ignition/3.4, template: t}"
+    documents = (
+        *SEED[:2],
+        image("flatcar-1", "userData: Ignition/3.4"),
+        image("memtest-7", "userData: Ignition/3.4, writesDisk: false"),
+        profile("web", "flatcar-1", user_data),
+        profile("repair", "memtest-7", user_data),
+        SEED[-1],
+        maintenance("m", "20T13:00 20T14:00"),
+    )
+    decisions = decided(*documents, files={"t": '{"ignition": {"version": "3.4.0"}}'})
+    found = server_state(decisions, decisions.servers["web01"], None, NOON)
+    by_uuid = [path for path in found.files if path.startswith("boot/ignition/")]
+    assert len(by_uuid) == 2
+    assert not any(path in found.turns for path in by_uuid)
+    assert ENTRY in found.turns

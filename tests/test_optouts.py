@@ -14,6 +14,7 @@ FLEET = repository(
     SEED[0],
     server("web01", "role: web", f"pin: {{image: flatcar-0, reason: NET-412, {UNTIL}}}"),
     server("web02", "role: web", "pin: {image: flatcar-0, reason: for ever}"),
+    server("web03", "role: web"),
     *SEED[2:],
     image("flatcar-0"),
     document(

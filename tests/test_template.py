@@ -608,3 +608,33 @@ def test_hash_seed_changes_nothing() -> None:
     }
     assert len(outputs) == 1
     assert "did you mean vars.console?" in outputs.pop()
+
+
+@pytest.mark.parametrize(
+    ("case", "source", "context", "expected"),
+    [
+        (
+            "a macro made anew in a loop",
+            "{% for a in [1, 2] %}{% macro m() %}x{% endmacro %}{{ m() }}{% endfor %}",
+            {},
+            "xx",
+        ),
+        (
+            "a macro that calls back in a loop",
+            "{% macro m() %}{{ caller() }}{% endmacro %}{% for a in [1, 2] %}{% call m() %}y{% endcall %}{% endfor %}",
+            {},
+            "yy",
+        ),
+        ("a number as a number", "{{ 3 | int }}", {}, "3"),
+        ("what is no value", "{{ f == 1 }}", {"f": object()}, Code.TEMPLATE_FAILED),
+        ("a number that Python does not read", "{{ " + "1" * 5000 + " }}", {}, Code.TEMPLATE_BOUNDS),
+        ("more blocks than Python nests", "{% for a in [1] %}" * 22 + "{% endfor %}" * 22, {}, Code.TEMPLATE_BOUNDS),
+    ],
+)
+def test_an_odd_template(case: str, source: str, context: dict[str, object], expected: str | Code) -> None:
+    if not isinstance(expected, Code):
+        assert Templates({}).render_text(source, context) == expected, case
+        return
+    with pytest.raises(TemplateFault) as raised:
+        Templates({}).render_text(source, context)
+    assert raised.value.code is expected, case

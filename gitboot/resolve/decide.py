@@ -132,7 +132,7 @@ class _Deciding:
                     mend=finding.mend,
                     severity=finding.severity,
                 )
-            case (Id() as resource, tuple() as field):
+            case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
                 return self._repository.problem(
                     finding.code, message, resource, *field, mend=finding.mend, severity=finding.severity
                 )
