@@ -62,7 +62,7 @@ class Source:
     def _sweep(self) -> None:
         """Remove what a process that was killed left behind: locks, half a pack, half a clone."""
         with blaming(self._state):
-            for left in (*self._clone.path.rglob("*.lock"), *self._clone.path.glob("objects/pack/pack_*")):
+            for left in {*self._clone.path.rglob("*.lock"), *self._clone.path.glob("objects/pack/pack_*")}:
                 left.unlink()
             shutil.rmtree(self._new.path, ignore_errors=True)
 
