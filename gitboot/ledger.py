@@ -26,7 +26,7 @@ _SCHEMA: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE records (
     uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision INTEGER, image TEXT, pool TEXT, decision TEXT,
-    evidence TEXT, met_at TEXT, grace_until TEXT, spent_at TEXT
+    evidence TEXT, met_at TEXT, grace_until TEXT, spent_at TEXT, spent_key TEXT
 ) STRICT;
 CREATE TABLE runs (
     uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run INTEGER NOT NULL, made_at TEXT NOT NULL,
@@ -151,7 +151,8 @@ class Ledger:
         for uuid, maintenance, run, made_at in self._rows("SELECT * FROM runs"):
             runs.setdefault(uuid, {})[maintenance] = (run, _instant(made_at))
         rows = self._rows(
-            "SELECT uuid, provision, image, pool, decision, evidence, met_at, grace_until, spent_at FROM records"
+            "SELECT uuid, provision, image, pool, decision, evidence, met_at, grace_until, spent_at, spent_key "
+            "FROM records"
         )
         return {
             SystemUuid(uuid): Record(
@@ -163,17 +164,22 @@ class Ledger:
                 met_at=_instant_or_none(met_at),
                 grace_until=_instant_or_none(grace_until),
                 spent_at=_instant_or_none(spent_at),
+                spent_key=spent_key,
                 runs=runs.get(uuid, {}),
             )
-            for uuid, provision, image, pool, decision, evidence, met_at, grace_until, spent_at in rows
+            for uuid, provision, image, pool, decision, evidence, met_at, grace_until, spent_at, spent_key in rows
         }
+
+    def names(self) -> dict[str, SystemUuid]:
+        """Whose record stands under which server's name."""
+        return {server: SystemUuid(uuid) for server, uuid in self._rows("SELECT server, uuid FROM records")}
 
     def write_records(self, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
         """Replace what is known of servers: (UUID, the server's name, record), all or none of them."""
         with self._writing() as connection:
             for uuid, server, record in records:
                 connection.execute(
-                    "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         uuid,
                         server,
@@ -185,6 +191,7 @@ class Ledger:
                         _text_or_none(record.met_at),
                         _text_or_none(record.grace_until),
                         _text_or_none(record.spent_at),
+                        record.spent_key,
                     ),
                 )
                 connection.execute("DELETE FROM runs WHERE uuid = ?", (uuid,))

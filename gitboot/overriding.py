@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from queue import SimpleQueue
 from typing import Final
 
@@ -21,7 +21,6 @@ from gitboot.override import Armed, Enabled, Override, State, Target, Wanted, st
 from gitboot.plan import BootPlan, Phase
 from gitboot.provisioning import Offer, Provisioning
 from gitboot.report import Observation
-from gitboot.resolve.instant import is_met, provision_reason
 
 ARMED_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC with an armed override is read
 FIRST_RETRY: Final = timedelta(seconds=5)
@@ -85,7 +84,7 @@ class Overriding:
             if at < schedule.due and schedule.wanted == wanted and name not in self._fetched:
                 continue
             schedule.wanted, schedule.due = wanted, at + ARMED_READ_EVERY
-            jobs.append(_job(repository, state, bmc, wanted, records))
+            jobs.append(replace(_job(repository, state, bmc, wanted, records), only_read=name in self._fetched))
         for name in idle:  # among them servers that have left the fleet
             del self._schedules[name]
             self._fetched.pop(name, None)
@@ -111,10 +110,10 @@ class Overriding:
         monitors = [ip_network(network) for network in repository.fleet.spec.provisioning.monitors]
         while not self.observations.empty():
             observation = self.observations.get()
-            if any(ip_address(observation.client) in network for network in monitors):
+            if _is_in(observation.client, monitors):
                 continue
             try:
-                self._observed(observation, at)
+                self._observed(repository, observation, at)
             except LedgerError:
                 self.observations.put(observation)  # it is evidence at the next pass, too
                 raise
@@ -149,12 +148,13 @@ class Overriding:
 
     # Evidence. A fetch proves the machine's boot only if its BMC, read after it, shows the override spent.
 
-    def _observed(self, observation: Observation, at: datetime) -> None:
+    def _observed(self, repository: FleetRepository, observation: Observation, at: datetime) -> None:
         offer = self._provisioning.offered(observation.digest)
         if offer is None:
             return
+        server = repository.servers.get(observation.server)
         armed = any(_is_armed_once(record) for record in self._ledger.armed(offer.decision.uuid))
-        if armed and observation.server in self._schedules:
+        if armed and server is not None and server.spec.bmc is not None:
             self._fetched[observation.server] = observation
         else:
             self._provisioning.meet(offer, observation.at, "Fetched", at)
@@ -162,14 +162,13 @@ class Overriding:
     def _judge(self, state: ServerState, result: Result, at: datetime) -> None:
         if result.observed is None:
             return
-        seen = result.observed
+        seen, name = result.observed, state.decision.server
         records = self._ledger.armed(state.decision.uuid)
-        observation = self._judging.pop(state.decision.server, None)
+        observation = self._judging.get(name)
         offer = self._provisioning.offered(observation.digest) if observation else None
         if observation is None or offer is None:
             self._judge_spent(state, records, at)
-        elif any(_is_armed_once(record) and stands(record.override, seen) for record in records):
-            name = state.decision.server
+        elif any(_stood(record, observation) and stands(record.override, seen) for record in records):
             self._journal.event(
                 at,
                 "FetchIgnored",
@@ -178,21 +177,35 @@ class Overriding:
             )
         else:
             self._provisioning.meet(offer, observation.at, "Fetched", at)
+        if self._judging.pop(name, None) is not None and (schedule := self._schedules.get(name)) is not None:
+            schedule.due = at  # it was only read; now it may be set again
 
     def _judge_spent(self, state: ServerState, records: tuple[Armed, ...], at: datetime) -> None:
         """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
-        plan, policy, record = state.plan, state.decision.policy, state.record
-        if plan is None or plan.boot is None or plan.phase is not Phase.NETWORK or policy is None or record is None:
+        plan, record = state.plan, state.record
+        if plan is None or plan.boot is None or plan.key is None or record is None:
             return
-        wanted = provision_reason(policy)
-        own = next((each for each in records if each.reason == wanted), None)
-        if own is None or is_met(policy, record):
+        own = next((each for each in records if each.reason == plan.key), None)
+        if own is None or own.state not in (State.SPENT, State.GONE):
             return
         fetches = not plan.boot.direct or plan.boot.config_from is ConfigFrom.SYSTEM_UUID
         if own.state is State.SPENT and not fetches:
             self._provisioning.meet(Offer(decision=state.decision, plan=plan), at, "Spent", at)
-        elif own.state in (State.SPENT, State.GONE):
-            self._provisioning.spent(state, at)
+        elif plan.phase is Phase.NETWORK:
+            self._provisioning.spent(state.decision, plan.key, at)
+
+
+def _stood(record: Armed, observation: Observation) -> bool:
+    """Whether an override was armed before the fetch, which cannot have consumed a later one."""
+    return _is_armed_once(record) and record.at <= observation.at
+
+
+def _is_in(client: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    try:
+        address = ip_address(client)
+    except ValueError:  # a client whose address nobody knows
+        return False
+    return any(address in network for network in networks)
 
 
 def _is_for(record: Armed, wanted: Wanted | None) -> bool:

@@ -225,6 +225,7 @@ class Decision:
     lifecycle: Lifecycle
     restrict: bool  # whether a server that is to boot its disk has no entry at all
     base_url: str
+    provision: int  # the number wanted, whether a policy asks for it now or not
     policy: PolicyDecision | None
     maintenances: tuple[MaintenanceDecision, ...]  # in the order of their names
     digest: Digest = field(init=False)
@@ -242,6 +243,7 @@ class Decision:
             "lifecycle": self.lifecycle,
             "restrict": self.restrict,
             "baseURL": self.base_url,
+            "provision": self.provision,
             "policy": self.policy.facts() if self.policy else None,
             "maintenances": [maintenance.facts() for maintenance in self.maintenances],
         }
@@ -259,6 +261,7 @@ class Record:
     met_at: datetime | None = None
     grace_until: datetime | None = None  # until when the boot that met the key is still served
     spent_at: datetime | None = None  # an override was spent, and no evidence has followed
+    spent_key: str | None = None  # the key that it was armed for
     runs: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)  # maintenance -> last run made, when
 
 

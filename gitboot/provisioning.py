@@ -32,6 +32,7 @@ class Provisioning:
         self._ledger, self._journal = ledger, journal
         self._told = told  # fresh or adopt: what a ledger that was never told is told
         self._records = ledger.records()
+        self._known: Decisions | None = None  # whose servers have their records
         self._offers: dict[Digest, Offer] = {}  # by plan, of all that this process has published
 
     @property
@@ -45,9 +46,11 @@ class Provisioning:
         A new ledger cannot know whether servers with provision 1 or more are installed. Until it is told,
         nothing is known of any server.
         """
+        if decisions is self._known:
+            return
         servers = decisions.servers.values()
         if not self._ledger.told:
-            wanting = sum(decision.policy is not None and decision.policy.provision > 0 for decision in servers)
+            wanting = sum(decision.provision > 0 for decision in servers)
             if self._told is None and wanting:
                 message = (
                     f"{wanting} servers want provision 1 or more, and a new ledger cannot know whether they are "
@@ -59,7 +62,11 @@ class Provisioning:
             adopt_all = self._told != "fresh"
             self._write(first_records(servers, self._records, adopt_all=adopt_all))
             self._ledger.tell("adopt" if adopt_all else "fresh")
-        self._write(first_records(servers, self._records, adopt_all=False))
+        # A name that another record has: a new motherboard, or a mended UUID. Nothing is known of it.
+        names = self._ledger.names()
+        fresh = [decision for decision in servers if names.get(decision.server, decision.uuid) == decision.uuid]
+        self._write(first_records(fresh, self._records, adopt_all=False))
+        self._known = decisions
         self._journal.condition("RecordsKnown", True, "Known", "the ledger knows every server", at)
 
     def offer(self, state: ServerState) -> None:
@@ -92,11 +99,11 @@ class Provisioning:
             {"server": decision.server, "evidence": evidence, "image": plan.boot.image, "plan": plan.digest},
         )
 
-    def spent(self, state: ServerState, at: datetime) -> None:
-        """Record that a server's override was consumed, and that no evidence has followed yet."""
-        if state.record is not None and state.record.spent_at is None:
-            record = replace(state.record, spent_at=at)
-            self._write([(state.decision.uuid, state.decision.server, record)])
+    def spent(self, decision: Decision, key: str, at: datetime) -> None:
+        """Record that the override for a key was consumed, and that no evidence has followed yet."""
+        record = self._records.get(decision.uuid)
+        if record is not None and record.spent_key != key:
+            self._write([(decision.uuid, decision.server, replace(record, spent_at=at, spent_key=key))])
 
     @staticmethod
     def _run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
@@ -124,6 +131,7 @@ class Provisioning:
             met_at=made_at,
             grace_until=made_at + FETCH_GRACE if evidence == "Fetched" else None,
             spent_at=None,
+            spent_key=None,
         )
         return met, f"provision {policy.provision} is met with BootImage/{boot.image}"
 

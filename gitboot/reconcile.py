@@ -97,16 +97,12 @@ class Reconciler:
 
         ``wait``: until the BMC jobs of this pass and the one before have ended.
         """
-        self._accept(at)
-        if self._repository is not None and self._decisions is not None:
-            if self._planned is None:  # what was fetched before this start is evidence of what is offered now
-                self._provisioning.know(self._decisions, at)
-                self._plan(self._decisions, at)
-            self._overriding.collect(self._repository, self._servers, at)
-            self._provisioning.know(self._decisions, at)
-            self._plan(self._decisions, at)
-            if not self._stands:
-                self._publish(self._repository, self._decisions, at)
+        try:
+            self._accept(at)
+            self._learn(at)
+        finally:  # a ledger that cannot be written keeps no window open
+            self._bring_up_to_date(at)
+        if self._repository is not None:
             # Armed is only what was published: a machine that resets at once finds its files.
             self._overriding.ask(self._repository, self._servers, at, may_arm=self._stands)
             if wait:
@@ -114,6 +110,23 @@ class Reconciler:
             self._check_opt_outs(self._repository, at)
         self._journal.condition("LedgerWritable", True, "Writable", "the last pass ended", at)
         return self._report()
+
+    def _learn(self, at: datetime) -> None:
+        """Take in evidence; what was fetched before this start is evidence of what is offered now."""
+        if self._repository is None or self._decisions is None:
+            return
+        if self._planned is None:
+            self._provisioning.know(self._decisions, at)
+            self._plan(self._decisions, at)
+        self._overriding.collect(self._repository, self._servers, at)
+        self._provisioning.know(self._decisions, at)
+
+    def _bring_up_to_date(self, at: datetime) -> None:
+        if self._repository is None or self._decisions is None:
+            return
+        self._plan(self._decisions, at)
+        if not self._stands:
+            self._publish(self._repository, self._decisions, at)
 
     def ledger_failed(self, error: LedgerError, at: datetime) -> None:
         """Note that a pass ended early because the ledger could not be written; what is answered goes on."""

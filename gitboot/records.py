@@ -26,15 +26,16 @@ def first_records(
     """
     records = []
     for decision in decisions:
-        if decision.uuid in known or decision.policy is None:
+        if decision.uuid in known:
             continue
         record = Record()
-        if adopt_all or decision.policy.provision == 0:
+        if adopt_all or decision.provision == 0:
+            policy = decision.policy
             record = replace(
                 record,
-                provision=decision.policy.provision,
-                image=decision.policy.boot.image if decision.policy.boot else None,
-                pool=decision.policy.policy,
+                provision=decision.provision,
+                image=policy.boot.image if policy and policy.boot else None,
+                pool=policy.policy if policy else None,
                 decision=decision.digest,
                 evidence="Adopted",
             )
@@ -73,6 +74,7 @@ def _facts(record: Record) -> dict[str, Any]:
         "metAt": instant(record.met_at),
         "graceUntil": instant(record.grace_until),
         "spentAt": instant(record.spent_at),
+        "spentKey": record.spent_key,
         "runs": {name: {"run": run, "at": format_instant(at)} for name, (run, at) in sorted(record.runs.items())},
     }
 
@@ -90,6 +92,7 @@ def _record(item: Mapping[str, Any]) -> Record:
         met_at=optional(_instant, "metAt"),
         grace_until=optional(_instant, "graceUntil"),
         spent_at=optional(_instant, "spentAt"),
+        spent_key=item["spentKey"],
         runs={name: (_number(made["run"]), _instant(made["at"])) for name, made in item["runs"].items()},
     )
 

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,19 @@ IDENTITY = ["-c", "user.name=You", "-c", "user.email=you@example.net", "-c", "co
 
 
 def main() -> int:
-    port = int(os.environ.get("PORT", "8080"))
+    given = os.environ.get("PORT", "8080")
+    if not given.isdecimal():
+        raise SystemExit(f"PORT is {given!r}, and is to be a number")
+    port = int(given)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            mend = "choose another, as in: PORT=8181 make run"
+            raise SystemExit(f"port {port} is not free ({error.strerror}): {mend}") from None
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as Ctrl-C does
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it ignored
     base = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
@@ -168,6 +181,8 @@ gitboot runs on the example fleet, a Git repository in {fleet}
 Change a boot image, commit it, and see the new entry:
 
   (cd {shlex.quote(str(fleet))} && {change}) && sleep 1 && curl -s {entry}
+
+(It logs FetchIgnored: curl is not the machine, and its boot override still stands.)
 
 Reset that machine through its BMC, and watch it boot once from the network; a minute later its entry is its disk's:
 

@@ -86,7 +86,7 @@ def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_pat
         if child == 0:
             try:
                 passes(tmp_path, repository.bare)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - the parent shows it
                 (tmp_path / "failure").write_text(traceback.format_exc())
             finally:
                 os._exit(1)

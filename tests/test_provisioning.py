@@ -13,7 +13,7 @@ from gitboot.ledger import Ledger
 from gitboot.plan import BootPlan, Cause, Phase, Record
 from gitboot.provisioning import Offer
 from tests.bench import NOON, Bench
-from tests.fleets import SEED, image, maintenance, policy, profile, server
+from tests.fleets import SEED, image, maintenance, policy, profile, server, uuid_of
 
 
 def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "flatcar-1") -> tuple[str, ...]:
@@ -304,13 +304,13 @@ def test_a_fetch_under_a_maintenance_installs_nothing_and_ends_no_installation(b
 def test_an_override_that_was_spent_without_evidence_waits_half_an_hour_and_then_asks_a_person(bench: Bench) -> None:
     bench.decide(*fleet_of())
     bench.plan()
-    bench.provisioning.spent(bench.servers["web01"], bench.now)
+    bench.provisioning.spent(bench.servers["web01"].decision, "provision/1", bench.now)
     plan = bench.plan()
     assert shown(plan) == TO_INSTALL
     assert plan is not None and plan.override is None  # nothing is armed from spent to evidence
     assert plan.next_transition == NOON + timedelta(minutes=30)
     bench.wait(minutes=10)
-    bench.provisioning.spent(bench.servers["web01"], bench.now)  # said again, it begins no other half hour
+    bench.provisioning.spent(bench.servers["web01"].decision, "provision/1", bench.now)
     bench.wait(minutes=20)
     assert shown(bench.plan()) == (Phase.DISK, Cause.SPENT)
 
@@ -318,7 +318,7 @@ def test_an_override_that_was_spent_without_evidence_waits_half_an_hour_and_then
 def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
     bench.decide(*fleet_of())
     plan = bench.plan()
-    bench.provisioning.spent(bench.servers["web01"], bench.now)
+    bench.provisioning.spent(bench.servers["web01"].decision, "provision/1", bench.now)
     bench.wait(minutes=5)
     meet(bench, plan)
     assert bench.record is not None and (bench.record.provision, bench.record.spent_at) == (1, None)
@@ -338,3 +338,13 @@ def test_a_pass_in_which_nothing_is_learnt_writes_nothing(bench: Bench, monkeypa
     monkeypatch.setattr(Ledger, "write_records", refuse)
     meet(bench, bench.plan())
     assert bench.provisioning.records is records
+
+
+def test_a_new_uuid_under_a_known_name_is_unknown(bench: Bench) -> None:
+    """A new motherboard, or a mended UUID: the machine may be installed, so it is not installed by itself."""
+    bench.decide(*fleet_of())
+    bench.plan()
+    replaced = [text.replace(uuid_of("web01"), uuid_of("another board")) for text in fleet_of()]
+    bench.decide(*replaced)
+    plan = bench.plan()
+    assert shown(plan) == (Phase.DISK, Cause.UNKNOWN)

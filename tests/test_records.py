@@ -123,9 +123,13 @@ def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, 
     assert records == by_word[expected], case
 
 
-def test_a_server_without_a_policy_gets_no_record_yet() -> None:
-    parked = (SEED[0], server("web01", "role: web", "lifecycle: Parked"), *SEED[2:])
-    assert first_records([decision("web01", *parked)], {}, adopt_all=True) == []
+@pytest.mark.parametrize(("provision", "adopt_all", "met"), [(0, False, True), (1, True, True), (1, False, False)])
+def test_a_parked_server_is_known_as_any_other(provision: int, adopt_all: bool, met: bool) -> None:
+    """Else it would count as seen for the first time when it is active again, and be installed once more."""
+    spec = f"lifecycle: Parked, provision: {provision}"
+    parked = (SEED[0], server("web01", "role: web", spec), *SEED[2:])
+    ((_, _, record),) = first_records([decision("web01", *parked)], {}, adopt_all=adopt_all)
+    assert (record.provision == provision) == met
 
 
 def test_a_server_that_boots_its_disk_is_adopted_without_an_image() -> None:

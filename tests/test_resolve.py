@@ -389,7 +389,7 @@ def test_r5_the_boot_that_met_the_key_stays_for_the_grace_of_a_fetch() -> None:
 
 
 def test_r5_an_override_spent_without_evidence_turns_to_the_disk_after_30_minutes() -> None:
-    record = Record(spent_at=NOON)
+    record = Record(spent_at=NOON, spent_key="provision/1")
     seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=ONCE))
     within = planned(NOON + timedelta(minutes=29), *seed, record=record)
     assert within is not None and within.boot is not None and within.override is None
@@ -778,3 +778,19 @@ def test_a_fault_of_a_template_that_two_profiles_use_is_told_once() -> None:
         decided(*documents, files={"t.j2": "{{ nothing }}"})
     (problem,) = raised.value.problems
     assert "db01, web01" in problem.message
+
+
+def test_r5_what_was_spent_for_one_number_holds_back_no_other() -> None:
+    record = Record(spent_at=NOON, spent_key="provision/1")
+    seed = (SEED[0], server("web01", "role: web", "provision: 2"), *SEED[2:-1], policy("web", often=ONCE))
+    found = planned(NOON + timedelta(hours=1), *seed, record=record)
+    assert found is not None and found.override is not None
+    assert (found.phase, found.override.reason) == (Phase.NETWORK, "provision/2")
+
+
+def test_an_image_that_is_wanted_again_is_another_key() -> None:
+    seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=CHANGE))
+    first = planned(NOON, *seed, record=NOT_MET)
+    again = planned(NOON, *seed, record=Record(provision=1, image="flatcar-0", met_at=NOON))
+    assert first is not None and again is not None
+    assert (first.key, again.key) == ("provision/1/flatcar-1", "provision/1/flatcar-1/after/2026-11-20T12:00:00Z")

@@ -57,6 +57,7 @@ class Job:
     wanted: Wanted | None
     records: tuple[Armed, ...]
     dry_run: bool = False  # say what would be written, and write nothing
+    only_read: bool = False  # a fetch is to be judged by what stands now: nothing is set before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +101,8 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[Armed], None], clock: Calla
         for _ in range(_MOST_STEPS):
             seen = bmc.observe()
             step = next_step(wanted=job.wanted, observed=seen, records=records.values(), at=clock())
+            if job.only_read and isinstance(step, Set | Withdraw):
+                return done(Outcome.UNCHANGED, "only read, to judge a fetch")
             if job.dry_run and isinstance(step, Set | Withdraw):
                 override = step.record.override if isinstance(step, Set) else OFF
                 return done(Outcome.UNCHANGED, f"would PATCH {seen.settings}: {json.dumps(boot_patch(override, seen))}")

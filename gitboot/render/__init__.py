@@ -40,4 +40,7 @@ def shared_files(decisions: Decisions) -> dict[str, File]:
         files.update(ipxe.shared(decisions))
     if Output.GRUB in decisions.outputs:
         files.update(grub.shared(decisions))
+    for boot in (decisions.unknown or {}).values():
+        if boot.user_data is not None:
+            files |= dict(userdata.immutable(boot.user_data))
     return files

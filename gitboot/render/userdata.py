@@ -22,15 +22,16 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if plan is None:
         return
     if plan.boot is not None and plan.boot.user_data is not None:
-        yield from _immutable(plan.boot.user_data)
+        yield from immutable(plan.boot.user_data)
     if plan.ignition is not None:
-        yield from _immutable(plan.ignition)
+        yield from immutable(plan.ignition)
         document = File("".join(plan.ignition.files.values()).encode(), ContentType.IGNITION)
         for uuid in sorted({plan.uuid, swapped(plan.uuid)}):
             yield f"boot/ignition/{uuid}", document
 
 
-def _immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
+def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
+    """User data's own files, below their digest."""
     content_type = _CONTENT_TYPES.get(family(user_data.format), ContentType.TEXT)
     for name, text in user_data.files.items():
         yield f"boot/{user_data.folder}/{name}", File(text.encode(), content_type)

@@ -173,6 +173,7 @@ class _Deciding:
             lifecycle=server.spec.lifecycle,
             restrict=self._repository.fleet.spec.serving.restrict,
             base_url=site.base_url if site else self._repository.fleet.spec.base_url,
+            provision=server.spec.provision,
             policy=policy,
             maintenances=maintenances,
         )
@@ -246,13 +247,13 @@ class _Deciding:
         except Unbootable as error:
             self._find_unbootable(server.metadata.name, error)
             return None
-        self._check_leaks(server, boot, source.profile_id)
+        self._check_leaks(server.metadata.name, boot, source.profile_id)
         return boot
 
-    def _check_leaks(self, server: Server, boot: Boot, profile: Id) -> None:
+    def _check_leaks(self, server: str, boot: Boot, profile: Id) -> None:
         for leak in leaks(boot):
             self._find(
-                server.metadata.name,
+                server,
                 Code.SECRET,
                 f"what looks like {leak.what} would be published: {leak.where}",
                 Code.SECRET.hint,
@@ -376,10 +377,13 @@ class _Deciding:
                 base_url=fleet.spec.base_url,
                 phase=Phase.NETWORK,
             )
+            machines = f"unknown {architecture} machines"
             try:
                 boots[architecture] = self._composer.compose(source)
             except Unbootable as error:
-                self._find_unbootable(f"unknown {architecture} machines", error)
+                self._find_unbootable(machines, error)
+            else:
+                self._check_leaks(machines, boots[architecture], source.profile_id)
         return boots
 
 

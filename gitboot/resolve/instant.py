@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
+from gitboot.model.scalars import format_instant
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
     FETCH_GRACE,
@@ -143,22 +144,28 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, _ignition(boot), override)
     if record is None:
         return _disk(policy, Cause.UNKNOWN)
-    key = provision_reason(policy)
+    key = provision_reason(policy, record)
     to_be_made = _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), None, key)
     if is_met(policy, record):
         if record.grace_until is not None and at < record.grace_until and record.image == boot.image:
             return to_be_made
         asks_still = record.met_at is not None and at < record.met_at + IGNITION_GRACE
         return _disk(policy, Cause.MET, _ignition(boot) if asks_still else None)
-    if record.spent_at is not None:
+    if record.spent_at is not None and record.spent_key == key:
         return _disk(policy, Cause.SPENT) if at >= record.spent_at + SPENT_GRACE else to_be_made
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
 
 
-def provision_reason(policy: PolicyDecision) -> str:
-    """The provision key that a policy wants, as the reason of an override."""
-    image = f"/{policy.boot.image}" if policy.boot and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE else ""
-    return f"provision/{policy.provision}{image}"
+def provision_reason(policy: PolicyDecision, record: Record) -> str:
+    """The provision key that a policy wants, as the reason of an override; each attempt has its own.
+
+    Under OnImageChange an image may be wanted again that was provisioned before another: what was armed for
+    it then says nothing of now, so the instant of the last provisioning is part of the key.
+    """
+    if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
+        return f"provision/{policy.provision}"
+    since = f"/after/{format_instant(record.met_at)}" if record.met_at is not None else ""
+    return f"provision/{policy.provision}/{policy.boot.image}{since}"
 
 
 def _disk(policy: PolicyDecision, cause: Cause, ignition: UserDataFiles | None = None) -> _State:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gitboot.codes import Code
 from gitboot.errors import Problem, Severity
 from gitboot.load import FleetRepository, Id
-from gitboot.model.fleet import Evidence, Guards, Output
+from gitboot.model.fleet import Evidence, Guards, Output, UnknownProfile
 from gitboot.model.policy import MaintenancePower, Method, PolicyPower
 
 
@@ -28,6 +28,11 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
         yield repository.problem(
             Code.NOT_YET, message, key, "spec", "guards", mend="review with care", severity=Severity.WARNING
         )
+    if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
+        templates = repository.profiles[unknown.profile].spec.templates
+        if templates.ipxe or templates.grub:
+            what = "entries of one's own for machines that no document describes"
+            yield _later(repository, what, key, "spec", "unknownServers", "profile")
     for name, profile in repository.profiles.items():
         if profile.spec.method is Method.VIRTUAL_MEDIA:
             yield _later(repository, "method VirtualMedia", Id("BootProfile", name), "spec", "method")
