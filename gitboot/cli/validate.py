@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
     from gitboot.resolve.optouts import overdue
     from gitboot.source import open_snapshot
 
+    gc.disable()  # a fleet is loaded once and all of it kept: collecting would only look at it again and again
     problems: tuple[Problem, ...]
     summary = ""
     try:
