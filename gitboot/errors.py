@@ -15,7 +15,9 @@
         ├── LockedByAnother         another instance holds this directory
         ├── PublishError            the tree cannot be written
         │   └── ForeignTree         it belongs to another ledger
-        ├── LedgerError             the ledger is damaged or of another version
+        ├── AssetError              a loader cannot be built or placed
+        ├── LedgerError             the ledger cannot be read or written, or is of another version
+        │   └── DamagedLedger       it does not hold together
         └── BmcRejected             the BMC answered no: credentials, an unsupported setting
 
 Anything else is a bug of gitboot's own and ends in its traceback.
@@ -122,8 +124,16 @@ class ForeignTree(PublishError):
     """The tree of files belongs to another ledger."""
 
 
+class AssetError(OperatorError):
+    """A loader cannot be built, or not be placed where machines fetch it."""
+
+
 class LedgerError(OperatorError):
     """The ledger is damaged, or was written by another version."""
+
+
+class DamagedLedger(LedgerError):
+    """The ledger does not hold together: what it knew has to come from elsewhere."""
 
 
 class BmcRejected(OperatorError):

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 
+from gitboot.machines import BmcAccess
+
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
 _CORRECTION_PERIOD = timedelta(hours=1)
 
@@ -104,6 +106,7 @@ class Observed:
     marks: Marks = Marks()
     power: str | None = None  # PowerState
     in_post: bool = False
+    runs_os: bool = False  # BootProgress.LastState is OSRunning
     allowable_targets: frozenset[str] = frozenset()  # empty: not shown
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # what it shows cannot be set
@@ -138,6 +141,7 @@ class Wanted:
     plan_digest: str
     override: Override
     rearm: bool = False  # a Once is armed anew after each reset that is proven to have consumed it
+    until: datetime | None = None  # from when on the plan may want something else
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +155,7 @@ class Armed:
     state: State
     at: datetime  # when it was last to be set or cleared
     corrections: tuple[datetime, ...] = ()  # when it had to be set anew, in the last hour
+    bmc: BmcAccess | None = None  # on which it was armed, in case no document names it any more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,6 +341,8 @@ def _arm(
     at: datetime,
     corrections: tuple[datetime, ...] = (),
 ) -> Step:
+    if wanted.until is not None and at >= wanted.until:
+        return Wait(why="what is wanted from now on is still to be planned")
     if _in_post(observed, at):
         return Wait(why="the machine is in POST")
     return Set(

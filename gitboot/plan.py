@@ -39,6 +39,11 @@ def digest(value: object) -> Digest:
     return Digest(sha256(canonical(value)).hexdigest())
 
 
+def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
+    """What an installer reports a server's provision number and image by."""
+    return sha256(f"{uuid}\0{provision}\0{image}".encode()).hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootFile:
     """A file that a machine fetches, under the URL that it is given."""
@@ -228,6 +233,7 @@ class Decision:
     provision: int  # the number wanted, whether a policy asks for it now or not
     policy: PolicyDecision | None
     maintenances: tuple[MaintenanceDecision, ...]  # in the order of their names
+    declared: int | None = None  # the number that Git says is provisioned; only where that is the evidence
     digest: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,6 +252,7 @@ class Decision:
             "provision": self.provision,
             "policy": self.policy.facts() if self.policy else None,
             "maintenances": [maintenance.facts() for maintenance in self.maintenances],
+            **({"declared": self.declared} if self.declared is not None else {}),
         }
 
 
@@ -258,7 +265,7 @@ class Record:
     pool: str | None = None
     decision: Digest | None = None
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Adopted
-    met_at: datetime | None = None
+    met_at: datetime | None = None  # or when somebody said that it is not met: evidence from before says nothing
     grace_until: datetime | None = None  # until when the boot that met the key is still served
     spent_at: datetime | None = None  # an override was spent, and no evidence has followed
     spent_key: str | None = None  # the key that it was armed for
@@ -284,6 +291,24 @@ class Cause(StrEnum):
     SPENT = "a boot override was spent without evidence of a boot; an operator has to look"
     NEVER = "the policy never boots from the network"
     DISK = "the policy boots the local disk"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """A boot that was published: what its being made would meet."""
+
+    plan: Digest
+    server: str
+    uuid: SystemUuid
+    decision: Digest
+    phase: Phase
+    key: str
+    policy: str | None
+    image: str
+    provision: int  # the number wanted
+    on_image_change: bool
+    maintenance: str | None  # whose run it is, in its phase
+    run: int | None
 
 
 class OverrideTarget(StrEnum):

@@ -3,140 +3,394 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
 
 from gitboot.answers import ServerState
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
-from gitboot.model.policy import NetworkBoot
+from gitboot.machines import Machine, taken_over
+from gitboot.model.fleet import Evidence
+from gitboot.model.image import ConfigFrom
+from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import FETCH_GRACE, BootPlan, Decision, Phase, Record
-from gitboot.records import first_records
+from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record
+from gitboot.records import adopted, first_records
 from gitboot.resolve import Decisions
 from gitboot.resolve.instant import is_met
 
+Told = str | Mapping[SystemUuid, Record]  # fresh, adopt, or exported records
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
-    """A boot that was published: what its being made would prove."""
+KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 
-    decision: Decision
-    plan: BootPlan
+_MENDS: Final = {
+    "NewLedger": "start with --records fresh (none is), adopt (all are), or a file of exported records",
+    "RestoredLedger": "start with --records adopt (all is as Git wants it) or with a newer file of exported records "
+    "(ops/records.json of the published tree)",
+    "ForeignLedger": "choose another --output, or start with --records adopt or ops/records.json of that tree",
+    "DamagedLedger": "start with --records adopt (all is as Git wants it) or ops/records.json of the published tree",
+}
 
 
 class Provisioning:
     """The records of all servers, as the ledger has them, and what meets their keys."""
 
-    def __init__(self, ledger: Ledger, journal: Journal, *, told: str | None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        told: Told | None,
+        foreign: bool = False,
+        observes: bool = True,
+    ) -> None:
         self._ledger, self._journal = ledger, journal
-        self._told = told  # fresh or adopt: what a ledger that was never told is told
-        self._records = ledger.records()
+        self._told = told  # what a ledger in doubt is told
+        self._foreign = foreign  # whether another ledger's tree lies where this one is to publish
+        self._observes = observes  # whether fetches reach this instance at all
+        self._records: Mapping[SystemUuid, Record] = ledger.records()
+        self._usable: Mapping[SystemUuid, Record] | None = None
         self._known: Decisions | None = None  # whose servers have their records
-        self._offers: dict[Digest, Offer] = {}  # by plan, of all that this process has published
+        self._machines: Mapping[SystemUuid, Machine] = {}  # of the accepted commit
+        self._offers: dict[Digest, Offer] = {}  # that this process has made
+        self._unwritten: dict[Digest, Offer] = {}  # of them, those that the ledger does not have yet
 
     @property
     def records(self) -> Mapping[SystemUuid, Record]:
-        """What is known, by UUID; a UUID that is missing is unknown. Another mapping whenever more is known."""
-        return self._records
+        """What is known, by UUID; a UUID that is missing is unknown. Another mapping whenever more is known.
 
-    def know(self, decisions: Decisions, at: datetime) -> None:
+        Nothing is known of a server whose boot this instance could not see being made: it would be installed
+        again and again.
+        """
+        if self._usable is None:
+            self._usable = self._provable()
+        return self._usable
+
+    def recorded(self, uuid: SystemUuid) -> Record | None:
+        """What the ledger has of a server, whether it is made use of or not."""
+        return self._records.get(uuid)
+
+    def reread(self) -> None:
+        """Take in what somebody else has written to the ledger."""
+        self._records, self._usable = self._ledger.records(), None
+
+    # Which servers there are
+
+    def know(self, decisions: Decisions, machines: Mapping[SystemUuid, Machine], at: datetime) -> None:
         """Give each server that the ledger sees for the first time its first record.
 
-        A new ledger cannot know whether servers with provision 1 or more are installed. Until it is told,
-        nothing is known of any server.
+        A ledger that is new, or older than what it was, or another's, cannot know what is installed. Until it is
+        told, nothing is known of any server.
         """
         if decisions is self._known:
             return
-        servers = decisions.servers.values()
-        if not self._ledger.told:
-            wanting = sum(decision.provision > 0 for decision in servers)
-            if self._told is None and wanting:
-                message = (
-                    f"{wanting} servers want provision 1 or more, and a new ledger cannot know whether they are "
-                    "installed: start with --records fresh (none is) or --records adopt (all are)"
-                )
-                if self._journal.condition("RecordsKnown", False, "NewLedger", message, at):
-                    self._journal.event(at, "RecordsUnknown", message, warning=True)
-                return
-            adopt_all = self._told != "fresh"
-            self._write(first_records(servers, self._records, adopt_all=adopt_all))
-            self._ledger.tell("adopt" if adopt_all else "fresh")
-        # A name that another record has: a new motherboard, or a mended UUID. Nothing is known of it.
-        names = self._ledger.names()
-        fresh = [decision for decision in servers if names.get(decision.server, decision.uuid) == decision.uuid]
-        self._write(first_records(fresh, self._records, adopt_all=False))
-        self._known = decisions
-        self._journal.condition("RecordsKnown", True, "Known", "the ledger knows every server", at)
+        if (doubt := self._doubt(decisions)) is not None and not self._tell(decisions, doubt, at):
+            if self._records:
+                self._records, self._usable = {}, None
+            return
+        seen = self._ledger.machines()
+        fresh = [decision for decision in decisions.servers.values() if decision.uuid not in seen]
+        others = taken_over(
+            [machines[decision.uuid] for decision in fresh], [seen[uuid] for uuid in self._records if uuid in seen]
+        )
+        self._write(
+            first_records(
+                [decision for decision in fresh if decision.uuid not in others], self._records, adopt_all=False
+            )
+        )
+        for uuid, (what, value, other) in others.items():
+            message = (
+                f"{machines[uuid].name} ({uuid}) has the {what} {value} of {other.name} ({other.uuid}): a new "
+                f"motherboard? Say what is on its disks with gitboot records set {machines[uuid].name}"
+            )
+            self._journal.event(at, "ServerUnknown", message, {"server": machines[uuid].name}, warning=True)
+        self._note_machines(machines, seen)
+        self._machines = machines
+        self._declare(decisions, at)
+        if self._known is None:
+            self._ledger.prune(at - KEPT)
+        self._known, self._usable = decisions, None
+        self._tell_unknown(decisions, at)
 
-    def offer(self, state: ServerState) -> None:
-        """Remember what was published for a server, now and next."""
-        for plan in (state.plan, *(plan for _, plan in state.later)):
-            if plan is not None and plan.boot is not None:
-                self._offers[plan.digest] = Offer(decision=state.decision, plan=plan)
+    def _doubt(self, decisions: Decisions) -> str | None:
+        """Why the ledger is not believed, if it is not."""
+        if self._ledger.doubt is not None:
+            return self._ledger.doubt
+        if self._foreign:
+            return "ForeignLedger"
+        if self._ledger.told:
+            return None
+        wanting = any(decision.provision > 0 for decision in decisions.servers.values())
+        if self._told is None and not wanting:
+            return None  # nothing would be installed, whatever it is told
+        return "NewLedger"
+
+    def _tell(self, decisions: Decisions, doubt: str, at: datetime) -> bool:
+        """Tell the ledger what its instance was told; say whether that answers the doubt."""
+        told = self._told
+        if told is None or (told == "fresh" and doubt != "NewLedger"):
+            wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
+            message = f"{_doubted(doubt, wanting)}: {_MENDS.get(doubt, _MENDS['NewLedger'])}"
+            if self._journal.condition("RecordsKnown", False, doubt, message, at):
+                self._journal.event(at, "RecordsUnknown", message, warning=True)
+            return False
+        if doubt != "NewLedger":
+            self._ledger.forget_records()
+        self._records, self._usable = {}, None
+        servers = decisions.servers.values()
+        if told == "adopt":
+            self._write([(each.uuid, each.server, adopted(each, at)) for each in servers])
+        elif not isinstance(told, str):
+            self._write([(each.uuid, each.server, told[each.uuid]) for each in servers if each.uuid in told])
+            self._note_machines(self._unmarked(decisions), {})  # who is not in the file stays unknown
+        self._ledger.tell(told if isinstance(told, str) else "records")
+        self._foreign = False
+        if doubt != "NewLedger":
+            what = told if isinstance(told, str) else "a file of exported records"
+            self._journal.event(at, "RecordsTold", f"{doubt}: the ledger was told {what}")
+        return True
+
+    def _unmarked(self, decisions: Decisions) -> dict[SystemUuid, Machine]:
+        return {
+            each.uuid: Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
+            for each in decisions.servers.values()
+        }
+
+    def _note_machines(self, machines: Mapping[SystemUuid, Machine], seen: Mapping[SystemUuid, Machine]) -> None:
+        standing = set(self._ledger.standing().values())
+        changed = [each for uuid, each in machines.items() if seen.get(uuid) != each or uuid not in standing]
+        gone = sorted(standing - machines.keys())
+        if changed or gone:
+            self._ledger.write_machines(changed, gone=gone)
+
+    def _tell_unknown(self, decisions: Decisions, at: datetime) -> None:
+        """Say of how many servers nothing is known, and why."""
+        if not self._ledger.told:
+            self._ledger.tell("adopt")
+        unknown = [name for name, each in decisions.servers.items() if each.uuid not in self._records]
+        if unknown:
+            message = (
+                f"not known whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
+                "installed there; say it with gitboot records set"
+            )
+            self._journal.condition("RecordsKnown", False, "UnknownServers", message, at)
+        else:
+            self._journal.condition("RecordsKnown", True, "Known", "the ledger knows every server", at)
+        unseen = [name for name, each in decisions.servers.items() if self._goes_unseen(each)]
+        if unseen:
+            message = (
+                f"nothing that reaches this instance could prove that {_some(unseen)} booted (evidence "
+                f"{decisions.evidence}): start with --listen or --spool, or give them a BMC; until then nothing is "
+                "installed there"
+            )
+            self._journal.condition("Evidence", False, "NoEvidence", message, at)
+        else:
+            self._journal.condition("Evidence", True, "Evident", "every boot that is made once can be proven", at)
+
+    # What this instance could not see
+
+    def _provable(self) -> Mapping[SystemUuid, Record]:
+        if self._known is None:
+            return self._records
+        unseen = {each.uuid for each in self._known.servers.values() if self._goes_unseen(each)}
+        return (
+            {uuid: record for uuid, record in self._records.items() if uuid not in unseen}
+            if unseen
+            else (self._records)
+        )
+
+    def _goes_unseen(self, decision: Decision) -> bool:
+        """Whether a boot that is still to be made once could be made without this instance noticing."""
+        record = self._records.get(decision.uuid)
+        if self._known is None or record is None:
+            return False
+        policy = decision.policy
+        wants = (
+            policy is not None
+            and policy.boot is not None
+            and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+            and not is_met(policy, record)
+        )
+        if wants and policy is not None and policy.boot is not None:
+            evidence = self._known.evidence
+            if not self._sees(decision, policy.boot, policy.override, evidence):
+                return True
+        return any(
+            each.boot is not None
+            and each.network_boot is NetworkBoot.ONCE
+            and record.runs.get(each.name, (-1, None))[0] < each.run
+            and not self._sees(decision, each.boot, each.override, Evidence.FETCHED)
+            for each in decision.maintenances
+        )
+
+    def _sees(self, decision: Decision, boot: Boot, override: OverrideMode, evidence: Evidence) -> bool:
+        machine = self._machines.get(decision.uuid)
+        has_bmc = machine is not None and machine.bmc is not None
+        match evidence:
+            case Evidence.DECLARED:
+                return True
+            case Evidence.PROGRESS:
+                return has_bmc
+            case Evidence.FETCHED if has_bmc and not fetches(boot) and override is not OverrideMode.NONE:
+                return True  # its override is seen being consumed
+        return self._observes
+
+    # What was published
+
+    def offer(self, states: Iterable[ServerState], at: datetime) -> None:
+        """Remember what is about to be published, now and next; on disk before a machine can fetch it."""
+        found = {offer.plan: offer for state in states for offer in _offers(state) if offer.plan not in self._offers}
+        self._offers |= found
+        self._unwritten |= found
+        if self._unwritten:
+            self._ledger.offer(self._unwritten.values(), at)
+            self._unwritten.clear()
+
+    @property
+    def offers(self) -> Mapping[Digest, Offer]:
+        """What this process has offered, by plan."""
+        return self._offers
 
     def offered(self, digest: Digest) -> Offer | None:
-        """The published boot of a plan."""
-        return self._offers.get(digest)
+        """The published boot of a plan, if its being made once would meet something."""
+        return self._offers.get(digest) or self._ledger.offered(digest)
+
+    # What meets a key
 
     def meet(self, offer: Offer, made_at: datetime, evidence: str, at: datetime) -> None:
         """Record that a boot was made at ``made_at``, if it is one that is made only once. Twice is as once."""
-        decision, plan = offer.decision, offer.plan
-        record = self._records.get(decision.uuid)
-        if record is None or plan.boot is None:
+        record = self._records.get(offer.uuid)
+        if record is None:
             return
-        if plan.phase is Phase.MAINTENANCE:
-            met, what = self._run_made(offer, record, made_at)
+        if offer.phase is Phase.MAINTENANCE:
+            met, what = _run_made(offer, record, made_at)
         else:
-            met, what = self._key_met(offer, record, made_at, evidence)
+            met, what = _key_met(offer, record, made_at, evidence)
         if met is record:
             return
-        self._write([(decision.uuid, decision.server, met)])
+        self._write([(offer.uuid, offer.server, met)])
         self._journal.event(
             at,
-            "Provisioned" if plan.phase is Phase.NETWORK else "MaintenanceBooted",
-            f"{decision.server}: {what} ({evidence})",
-            {"server": decision.server, "evidence": evidence, "image": plan.boot.image, "plan": plan.digest},
+            "MaintenanceBooted" if offer.phase is Phase.MAINTENANCE else "Provisioned",
+            f"{offer.server}: {what} ({evidence})",
+            {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan},
         )
 
-    def spent(self, decision: Decision, key: str, at: datetime) -> None:
+    def spent(self, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
         """Record that the override for a key was consumed, and that no evidence has followed yet."""
-        record = self._records.get(decision.uuid)
+        record = self._records.get(uuid)
         if record is not None and record.spent_key != key:
-            self._write([(decision.uuid, decision.server, replace(record, spent_at=at, spent_key=key))])
+            self._write([(uuid, server, replace(record, spent_at=at, spent_key=key))])
 
-    @staticmethod
-    def _run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
-        maintenance = next(each for each in offer.decision.maintenances if each.name == offer.plan.maintenance)
-        made, _ = record.runs.get(maintenance.name, (-1, made_at))
-        if maintenance.network_boot is not NetworkBoot.ONCE or made >= maintenance.run:
-            return record, ""
-        runs = {**record.runs, maintenance.name: (maintenance.run, made_at)}
-        return replace(record, runs=runs), f"run {maintenance.run} of Maintenance/{maintenance.name} was booted"
+    def set(self, uuid: SystemUuid, server: str, record: Record) -> None:
+        """Replace what is known of a server, as an operator says."""
+        self._write([(uuid, server, record)])
 
-    @staticmethod
-    def _key_met(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-        policy, boot = offer.decision.policy, offer.plan.boot
-        if policy is None or boot is None or policy.network_boot not in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE):
-            return record, ""
-        if is_met(policy, record):
-            return record, ""
-        met = replace(
-            record,
-            provision=max(policy.provision, record.provision or 0),
-            image=boot.image,
-            pool=policy.policy,
-            decision=offer.decision.digest,
-            evidence=evidence,
-            met_at=made_at,
-            grace_until=made_at + FETCH_GRACE if evidence == "Fetched" else None,
-            spent_at=None,
-            spent_key=None,
-        )
-        return met, f"provision {policy.provision} is met with BootImage/{boot.image}"
+    def _declare(self, decisions: Decisions, at: datetime) -> None:
+        """Take Git's word, where that is the evidence; each number is taken once."""
+        if decisions.evidence is not Evidence.DECLARED:
+            return
+        for decision in decisions.servers.values():
+            record, declared = self._records.get(decision.uuid), decision.declared
+            if declared is None or declared < decision.provision:
+                continue
+            if record is not None and record.provision is not None and record.provision >= declared:
+                continue
+            declared_now = replace(adopted(decision), provision=declared, evidence="Declared", met_at=at)
+            self._write([(decision.uuid, decision.server, replace(declared_now, runs=record.runs if record else {}))])
+            message = f"{decision.server}: provision {declared} is met (Declared)"
+            self._journal.event(at, "Provisioned", message, {"server": decision.server, "evidence": "Declared"})
 
     def _write(self, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
         written = list(records)
         if written:
             self._ledger.write_records(written)
             self._records = {**self._records, **{uuid: record for uuid, _, record in written}}
+            self._usable = None
+
+
+def fetches(boot: Boot) -> bool:
+    """Whether a machine that boots this asks for something by which it can be told from others."""
+    return not boot.direct or boot.config_from is ConfigFrom.SYSTEM_UUID
+
+
+def _offers(state: ServerState) -> Iterable[Offer]:
+    for plan in (state.plan, *(plan for _, plan in state.later)):
+        if plan is not None and plan.key is not None and (offer := offer_of(state.decision, plan)) is not None:
+            yield offer
+
+
+def offer_of(decision: Decision, plan: BootPlan) -> Offer | None:
+    """What the boot of a plan would meet by being made; None where it is made as often as it is asked for.
+
+    A plan that waits for an operator boots the disk, and can still be reported: its boot is the policy's.
+    """
+    policy = decision.policy
+    boot = policy.boot if policy is not None and plan.cause is Cause.SPENT else plan.boot
+    if plan.key is None or boot is None:
+        return None
+    run = next((each.run for each in decision.maintenances if each.name == plan.maintenance), None)
+    return Offer(
+        plan=plan.digest,
+        server=decision.server,
+        uuid=decision.uuid,
+        decision=decision.digest,
+        phase=plan.phase,
+        key=plan.key,
+        policy=policy.policy if policy is not None else None,
+        image=boot.image,
+        provision=decision.provision,
+        on_image_change=policy is not None and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
+        maintenance=plan.maintenance,
+        run=run,
+    )
+
+
+def _run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
+    if offer.maintenance is None or offer.run is None:
+        return record, ""
+    made, _ = record.runs.get(offer.maintenance, (-1, made_at))
+    if made >= offer.run:
+        return record, ""
+    runs = {**record.runs, offer.maintenance: (offer.run, made_at)}
+    return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
+
+
+def _key_met(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
+    if record.met_at is not None and made_at < record.met_at:
+        return record, ""  # news of a boot before the last
+    reached = record.provision is not None and record.provision >= offer.provision
+    if reached and (not offer.on_image_change or record.image == offer.image):
+        return record, ""
+    met = replace(
+        record,
+        provision=max(offer.provision, record.provision or 0),
+        image=offer.image,
+        pool=offer.policy,
+        decision=offer.decision,
+        evidence=evidence,
+        met_at=made_at,
+        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" else None,
+        spent_at=None,
+        spent_key=None,
+    )
+    return met, f"provision {offer.provision} is met with BootImage/{offer.image}"
+
+
+def _doubted(doubt: str, wanting: int) -> str:
+    """What is wrong with the ledger, and what is not known because of it."""
+    match doubt:
+        case "RestoredLedger":
+            return "this ledger is an older copy: what was installed since it was made is not known"
+        case "ForeignLedger":
+            return "this ledger is not the one that published this tree: what is installed there is not known"
+        case "DamagedLedger":
+            return "the ledger was damaged, and a new one cannot know what is installed"
+    servers = "1 server wants" if wanting == 1 else f"{wanting} servers want"
+    return f"{servers} provision 1 or more, and a new ledger cannot know whether that is installed"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -18,18 +18,21 @@ from gitboot.errors import (
     SourceError,
     TryAgain,
 )
+from gitboot.evidence import Evidence
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.load import BlobId, FleetRepository, ParseCache, Revision, Snapshot, load
+from gitboot.machines import Machine, machines
 from gitboot.model.scalars import SystemUuid
-from gitboot.overriding import Overriding
-from gitboot.plan import Record
+from gitboot.orders import Orders
+from gitboot.overriding import Fleetwide, Overriding
+from gitboot.plan import Cause, Record
 from gitboot.provisioning import Provisioning
 from gitboot.publish.directory import Published
 from gitboot.records import exported
 from gitboot.render import shared_files
 from gitboot.render.tree import ContentType, File, Files
-from gitboot.report import Answers, Status
+from gitboot.report import Answers, EntryOf, Status
 from gitboot.resolve import Decisions, decide
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.source import Source
@@ -53,6 +56,9 @@ class Target(Protocol):
     def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
         """Bring the target to hold exactly ``files``."""
 
+    def dated(self, path: str, at: datetime) -> int:
+        """What a new version of ``path`` will be dated, in seconds since 1970, when it is published ``at``."""
+
 
 class Reconciler:
     """One instance: what it has accepted, planned and published; `reconcile` is one pass over it.
@@ -68,7 +74,9 @@ class Reconciler:
         target: Target,
         ledger: Ledger,
         provisioning: Provisioning,
+        evidence: Evidence,
         overriding: Overriding,
+        orders: Orders,
         journal: Journal,
         parsed: ParseCache,
         keep_parsed: Callable[[ParseCache], None],
@@ -78,10 +86,12 @@ class Reconciler:
         self._allow_rewind = allow_rewind
         self._source, self._target, self._ledger = source, target, ledger
         self._provisioning, self._overriding, self._journal = provisioning, overriding, journal
+        self._evidence, self._orders = evidence, orders
         self.answers: Answers | None = None  # what the endpoint answers from; replaced as a whole
         self.status = Status()
         self._snapshot: Snapshot | None = None
         self._repository: FleetRepository | None = None
+        self._machines: Mapping[SystemUuid, Machine] = {}
         self._decisions: Decisions | None = None
         self._attempted: Revision | None = None
         self._problems: tuple[Problem, ...] = ()  # of the attempted commit
@@ -104,9 +114,10 @@ class Reconciler:
             self._bring_up_to_date(at)
         if self._repository is not None:
             # Armed is only what was published: a machine that resets at once finds its files.
-            self._overriding.ask(self._repository, self._servers, at, may_arm=self._stands)
+            fleet = Fleetwide(self._repository, self._machines, self._servers)
+            self._overriding.ask(fleet, at, may_arm=self._stands)
             if wait:
-                self._overriding.collect(self._repository, self._servers, at, wait=True)
+                self._overriding.collect(fleet, at, wait=True)
             self._check_opt_outs(self._repository, at)
         self._journal.condition("LedgerWritable", True, "Writable", "the last pass ended", at)
         return self._report()
@@ -116,10 +127,11 @@ class Reconciler:
         if self._repository is None or self._decisions is None:
             return
         if self._planned is None:
-            self._provisioning.know(self._decisions, at)
+            self._provisioning.know(self._decisions, self._machines, at)
             self._plan(self._decisions, at)
-        self._overriding.collect(self._repository, self._servers, at)
-        self._provisioning.know(self._decisions, at)
+        self._overriding.collect(Fleetwide(self._repository, self._machines, self._servers), at)
+        self._provisioning.know(self._decisions, self._machines, at)
+        self._orders.carry_out(at)
 
     def _bring_up_to_date(self, at: datetime) -> None:
         if self._repository is None or self._decisions is None:
@@ -213,7 +225,7 @@ class Reconciler:
         self._ledger.accept(revision)
         self._source.accept(revision)
         self._attempted, self._problems = revision, decisions.warnings
-        self._decisions = decisions
+        self._decisions, self._machines = decisions, machines(repository)
         # Whatever can read the clone holds its packs open, and libgit2 to them after `restore` has replaced them.
         self._snapshot, self._repository = replace(snapshot, read=_closed), replace(repository, read=_closed)
         before = self._parsed
@@ -246,7 +258,6 @@ class Reconciler:
             state, record = before.get(name), records.get(decision.uuid)
             if state is None or not state.holds(decision, record, at):
                 state = server_state(decisions, decision, record, at)
-                self._provisioning.offer(state)
             self._servers[name] = state
         transitions = (state.transition for state in self._servers.values() if state.transition is not None)
         self._planned = _Planned(decisions, records, min(transitions, default=None))
@@ -254,6 +265,20 @@ class Reconciler:
             state is before[name] for name, state in self._servers.items()
         )
         self._stands = self._stands and same and self._applied == decisions.revision
+        spent = [name for name, state in self._servers.items() if state.plan and state.plan.cause is Cause.SPENT]
+        self._note_spent(spent, at)
+
+    def _note_spent(self, servers: list[str], at: datetime) -> None:
+        """Say of which servers only a person can tell whether they were installed."""
+        if servers:
+            message = (
+                f"an override was spent, and no evidence followed within 30 minutes: {', '.join(servers[:5])}"
+                f"{f' and {len(servers) - 5} more' if len(servers) > 5 else ''}; look at them, then gitboot records set"
+            )
+            if self._journal.condition("BootsProven", False, "NeedsOperator", message, at):
+                self._journal.event(at, "NeedsOperator", message, {"servers": servers}, warning=True)
+        else:
+            self._journal.condition("BootsProven", True, "Proven", "no spent override waits for evidence", at)
 
     # publish
 
@@ -267,14 +292,18 @@ class Reconciler:
         files = {path: file for state in states for path, file in state.files.items()}
         files |= shared_files(decisions)
         files["ops/records.json"] = File(exported(known), ContentType.JSON)
+        entries = {path: each for state in states for path, each in state.entries.items()}
+        unnoted = self._note_offers(entries, at)
         self.answers = Answers(
             files=files,
             turns={path: each for state in states for path, each in state.turns.items()},
-            entries={path: each for state in states for path, each in state.entries.items()},
+            entries=entries,
             servers={name: state.summary for name, state in self._servers.items()},
             addresses=_addresses(repository),
         )
         self._planned_at = at
+        if unnoted is not None:
+            raise unnoted
         try:
             published = self._target.publish(files, commit=decisions.revision, at=at)
         except PublishError as error:
@@ -291,6 +320,21 @@ class Reconciler:
             }
             message = ", ".join(f"{count} {what}" for what, count in counts.items())
             self._journal.event(at, "Published", message, {"commit": decisions.revision, **counts})
+
+    def _note_offers(self, entries: Mapping[str, EntryOf], at: datetime) -> LedgerError | None:
+        """Note what is about to be offered, before a machine can fetch it.
+
+        Where that fails the endpoint answers all the same, and what it is asked counts for as long as this
+        process lives; but no file is published whose fetches could not be told from others after a restart.
+        """
+        offers = self._provisioning.offers
+        try:
+            self._provisioning.offer(self._servers.values(), at)
+            plans = {path: entry.digest for path, entry in entries.items() if entry.digest in offers}
+            self._evidence.expect(plans, lambda path: self._target.dated(path, at))
+        except LedgerError as error:
+            return error
+        return None
 
     # report
 

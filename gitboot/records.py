@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -24,28 +23,46 @@ def first_records(
     reinstalled by taking over a running fleet), and is not met when it is 1 or more; with ``adopt_all``
     all are adopted.
     """
-    records = []
-    for decision in decisions:
-        if decision.uuid in known:
-            continue
-        record = Record()
-        if adopt_all or decision.provision == 0:
-            policy = decision.policy
-            record = replace(
-                record,
-                provision=decision.provision,
-                image=policy.boot.image if policy and policy.boot else None,
-                pool=policy.policy if policy else None,
-                decision=decision.digest,
-                evidence="Adopted",
-            )
-        records.append((decision.uuid, decision.server, record))
-    return records
+    return [
+        (decision.uuid, decision.server, adopted(decision) if adopt_all or decision.provision == 0 else Record())
+        for decision in decisions
+        if decision.uuid not in known
+    ]
+
+
+def adopted(decision: Decision, at: datetime | None = None) -> Record:
+    """The record of a server that is as its decision wants it.
+
+    With an instant, the runs of maintenances that had begun by then count as made.
+    """
+    policy = decision.policy
+    begun = [each for each in decision.maintenances if at is not None and (each.start is None or each.start <= at)]
+    return Record(
+        provision=decision.provision,
+        image=policy.boot.image if policy and policy.boot else None,
+        pool=policy.policy if policy else None,
+        decision=decision.digest,
+        evidence="Adopted",
+        runs={each.name: (each.run, at) for each in begun if at is not None},
+    )
+
+
+def ahead(published: Mapping[SystemUuid, Record], known: Mapping[SystemUuid, Record]) -> list[SystemUuid]:
+    """The servers of which a published tree knew more than a ledger: that one is an older copy."""
+    return sorted(uuid for uuid, record in published.items() if _progress(record) > _progress(known.get(uuid)))
+
+
+def _progress(record: Record | None) -> tuple[bool, datetime, datetime]:
+    """What only ever grows in a server's record."""
+    beginning = datetime.min.replace(tzinfo=UTC)
+    if record is None:
+        return (False, beginning, beginning)
+    return (True, record.met_at or beginning, max((at for _, at in record.runs.values()), default=beginning))
 
 
 def exported(records: Mapping[SystemUuid, Record]) -> bytes:
     """Records as ``ops/records.json`` has them, and as ``--records FILE`` reads them."""
-    items = [{"uuid": uuid, **_facts(record)} for uuid, record in sorted(records.items())]
+    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
     return canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
 
@@ -53,7 +70,7 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
     """Exported records; raise `UsageError` naming ``path`` where they are something else."""
     try:
         items = json.loads(data)["items"]
-        return {parse_uuid(item["uuid"]): _record(item) for item in items}
+        return {parse_uuid(item["uuid"]): record_of(item) for item in items}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
         raise UsageError(
@@ -61,7 +78,9 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
         ) from None
 
 
-def _facts(record: Record) -> dict[str, Any]:
+def record_facts(record: Record) -> dict[str, Any]:
+    """A record as JSON values."""
+
     def instant(at: datetime | None) -> str | None:
         return format_instant(at) if at else None
 
@@ -79,7 +98,9 @@ def _facts(record: Record) -> dict[str, Any]:
     }
 
 
-def _record(item: Mapping[str, Any]) -> Record:
+def record_of(item: Mapping[str, Any]) -> Record:
+    """The record that JSON values tell; raises ValueError, TypeError or KeyError where they do not."""
+
     def optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None
 

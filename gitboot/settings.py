@@ -20,11 +20,14 @@ class Settings:
     output: Path
     state: Path
     listen: str | None  # HOST:PORT; None: nothing is served
-    records: str | None  # fresh or adopt: what a ledger that was never told is told
+    records: str | None  # fresh, adopt, or a file of exported records: what a ledger in doubt is told
     credentials: Path | None  # of BMCs: a directory with NAME/username and NAME/password
     assets: Path | None  # what is served under /assets/
     spool: Path | None  # where endpoints leave what was fetched from them
     poll_s: float
+    bmc_parallel: int  # how many BMCs are asked at a time
+    bmc_per_site: int  # of one site
+    bmc_failures: int  # in a row, until nothing more is armed for a while
     allow_rewind: bool
     once: bool
     dry_run: bool

@@ -6,13 +6,17 @@ from datetime import timedelta
 from pathlib import Path
 
 from gitboot.answers import ServerState, server_state
-from gitboot.bmc.apply import Fleet
+from gitboot.bmc.fleet import Fleet
+from gitboot.evidence import Evidence
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.load import FleetRepository
-from gitboot.overriding import Overriding
+from gitboot.machines import Machine, machines
+from gitboot.model.scalars import SystemUuid
+from gitboot.orders import Orders
+from gitboot.overriding import Fleetwide, Overriding
 from gitboot.plan import BootPlan, Record
-from gitboot.provisioning import Provisioning
+from gitboot.provisioning import Provisioning, Told
 from gitboot.report import Event, Observation
 from gitboot.resolve import Decisions, decide
 from tests.fleets import at, repository
@@ -23,17 +27,35 @@ NOON = at("20T12:00")
 class Bench:
     """A ledger, what is built on it, and the passes that a test asks for, without Git and without files."""
 
-    def __init__(self, folder: Path, *, told: str | None = "fresh", credentials: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        told: Told | None = "fresh",
+        credentials: Path | None = None,
+        observes: bool = True,
+        most_failures: int = 20,
+    ) -> None:
         self.now = NOON
         self.events: list[Event] = []
         self.ledger = Ledger.open(folder / "ledger.sqlite")
-        self.ledger._connection.execute("PRAGMA synchronous = OFF")  # no power cut is tested with it
+        self.ledger._store._connection.execute("PRAGMA synchronous = OFF")  # no power cut is tested with it
         self.journal = Journal(self.ledger, self.events.append)
-        self.provisioning = Provisioning(self.ledger, self.journal, told=told)
+        self.provisioning = Provisioning(self.ledger, self.journal, told=told, observes=observes)
+        self.evidence = Evidence(self.ledger, self.provisioning, self.journal)
         self.bmcs = Fleet(credentials=credentials, write=self.ledger.write_armed, clock=lambda: self.now)
-        self.overriding = Overriding(self.bmcs, self.ledger, self.provisioning, self.journal)
+        self.overriding = Overriding(
+            self.bmcs,
+            self.ledger,
+            self.evidence,
+            self.journal,
+            most_failures=most_failures,
+            jitter=lambda: 1,
+        )
+        self.orders = Orders(self.ledger, self.provisioning, self.overriding, self.journal)
         self.servers: dict[str, ServerState] = {}
         self.repository: FleetRepository
+        self.machines: dict[SystemUuid, Machine] = {}
         self.decisions: Decisions
 
     def close(self) -> None:
@@ -49,7 +71,11 @@ class Bench:
     def decide(self, *documents: str) -> None:
         """Accept a commit with these documents."""
         self.repository = repository(*documents)
-        self.decisions = decide(self.repository)
+        self.decisions, self.machines = decide(self.repository), machines(self.repository)
+
+    @property
+    def fleet(self) -> Fleetwide:
+        return Fleetwide(self.repository, self.machines, self.servers)
 
     def wait(self, **given: float) -> None:
         """Let time pass."""
@@ -57,27 +83,28 @@ class Bench:
 
     def plan(self) -> BootPlan | None:
         """Plan and publish anew; what web01 boots now."""
-        self.provisioning.know(self.decisions, self.now)
+        self.provisioning.know(self.decisions, self.machines, self.now)
         self.servers = {}
         for name, decision in self.decisions.servers.items():
             record = self.provisioning.records.get(decision.uuid)
             self.servers[name] = server_state(self.decisions, decision, record, self.now)
-            self.provisioning.offer(self.servers[name])
+        self.provisioning.offer(self.servers.values(), self.now)
         web01 = self.servers.get("web01")
         return web01.plan if web01 is not None else None
 
     def reconcile(self) -> BootPlan | None:
         """One pass, to the end of the BMC jobs that it begins; what web01 boots in it."""
-        self.overriding.collect(self.repository, self.servers, self.now)
+        self.overriding.collect(self.fleet, self.now)
+        self.orders.carry_out(self.now)
         planned = self.plan()
-        self.overriding.ask(self.repository, self.servers, self.now)
-        self.overriding.collect(self.repository, self.servers, self.now, wait=True)
+        self.overriding.ask(self.fleet, self.now)
+        self.overriding.collect(self.fleet, self.now, wait=True)
         return planned
 
     def fetch(self, plan: BootPlan | None, client: str = "10.0.0.7") -> None:
         """A client fetches the entry of a plan, whole."""
         assert plan is not None
-        self.overriding.observations.put(
+        self.evidence.observations.put(
             Observation(
                 server=plan.server, path="boot/v1/boot/m/boot.ipxe", digest=plan.digest, client=client, at=self.now
             )

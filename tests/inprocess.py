@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.bmc.apply import Fleet
+from gitboot.bmc.fleet import Fleet
+from gitboot.evidence import Evidence
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
+from gitboot.orders import Orders
 from gitboot.overriding import Overriding
 from gitboot.provisioning import Provisioning
 from gitboot.publish.directory import Directory
@@ -47,12 +49,16 @@ def in_process(
         provisioning = Provisioning(ledger, journal, told=None)
         bmcs = Fleet(credentials=None, write=ledger.write_armed, clock=clock)
         stack.callback(bmcs.close)
+        evidence = Evidence(ledger, provisioning, journal)
+        overriding = Overriding(bmcs, ledger, evidence, journal)
         reconciler = Reconciler(
             source=source,
             target=target,
             ledger=ledger,
             provisioning=provisioning,
-            overriding=Overriding(bmcs, ledger, provisioning, journal),
+            evidence=evidence,
+            overriding=overriding,
+            orders=Orders(ledger, provisioning, overriding, journal),
             journal=journal,
             parsed={},
             keep_parsed=lambda parsed: None,

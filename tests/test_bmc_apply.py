@@ -6,16 +6,18 @@ import base64
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gitboot.bmc.apply import Fleet, Job, Outcome, Result, bring_about, read_credentials
+from gitboot.bmc.apply import Job, Outcome, Result, bring_about
+from gitboot.bmc.fleet import Fleet, connections, read_credentials
 from gitboot.bmc.redfish import Bmc, Credentials
 from gitboot.errors import UsageError
+from gitboot.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.override import Armed, Enabled, Override, State, Target, Wanted
 from tests.fleets import uuid_of
@@ -59,15 +61,16 @@ class Rack:
         self.written.append((machine.name, record.state, len(machine.writes)))
 
     def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> Job:
+        """A job; what is changed is the job's, or where and how its BMC is reached."""
         machine = machine or self.machine
+        access = {each.name: changed.pop(each.name) for each in fields(BmcAccess) if each.name in changed}
         job = Job(
             server=machine.name,
             uuid=SystemUuid(machine.uuid),
-            address=self.server.url,
-            system=machine.path,
-            credentials="rack",
-            verify=True,
-            ca=None,
+            bmc=replace(
+                BmcAccess(address=self.server.url, system=machine.path, credentials="rack", verify=True, ca=None),
+                **access,
+            ),
             wanted=wanted,
             records=tuple(self.records.get(machine.name, {}).values()),
         )
@@ -76,7 +79,7 @@ class Rack:
     def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> Result:
         """A job done here and now."""
         job = self.job(wanted, **changed)
-        with Bmc(job.address, Credentials(username=USER, password=password), system=job.system) as bmc:
+        with Bmc(job.bmc.address, Credentials(username=USER, password=password), system=job.bmc.system) as bmc:
             return bring_about(bmc, job, lambda record: self.write(job.uuid, record), lambda: self.now)
 
     @contextmanager
@@ -247,7 +250,7 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
     def clock() -> datetime:
         return rack.now + timedelta(minutes=20) * next(ticks)  # no more than three corrections an hour
 
-    with Bmc(job.address, Credentials(username=USER, password=PASSWORD), system=job.system) as bmc:
+    with Bmc(job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system) as bmc:
         result = bring_about(bmc, job, lambda record: rack.write(job.uuid, record), clock)
     assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 8 steps")
 
@@ -301,8 +304,8 @@ def test_missing_credentials_are_named_with_the_files_they_need(tmp_path: Path, 
 
 
 def finished(fleet: Fleet, job: Job) -> Result:
-    assert fleet.submit([job]) == {job.server}
-    return fleet.finished(wait_all=True)[job.server]
+    assert fleet.submit([job]) == {job.uuid}
+    return fleet.finished(wait_all=True)[job.uuid]
 
 
 @pytest.mark.parametrize(
@@ -361,8 +364,8 @@ def test_results_are_collected_once_by_server(make_rack: Callable[..., Rack]) ->
             assert ended.acquire(timeout=10)
         results = fleet.finished()
         assert fleet.finished() == {}
-    assert begun == {"web01", "web02", "web03"}
-    assert list(results) == ["web01", "web02", "web03"]
+    assert begun == {uuid_of(name) for name in ("web01", "web02", "web03")}
+    assert [result.server for result in results.values()] == ["web01", "web02", "web03"]
     assert {result.outcome for result in results.values()} == {Outcome.APPLIED}
     assert {(result.server, result.uuid) for result in results.values()} == {
         (machine.name, machine.uuid) for machine in rack.machines
@@ -375,7 +378,7 @@ def test_one_bmc_that_cannot_be_reached_keeps_no_other_waiting(make_rack: Callab
         dead = rack.job(machine=rack.machines[1], address="http://127.0.0.1:1")
         fleet.submit([rack.job(machine=rack.machines[0]), dead, rack.job(machine=rack.machines[2])])
         results = fleet.finished(wait_all=True)
-    outcomes = {name: result.outcome for name, result in results.items()}
+    outcomes = {result.server: result.outcome for result in results.values()}
     assert outcomes == {"web01": Outcome.APPLIED, "web02": Outcome.WAITING, "web03": Outcome.APPLIED}
 
 
@@ -401,15 +404,14 @@ def test_a_server_has_one_job_at_a_time(make_rack: Callable[..., Rack]) -> None:
     jobs = [rack.job(machine=machine) for machine in rack.machines[:2]]
     ended = threading.Event()
     with rack.fleet(write=gate.write, on_finished=ended.set) as fleet:
-        assert fleet.submit(jobs[:1]) == {"web01"}
+        assert fleet.submit(jobs[:1]) == {uuid_of("web01")}
         assert gate.reached.wait(10)
-        assert fleet.submit(jobs) == {"web02"}
+        assert fleet.submit(jobs) == {uuid_of("web02")}
         assert ended.wait(10)
-        assert list(fleet.finished()) == ["web02"]
+        assert list(fleet.finished()) == [uuid_of("web02")]
         gate.opened.set()
-        assert list(fleet.finished(wait_all=True)) == ["web01"]
-        assert fleet.submit([rack.job(machine=rack.machines[0])]) == {"web01"}
-        assert fleet.finished(wait_all=True)["web01"].outcome is Outcome.UNCHANGED
+        assert list(fleet.finished(wait_all=True)) == [uuid_of("web01")]
+        assert finished(fleet, rack.job(machine=rack.machines[0])).outcome is Outcome.UNCHANGED
     assert len(rack.machines[0].writes) == 1
 
 
@@ -464,10 +466,10 @@ def test_a_bmc_is_trusted_by_the_authority_of_its_document(
 
 
 def test_bmcs_of_one_authority_share_its_context(rack: Rack, authority: Authority) -> None:
-    with rack.fleet() as fleet:
-        contexts = [fleet._trusted(rack.job(ca=authority.pem, server=name)) for name in ("web01", "web02")]
+    with connections(None) as made:
+        contexts = [made._trusted(name, rack.job(ca=authority.pem).bmc) for name in ("web01", "web02")]
         assert contexts[0] is contexts[1]
-        assert contexts[0] is not fleet._trusted(rack.job())
+        assert contexts[0] is not made._trusted("web01", rack.job().bmc)
 
 
 @pytest.mark.parametrize(

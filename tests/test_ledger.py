@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.errors import LedgerError
-from gitboot.ledger import Ledger, copy_ledger
+from gitboot.ledger import VERSION, Ledger, copy_ledger
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.override import Armed, Enabled, Marks, Override, State, Target
 from gitboot.plan import Record
@@ -102,9 +102,9 @@ def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path, change
 def test_the_ledger_of_a_newer_gitboot_is_refused_and_left_alone(path: Path) -> None:
     written(path)
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match="is of version 2, this gitboot knows 1; use a newer gitboot"):
+    with pytest.raises(LedgerError, match=f"is of version {VERSION + 1}, this gitboot knows {VERSION}; use a newer"):
         Ledger.open(path)
     assert path.read_bytes() == before
 
@@ -117,14 +117,14 @@ def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
 def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(path: Path) -> None:
     written(path)
     with Ledger.open(path) as ledger:
-        ledger._connection.execute("PRAGMA query_only = ON")
+        ledger._store._connection.execute("PRAGMA query_only = ON")
         with pytest.raises(LedgerError, match="cannot be written"):
             ledger.accept("decade")
         with pytest.raises(LedgerError, match="cannot be written"):
             ledger.write_armed(WEB01, armed(state=State.CONFIRMED))
         assert ledger.accepted == "c0ffee"
         assert ledger.armed(WEB01) == (armed(),)
-        ledger._connection.execute("PRAGMA query_only = OFF")
+        ledger._store._connection.execute("PRAGMA query_only = OFF")
         ledger.accept("decade")
         assert ledger.accepted == "decade"
 
@@ -169,7 +169,7 @@ ARMED = st.builds(
 def unsynced(path: Path) -> Iterator[Ledger]:
     """A ledger that does not wait for the disk at each write."""
     with Ledger.open(path) as ledger:
-        ledger._connection.execute("PRAGMA synchronous = OFF")
+        ledger._store._connection.execute("PRAGMA synchronous = OFF")
         yield ledger
 
 
@@ -229,14 +229,15 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
     }
 
 
-def test_the_first_word_about_what_was_installed_stays(path: Path) -> None:
+def test_what_a_ledger_was_told_ends_its_doubt_and_stays(path: Path) -> None:
     with Ledger.open(path) as ledger:
         assert not ledger.told
-        ledger.tell("adopt")
-        ledger.tell("fresh")
+        ledger.doubt_it("DamagedLedger")
     with Ledger.open(path) as ledger:
-        assert ledger.told
-        assert ledger._fact("told") == "adopt"
+        assert ledger.doubt == "DamagedLedger"
+        ledger.tell("adopt")
+    with Ledger.open(path) as ledger:
+        assert (ledger.told, ledger.doubt) == (True, None)
 
 
 def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -> None:
@@ -266,8 +267,8 @@ ledger.write_records([(sys.argv[2], "web01", Record(provision=1))])
 ledger.write_armed(
     sys.argv[2], Armed(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
 )
-ledger._connection.execute("BEGIN IMMEDIATE")
-ledger._connection.execute("UPDATE records SET provision = 2")
+ledger._store._connection.execute("BEGIN IMMEDIATE")
+ledger._store._connection.execute("UPDATE records SET provision = 2")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -288,7 +289,7 @@ def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_o
 
 def test_every_write_asks_the_disk_to_keep_it(path: Path) -> None:
     with Ledger.open(path) as ledger:
-        assert ledger._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: each commit is synced
+        assert ledger._store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: each commit is synced
 
 
 def test_two_threads_write_without_losing_anything(path: Path) -> None:

@@ -193,9 +193,9 @@ def test_a_monitor_spoils_no_fetch_of_the_machine_itself(site: Site) -> None:
 def test_a_fetch_of_what_was_not_published_proves_nothing(site: Site) -> None:
     site.decide(bmc=False)
     plan = site.bench.reconcile()
-    site.bench.provisioning._offers.clear()  # as after a restart into another commit
-    site.bench.fetch(plan)
-    site.bench.overriding.collect(site.bench.repository, site.bench.servers, site.bench.now)
+    assert plan is not None
+    site.bench.fetch(replace(plan, key="of another tree"))
+    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
     assert site.bench.told() == []
 
 
@@ -369,9 +369,9 @@ def test_a_bmc_that_cannot_be_reached_is_asked_ever_more_rarely(site: Site) -> N
         assert len(site.machine.requests) == requests  # not a second before
         site.wait(1)
     assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]
-    assert site.bench.told() == ["OverrideWaiting"]  # once, for nothing new is to be said
+    assert site.bench.told() == ["OverrideWaiting", "OverrideOverdue"]  # each once: nothing new is to be said
     condition = site.bench.condition("Bmc/web01")
-    assert condition is not None and condition[:2] == (False, "Waiting")
+    assert condition is not None and condition[:2] == (False, "Overdue")
     site.bench.reconcile()
     assert (site.shown, site.bench.condition("Bmc/web01")) == ("Once Pxe", None)
     site.bmc.fault(Drop(applied=False))
@@ -421,13 +421,13 @@ def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
     site.bench.bmcs.write = held
     bench = site.bench
     plan = bench.plan()
-    bench.overriding.ask(bench.repository, bench.servers, bench.now)
+    bench.overriding.ask(bench.fleet, bench.now)
     assert about_to_set.wait(10)
     bench.fetch(plan, client="10.0.0.99")
-    bench.overriding.collect(bench.repository, bench.servers, bench.now)
-    bench.overriding.ask(bench.repository, bench.servers, bench.now)
+    bench.overriding.collect(bench.fleet, bench.now)
+    bench.overriding.ask(bench.fleet, bench.now)
     may_set.set()
-    bench.overriding.collect(bench.repository, bench.servers, bench.now, wait=True)
+    bench.overriding.collect(bench.fleet, bench.now, wait=True)
     assert bench.told("Provisioned", "FetchIgnored") == []
     bench.reconcile()
     assert bench.told("Provisioned", "FetchIgnored") == ["FetchIgnored"]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gitboot.ledger import Ledger
+from gitboot.model.scalars import Digest
 from gitboot.plan import BootPlan, Cause, Phase, Record
-from gitboot.provisioning import Offer
+from gitboot.provisioning import offer_of
 from tests.bench import NOON, Bench
 from tests.fleets import SEED, image, maintenance, policy, profile, server, uuid_of
 
@@ -31,9 +32,14 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def meet(bench: Bench, plan: BootPlan | None, evidence: str = "Fetched") -> None:
     assert plan is not None
-    offer = bench.provisioning.offered(plan.digest)
-    assert offer is not None
+    if (offer := bench.provisioning.offered(plan.digest)) is None:
+        return
     bench.provisioning.meet(offer, bench.now, evidence, bench.now)
+
+
+def spend(bench: Bench) -> None:
+    """The BMC shows that web01's override was consumed."""
+    bench.provisioning.spent(bench.servers["web01"].decision.uuid, "web01", "provision/1", bench.now)
 
 
 def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
@@ -55,7 +61,7 @@ def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Pa
         assert shown(bench.plan()) == UNKNOWN
         status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
-        assert message.startswith("1 servers want provision 1 or more") and "--records fresh" in message
+        assert message.startswith("1 server wants provision 1 or more") and "--records fresh" in message
         bench.plan()
         assert bench.told() == ["RecordsUnknown"]  # once, not at every pass
         assert not bench.ledger.told
@@ -213,12 +219,20 @@ def test_a_boot_that_is_made_each_time_meets_nothing(bench: Bench) -> None:
     assert (bench.record, bench.events) == (Record(), [])
 
 
-def test_what_was_never_published_is_offered_to_no_one(bench: Bench, tmp_path: Path) -> None:
+def test_what_was_published_before_a_restart_is_evidence_still(bench: Bench, tmp_path: Path) -> None:
     bench.decide(*fleet_of(provision=1))
-    assert (plan := bench.plan()) is not None
+    plan = bench.plan()
+    assert plan is not None
     bench.close()
     with Bench(tmp_path) as other:
-        assert other.provisioning.offered(plan.digest) is None
+        offer = other.provisioning.offered(plan.digest)
+        assert offer is not None and (offer.key, offer.image) == ("provision/1", "flatcar-1")
+
+
+def test_what_was_never_published_is_offered_to_no_one(bench: Bench) -> None:
+    bench.decide(*fleet_of(provision=1))
+    bench.plan()
+    assert bench.provisioning.offered(Digest("0" * 64)) is None
 
 
 def test_the_boot_that_comes_next_is_offered_ahead(bench: Bench) -> None:
@@ -238,7 +252,8 @@ def test_evidence_for_a_server_of_which_nothing_is_known_stays_unheard(tmp_path:
         decision = bench.decisions.servers["web01"]
         plan = bench.servers["web01"].plan
         assert plan is not None and decision.policy is not None
-        offer = Offer(decision=decision, plan=replace(plan, boot=decision.policy.boot, phase=Phase.NETWORK))
+        offer = offer_of(decision, replace(plan, boot=decision.policy.boot, phase=Phase.NETWORK, key="provision/1"))
+        assert offer is not None
         bench.provisioning.meet(offer, NOON, "Fetched", NOON)
         assert (bench.record, bench.told("Provisioned")) == (None, [])
 
@@ -304,13 +319,13 @@ def test_a_fetch_under_a_maintenance_installs_nothing_and_ends_no_installation(b
 def test_an_override_that_was_spent_without_evidence_waits_half_an_hour_and_then_asks_a_person(bench: Bench) -> None:
     bench.decide(*fleet_of())
     bench.plan()
-    bench.provisioning.spent(bench.servers["web01"].decision, "provision/1", bench.now)
+    spend(bench)
     plan = bench.plan()
     assert shown(plan) == TO_INSTALL
     assert plan is not None and plan.override is None  # nothing is armed from spent to evidence
     assert plan.next_transition == NOON + timedelta(minutes=30)
     bench.wait(minutes=10)
-    bench.provisioning.spent(bench.servers["web01"].decision, "provision/1", bench.now)
+    spend(bench)
     bench.wait(minutes=20)
     assert shown(bench.plan()) == (Phase.DISK, Cause.SPENT)
 
@@ -318,7 +333,7 @@ def test_an_override_that_was_spent_without_evidence_waits_half_an_hour_and_then
 def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
     bench.decide(*fleet_of())
     plan = bench.plan()
-    bench.provisioning.spent(bench.servers["web01"].decision, "provision/1", bench.now)
+    spend(bench)
     bench.wait(minutes=5)
     meet(bench, plan)
     assert bench.record is not None and (bench.record.provision, bench.record.spent_at) == (1, None)

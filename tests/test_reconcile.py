@@ -46,6 +46,9 @@ class Brittle:
             raise PublishError("no space left on device")
         return self.directory.publish(files, commit=commit, at=at)
 
+    def dated(self, path: str, at: datetime) -> int:
+        return self.directory.dated(path, at)
+
 
 class CountingSource(Source):
     """A source that notes what is read of each snapshot."""
@@ -80,7 +83,9 @@ class Instance:
             target=self.target,
             ledger=self.bench.ledger,
             provisioning=self.bench.provisioning,
+            evidence=self.bench.evidence,
             overriding=self.bench.overriding,
+            orders=self.bench.orders,
             journal=self.bench.journal,
             **{"parsed": {}, "keep_parsed": self.kept.append, **given},
         )
@@ -172,14 +177,14 @@ def test_a_pass_in_which_nothing_happened_does_nothing(instance: Instance) -> No
     for _ in range(2):
         instance.reconcile(BEFORE)
     answers, events = instance.reconciler.answers, len(instance.bench.events)
-    writes, calls = instance.bench.ledger._connection.total_changes, instance.target.calls
+    writes, calls = instance.bench.ledger._store._connection.total_changes, instance.target.calls
     tree = {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")}
     instance.source.read.clear()
     for minute in range(1, 4):
         assert instance.reconcile(BEFORE.replace(minute=minute)) == at("20T22:00")
     assert instance.reconciler.answers is answers
     assert len(instance.bench.events) == events
-    assert (instance.bench.ledger._connection.total_changes, instance.target.calls) == (writes, calls)
+    assert (instance.bench.ledger._store._connection.total_changes, instance.target.calls) == (writes, calls)
     assert {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")} == tree
     assert instance.source.read == []
 
@@ -555,7 +560,7 @@ def test_a_fetch_that_was_noted_while_this_instance_was_down_counts(tmp_path: Pa
         plan = instance.reconciler._servers["web01"].plan
         assert plan is not None and plan.phase is Phase.NETWORK
     with Instance(tmp_path) as instance:
-        instance.bench.overriding.observations.put(
+        instance.bench.evidence.observations.put(
             Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE)
         )
         instance.reconcile(BEFORE.replace(minute=5))

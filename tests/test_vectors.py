@@ -32,14 +32,15 @@ from gitboot.codes import Code
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
+from gitboot.machines import BmcAccess, machines
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.override import Armed, Enabled, Observed, Override, State, Target, Wanted, fit
 from gitboot.plan import BootPlan, Decision, Phase, Record
-from gitboot.provisioning import Offer, Provisioning
+from gitboot.provisioning import Provisioning, offer_of
 from gitboot.records import exported, imported
 from gitboot.render import server_files, shared_files
-from gitboot.resolve import Decisions, plan
+from gitboot.resolve import Decisions, decide, plan
 from tests.fleets import (
     at,
     decided,
@@ -50,6 +51,7 @@ from tests.fleets import (
     maintenance,
     policy,
     profile,
+    repository,
     server,
     uuid_of,
 )
@@ -300,8 +302,9 @@ class Lifetime:
         self.close = ledger.close
 
     def decision(self) -> Decision:
-        decisions = decided(*workload(provision=self.provision, repairs=self._repairs), *self.in_maintenance)
-        self.provisioning.know(decisions, self.now)
+        fleet = repository(*workload(provision=self.provision, repairs=self._repairs), *self.in_maintenance)
+        decisions = decide(fleet)
+        self.provisioning.know(decisions, machines(fleet), self.now)
         return decisions.servers["web01"]
 
     @property
@@ -325,7 +328,9 @@ class Lifetime:
         """A completed fetch of the entry, which is the evidence of a first boot; and what comes long after it."""
         planned = self.look()
         assert planned.phase is Phase.NETWORK
-        self.provisioning.meet(Offer(decision=self.decision(), plan=planned), self.now, "Fetched", self.now)
+        offer = offer_of(self.decision(), planned)
+        assert offer is not None
+        self.provisioning.meet(offer, self.now, "Fetched", self.now)
         self.now += timedelta(hours=1)
 
     def start_maintenance(self) -> None:
@@ -472,11 +477,7 @@ class Rack:
         job = Job(
             server="web01",
             uuid=SystemUuid(uuid_of("web01")),
-            address=self._server.url,
-            system=None,
-            credentials="",
-            verify=True,
-            ca=None,
+            bmc=BmcAccess(address=self._server.url, system=None, credentials="", verify=True, ca=None),
             wanted=wanted,
             records=tuple(self.records.values()),
         )

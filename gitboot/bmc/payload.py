@@ -80,6 +80,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         ),
         power=power,
         in_post=state in _IN_POST,
+        runs_os=state == "OSRunning",
         allowable_targets=_texts(boot.get(f"{TARGET}@Redfish.AllowableValues")),
         supports_http_boot_uri=quirks.takes_http_boot_uri and HTTP_BOOT_URI in boot,
         mode_is_fixed=quirks.mode is Mode.NEVER,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,20 +17,23 @@ import click
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import config_option
 from gitboot.cli.telling import tell
-from gitboot.errors import UsageError
+from gitboot.errors import DamagedLedger, UsageError
 from gitboot.report import Event, Observation, Status
 from gitboot.settings import Settings
 
 if TYPE_CHECKING:
-    from gitboot.bmc.apply import Fleet as Bmcs
+    from gitboot.bmc.fleet import Fleet as Bmcs
+    from gitboot.evidence import Evidence
     from gitboot.ledger import Ledger
     from gitboot.loop import Loop
     from gitboot.overriding import Overriding
+    from gitboot.provisioning import Told
     from gitboot.reconcile import Reconciler, Target
     from gitboot.serve.server import Server
     from gitboot.source import Remote, Source
 
 
+_COUNT = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
 
@@ -52,8 +56,9 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
 @click.option(
     "--records",
-    type=click.Choice(["fresh", "adopt"]),
-    help="What a new ledger is told: fresh (no server with provision 1 or more is installed), adopt (all are).",
+    metavar="fresh|adopt|FILE",
+    help="What a new, restored or foreign ledger is told: fresh (no server with provision 1 or more is installed), "
+    "adopt (all are), or a file of exported records (ops/records.json). One that has been told is not changed.",
 )
 @click.option(
     "--credentials",
@@ -104,6 +109,17 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Seconds between two fetches.",
 )
+@click.option(
+    "--bmc-parallel", type=_COUNT, default=32, show_default=True, help="BMCs that are asked at the same time."
+)
+@click.option("--bmc-per-site", type=_COUNT, default=16, show_default=True, help="Of them, at most so many of a site.")
+@click.option(
+    "--bmc-failures",
+    type=_COUNT,
+    default=20,
+    show_default=True,
+    help="After so many failures in a row, over all BMCs, nothing more is armed until one answers.",
+)
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
 @click.option("--dry-run", is_flag=True, help="Say what one pass would write and override, in full, and do none of it.")
@@ -123,27 +139,32 @@ def command(**settings: Any) -> None:
 def _run(settings: Settings) -> Exit:
     """Put an instance together, run it, take it apart."""
     from gitboot import state
-    from gitboot.ledger import Ledger
     from gitboot.loop import Loop
     from gitboot.publish.directory import Directory
     from gitboot.serve import spool
     from gitboot.source import Source
 
+    told = _told(settings.records)
     with ExitStack() as stack:
         _make(settings.state)
         stack.enter_context(state.locked(settings.state))
-        ledger = stack.enter_context(Ledger.open(settings.state / state.LEDGER))
-        take_over = settings.records is not None
-        target = stack.enter_context(Directory.open(settings.output, ledger=ledger.identity, may_take_over=take_over))
+        ledger = stack.enter_context(_opened_ledger(settings.state / state.LEDGER))
+        may_take_over = told not in (None, "fresh")
+        target = stack.enter_context(
+            Directory.open(settings.output, ledger=ledger.identity, may_take_over=may_take_over)
+        )
+        foreign = target.stamp is not None and target.stamp.ledger != ledger.identity
+        if not foreign:
+            _compare_with_tree(ledger, settings.output)
         source = Source(_remote(settings), settings.state)
-        parts = _assembled(settings, stack, source=source, target=target, ledger=ledger)
+        parts = _assembled(settings, stack, source=source, target=target, ledger=ledger, told=told, foreign=foreign)
 
         def before() -> None:
             for observation in spool.take(settings.spool) if settings.spool is not None else ():
-                parts.overriding.observations.put(observation)
+                parts.evidence.observations.put(observation)
 
         def after() -> None:
-            if settings.spool is not None:
+            if settings.spool is not None and parts.evidence.observations.empty():
                 spool.forget(settings.spool)
             state.write_status(settings.state, parts.reconciler.status.facts())
 
@@ -166,6 +187,7 @@ def _run(settings: Settings) -> Exit:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: loop.stop())
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
+        signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
         loop.run()
         tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
     return Exit.FINE
@@ -176,40 +198,105 @@ class _Parts:
     """What an instance is put together from."""
 
     reconciler: Reconciler
+    evidence: Evidence
     overriding: Overriding
     bmcs: Bmcs
 
 
-def _assembled(settings: Settings, stack: ExitStack, *, source: Source, target: Target, ledger: Ledger) -> _Parts:
-    from gitboot.bmc.apply import Fleet as Bmcs
+def _assembled(
+    settings: Settings,
+    stack: ExitStack,
+    *,
+    source: Source,
+    target: Target,
+    ledger: Ledger,
+    told: Told | None,
+    foreign: bool = False,
+) -> _Parts:
+    from gitboot.bmc.fleet import Fleet as Bmcs
     from gitboot.cache import read_parsed, write_parsed
+    from gitboot.evidence import Evidence
     from gitboot.journal import Journal
+    from gitboot.orders import Orders
     from gitboot.overriding import Overriding
     from gitboot.provisioning import Provisioning
     from gitboot.reconcile import Reconciler
 
     journal = Journal(ledger, tell)
-    provisioning = Provisioning(ledger, journal, told=settings.records)
-    bmcs = Bmcs(credentials=settings.credentials, write=ledger.write_armed, clock=_clock, dry_run=settings.dry_run)
+    observes = settings.listen is not None or settings.spool is not None
+    provisioning = Provisioning(ledger, journal, told=told, foreign=foreign, observes=observes)
+    evidence = Evidence(ledger, provisioning, journal)
+    bmcs = Bmcs(
+        credentials=settings.credentials,
+        write=ledger.write_armed,
+        clock=_clock,
+        dry_run=settings.dry_run,
+        parallel=settings.bmc_parallel,
+        per_site=settings.bmc_per_site,
+    )
     stack.callback(bmcs.close)
-    overriding = Overriding(bmcs, ledger, provisioning, journal)
+    overriding = Overriding(bmcs, ledger, evidence, journal, most_failures=settings.bmc_failures)
     reconciler = Reconciler(
         source=source,
         target=target,
         ledger=ledger,
         provisioning=provisioning,
+        evidence=evidence,
         overriding=overriding,
+        orders=Orders(ledger, provisioning, overriding, journal),
         journal=journal,
         parsed=read_parsed(settings.state / "cache"),
         keep_parsed=lambda parsed: None if settings.dry_run else write_parsed(settings.state / "cache", parsed),
         allow_rewind=settings.allow_rewind,
     )
-    return _Parts(reconciler=reconciler, overriding=overriding, bmcs=bmcs)
+    return _Parts(reconciler=reconciler, evidence=evidence, overriding=overriding, bmcs=bmcs)
+
+
+def _told(records: str | None) -> Told | None:
+    """What --records says: a word, or the records of a file."""
+    from gitboot.records import imported
+
+    if records in (None, "fresh", "adopt"):
+        return records
+    try:
+        data = Path(records).read_bytes()
+    except OSError as error:
+        message = f"--records is fresh, adopt, or a file of exported records; {records}: {error.strerror}"
+        raise UsageError(message) from None
+    return imported(data, records)
+
+
+@contextmanager
+def _opened_ledger(path: Path) -> Iterator[Ledger]:
+    """The ledger at ``path``; a damaged one is set aside, and what the new one cannot know is in doubt."""
+    from gitboot.ledger import Ledger, set_aside
+
+    try:
+        ledger = Ledger.open(path)
+    except DamagedLedger as error:
+        aside = set_aside(path)
+        tell(Event(at=_clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
+        ledger = Ledger.open(path)
+        ledger.doubt_it("DamagedLedger")
+    with ledger:
+        if ledger.is_behind:
+            ledger.doubt_it("RestoredLedger")
+        yield ledger
+
+
+def _compare_with_tree(ledger: Ledger, output: Path) -> None:
+    """Doubt a ledger that knows less than the tree that it published."""
+    from gitboot.records import ahead, imported
+
+    path = output / "ops" / "records.json"
+    with suppress(OSError, UsageError):
+        if ahead(imported(path.read_bytes(), str(path)), ledger.records()):
+            ledger.doubt_it("RestoredLedger")
 
 
 def _dry_run(settings: Settings) -> Exit:
     """One pass over a copy of the state, with a target and BMCs that are only looked at."""
-    from gitboot.ledger import Ledger, copy_ledger
+    from gitboot.ledger import copy_ledger
     from gitboot.loop import Loop
     from gitboot.publish.look import Looked
     from gitboot.source import Source
@@ -219,11 +306,12 @@ def _dry_run(settings: Settings) -> Exit:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
         if has_ledger(settings.state):
             copy_ledger(settings.state / LEDGER, copy / LEDGER, in_use=running(settings.state) is not None)
-        ledger = stack.enter_context(Ledger.open(copy / LEDGER))
+        ledger = stack.enter_context(_opened_ledger(copy / LEDGER))
         ledger.forget_accepted()  # it is not in the copy's clone
-        target = Looked(settings.output, ledger=ledger.identity, may_take_over=settings.records is not None)
+        told = _told(settings.records)
+        target = Looked(settings.output, ledger=ledger.identity, may_take_over=told not in (None, "fresh"))
         source = Source(_remote(settings), copy)
-        parts = _assembled(settings, stack, source=source, target=target, ledger=ledger)
+        parts = _assembled(settings, stack, source=source, target=target, ledger=ledger, told=told)
         Loop(parts.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
         for what, paths in (("write", target.seen.written), ("withdraw", target.seen.withdrawn)):
             for path in paths:
@@ -242,7 +330,7 @@ def _remote(settings: Settings) -> Remote:
             raise UsageError("--ssh-key needs --known-hosts: a host key that nobody checks proves nothing")
         credentials = SshKey(private_key=settings.ssh_key, known_hosts=settings.known_hosts)
     elif settings.git_credentials is not None:
-        from gitboot.bmc.apply import read_credentials
+        from gitboot.bmc.fleet import read_credentials
 
         found = read_credentials(settings.git_credentials.parent, settings.git_credentials.name)
         credentials = Password(user=found.username, password=found.password)
@@ -260,7 +348,7 @@ def _endpoint(settings: Settings, parts: _Parts, loop: Loop) -> Server:
     from gitboot.serve.server import Server
 
     def observe(observation: Observation) -> None:
-        parts.overriding.observations.put(observation)
+        parts.evidence.observations.put(observation)
         loop.wake()
 
     endpoint = Endpoint(

@@ -28,6 +28,8 @@ from gitboot.model.scalars import (
     VariableName,
 )
 
+PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
+
 
 class Architecture(StrEnum):
     X86_64 = "x86_64"

@@ -73,6 +73,10 @@ class Directory:
         """Of what the tree was made; None if no pass has ended here."""
         return self._tree.head.stamp if self._tree.head else None
 
+    def dated(self, path: str, at: datetime) -> int:
+        """What a new version of ``path`` will be dated, in seconds since 1970, when it is published ``at``."""
+        return self._disk.dated(path, at)
+
     def publish(self, files: Files, *, commit: str, at: datetime, changed: Collection[str] | None = None) -> Published:
         """Bring the tree to hold exactly ``files``; return what was written and withdrawn.
 

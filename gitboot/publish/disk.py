@@ -129,6 +129,11 @@ class Disk:
         fd = self._folders.find(path)
         return [] if fd is None else sorted(os.listdir(fd))
 
+    def dated(self, path: str, at: datetime) -> int:
+        """What the next version of ``path`` is dated, in seconds since 1970, if it is staged ``at`` that instant."""
+        found = self.look(path)
+        return max(int(at.timestamp()), int(found.st_mtime) + 1 if found is not None else 0)
+
     @_named
     def stage(self, path: str, content: bytes, at: datetime) -> None:
         """Write beside ``path`` what ``place`` is to put there after a ``sync``.
@@ -138,9 +143,7 @@ class Disk:
         """
         folder, name = _split(path)
         parent = self._folders.make(folder)
-        mtime = int(at.timestamp())
-        with suppress(FileNotFoundError):
-            mtime = max(mtime, int(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime) + 1)
+        mtime = self.dated(path, at)
         temporary = _temporary(name)
         fd = os.open(temporary, _TEMPORARY, 0o644, dir_fd=parent)
         try:

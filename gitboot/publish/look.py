@@ -16,6 +16,10 @@ class Looked:
         self._root, self._ledger, self._may_take_over = root, ledger, may_take_over
         self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
+    def dated(self, path: str, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
+        """What a new version of ``path`` would be dated; what exactly matters to nobody."""
+        return int(at.timestamp())
+
     def publish(self, files: Files, *, commit: str, at: datetime) -> Published:  # noqa: ARG002 - as a Directory has it
         self.seen = would_change(files, self._root, ledger=self._ledger, at=at, may_take_over=self._may_take_over)
         return self.seen

@@ -11,15 +11,16 @@ from gitboot.codes import Code
 from gitboot.errors import InvalidRepository, Problem, Severity
 from gitboot.leaks import leaks
 from gitboot.load import FleetRepository, Id
-from gitboot.model.fleet import Output, Site, UnknownProfile
+from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.scalars import version_key
 from gitboot.model.selectors import selects
-from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
+from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.resolve.boot import Composer, Source, Unbootable
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 
 
@@ -30,7 +31,10 @@ class Decisions:
     revision: str
     base_url: str
     outputs: frozenset[Output]
+    evidence: Evidence
     servers: Mapping[str, Decision]  # by name, sorted
+    hosts: tuple[Host, ...]  # in the order of the servers' names
+    sites: Mapping[str, str]  # by name, in the document's order: what is reached under which base URL
     unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
     unknown_not_found: bool  # such machines are answered 404
     warnings: tuple[Problem, ...]
@@ -49,7 +53,10 @@ def decide(repository: FleetRepository) -> Decisions:
         revision=repository.revision,
         base_url=fleet.base_url,
         outputs=frozenset(fleet.outputs),
+        evidence=fleet.provisioning.evidence,
         servers=servers,
+        hosts=tuple(host(server, site_of(repository, server)) for server in repository.servers.values()),
+        sites={site.name: site.base_url for site in fleet.sites},
         unknown=unknown,
         unknown_not_found=fleet.unknown_servers == "NotFound",
         warnings=problems,
@@ -176,7 +183,27 @@ class _Deciding:
             provision=server.spec.provision,
             policy=policy,
             maintenances=maintenances,
+            declared=self._declared(server),
         )
+
+    def _declared(self, server: Server) -> int | None:
+        """The number that Git says is provisioned, where that is the evidence."""
+        if self._repository.fleet.spec.provisioning.evidence is not Evidence.DECLARED:
+            return None
+        text = server.metadata.annotations.get(PROVISIONED)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdecimal()):
+            problem = self._repository.problem(
+                Code.INTEGER,
+                f'expected a whole number, found "{text}"',
+                Id("Server", server.metadata.name),
+                *("metadata", "annotations", PROVISIONED),
+                mend=f'write the provision number that is installed: {PROVISIONED}: "1"',
+            )
+            self._problems.append(problem)
+            return None
+        return int(text)
 
     # R3
 

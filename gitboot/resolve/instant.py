@@ -152,7 +152,8 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         asks_still = record.met_at is not None and at < record.met_at + IGNITION_GRACE
         return _disk(policy, Cause.MET, _ignition(boot) if asks_still else None)
     if record.spent_at is not None and record.spent_key == key:
-        return _disk(policy, Cause.SPENT) if at >= record.spent_at + SPENT_GRACE else to_be_made
+        late = at >= record.spent_at + SPENT_GRACE
+        return replace(_disk(policy, Cause.SPENT), key=key) if late else to_be_made
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
 
 

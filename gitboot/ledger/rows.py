@@ -1,0 +1,152 @@
+"""The ledger's values as rows of its tables, and back; what gitboot would not have written raises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gitboot.machines import BmcAccess, Machine
+from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
+from gitboot.override import Armed, Enabled, Marks, Override, State
+from gitboot.plan import Offer, Phase, Record
+from gitboot.report import Observation
+
+
+def instant(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def json_of(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def json_value(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise TypeError("expected an object")
+    return value
+
+
+def _or_none(at: datetime | None) -> str | None:
+    return format_instant(at) if at else None
+
+
+# A record
+
+RECORD: Final = "provision, image, pool, decision, evidence, met_at, grace_until, spent_at, spent_key"
+
+
+def of_record(record: Record) -> tuple[Any, ...]:
+    return (
+        *(record.provision, record.image, record.pool, record.decision, record.evidence),
+        *map(_or_none, (record.met_at, record.grace_until, record.spent_at)),
+        record.spent_key,
+    )
+
+
+def record(row: Sequence[Any], runs: Mapping[str, tuple[int, datetime]]) -> Record:
+    provision, image, pool, decision, evidence, *instants, spent_key = row
+    met_at, grace_until, spent_at = (instant(each) if each else None for each in instants)
+    return Record(
+        provision=provision,
+        image=image,
+        pool=pool,
+        decision=Digest(decision) if decision else None,
+        evidence=evidence,
+        met_at=met_at,
+        grace_until=grace_until,
+        spent_at=spent_at,
+        spent_key=spent_key,
+        runs=runs,
+    )
+
+
+# What was armed
+
+ARMED: Final = "reason, plan_digest, override, marks, state, at, corrections, bmc"
+
+
+def of_armed(armed: Armed) -> tuple[Any, ...]:
+    return (
+        armed.reason,
+        armed.plan_digest,
+        json_of(asdict(armed.override)),
+        json_of(asdict(armed.marks)),
+        armed.state,
+        format_instant(armed.at),
+        json_of([format_instant(at) for at in armed.corrections]),
+        json_of(asdict(armed.bmc)) if armed.bmc is not None else None,
+    )
+
+
+def armed(row: Sequence[Any]) -> Armed:
+    reason, plan_digest, override, marks, state, at, corrections, bmc = row
+    wanted = json_value(override)
+    return Armed(
+        reason=reason,
+        plan_digest=plan_digest,
+        override=Override(**{**wanted, "enabled": Enabled(wanted["enabled"])}),
+        marks=Marks(**json_value(marks)),
+        state=State(state),
+        at=instant(at),
+        corrections=tuple(instant(each) for each in json.loads(corrections)),
+        bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
+    )
+
+
+# A machine
+
+
+def of_machine(machine: Machine) -> tuple[Any, ...]:
+    bmc = json_of(asdict(machine.bmc)) if machine.bmc is not None else None
+    return machine.uuid, machine.name, json_of(machine.macs), machine.serial, bmc
+
+
+def machine(row: Sequence[Any]) -> Machine:
+    uuid, name, macs, serial, bmc = row
+    return Machine(
+        uuid=SystemUuid(uuid),
+        name=name,
+        macs=tuple(MacAddress(mac) for mac in json.loads(macs)),
+        serial=serial,
+        bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
+    )
+
+
+# An offer
+
+
+def of_offer(offer: Offer) -> str:
+    facts = asdict(offer)
+    del facts["plan"]
+    return json_of(facts)
+
+
+def offer(plan: Digest, text: str) -> Offer:
+    facts = json_value(text)
+    return Offer(
+        **{
+            **facts,
+            "plan": plan,
+            "uuid": SystemUuid(facts["uuid"]),
+            "decision": Digest(facts["decision"]),
+            "phase": Phase(facts["phase"]),
+        }
+    )
+
+
+# An observation
+
+
+def of_observation(observation: Observation, marks: Marks | None = None) -> str:
+    facts = {"server": observation.server, "path": observation.path, "client": observation.client}
+    return json_of(facts | ({"marks": asdict(marks)} if marks is not None else {}))
+
+
+def observation(at: str, plan: str, text: str) -> tuple[Observation, Marks | None]:
+    facts = json_value(text)
+    marks = facts.pop("marks", None)
+    return Observation(**facts, digest=Digest(plan), at=instant(at)), Marks(**marks) if marks is not None else None

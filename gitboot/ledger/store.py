@@ -1,0 +1,223 @@
+"""The ledger's SQLite file: opened whole or not at all, brought to this version, written durably."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Self
+from uuid import uuid4
+
+from gitboot.errors import DamagedLedger, LedgerError
+
+# What brings a ledger from one version to the next; a new one goes through all of them.
+_MIGRATIONS: Final = (
+    """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    CREATE TABLE records (
+        uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision INTEGER, image TEXT, pool TEXT, decision TEXT,
+        evidence TEXT, met_at TEXT, grace_until TEXT, spent_at TEXT, spent_key TEXT
+    ) STRICT;
+    CREATE TABLE runs (
+        uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run INTEGER NOT NULL, made_at TEXT NOT NULL,
+        PRIMARY KEY (uuid, maintenance)
+    ) STRICT;
+    CREATE TABLE armed (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, plan_digest TEXT NOT NULL, override TEXT NOT NULL,
+        marks TEXT NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL, corrections TEXT NOT NULL,
+        PRIMARY KEY (uuid, reason)
+    ) STRICT;
+    CREATE TABLE events (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL, message TEXT NOT NULL, facts TEXT NOT NULL
+    ) STRICT;
+    """,
+    """
+    ALTER TABLE armed ADD COLUMN bmc TEXT;
+    CREATE TABLE machines (
+        uuid TEXT PRIMARY KEY, name TEXT NOT NULL, macs TEXT NOT NULL, serial TEXT, bmc TEXT, stands INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO machines SELECT uuid, server, '[]', NULL, NULL, 1 FROM records;
+    CREATE TABLE offers (plan TEXT PRIMARY KEY, at TEXT NOT NULL, facts TEXT NOT NULL) STRICT;
+    CREATE TABLE versions (
+        path TEXT NOT NULL, modified INTEGER NOT NULL, plan TEXT NOT NULL, PRIMARY KEY (path, modified)
+    ) STRICT;
+    CREATE TABLE observations (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, plan TEXT NOT NULL, facts TEXT NOT NULL, verdict TEXT
+    ) STRICT;
+    CREATE INDEX pending ON observations (id) WHERE verdict IS NULL;
+    CREATE TABLE orders (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, facts TEXT NOT NULL,
+        done_at TEXT, outcome TEXT
+    ) STRICT;
+    """,
+)
+VERSION: Final = len(_MIGRATIONS)
+_MARK_BYTES: Final = 64
+
+
+class Store:
+    """One SQLite file with one writer; every write is on disk when its block ends."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection, self.path = connection, path
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open the file at ``path``, making it with an identity of its own where there is none.
+
+        Raises `DamagedLedger` where it does not hold together, `LedgerError` where a newer gitboot made it.
+        """
+        with reading(path), ExitStack() as failing:
+            connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            failing.callback(connection.close)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            _check(connection, path)
+            _migrate(connection, path)
+            failing.pop_all()
+        return cls(connection, path)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def writing(self, *, marked: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction; all of it is on disk when the block ends, or none.
+
+        What is ``marked`` counts as a change that a backup must have, to be as good as this ledger.
+        """
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection
+                if marked:
+                    self._connection.execute(
+                        "INSERT INTO facts VALUES ('changes', '1')"
+                        " ON CONFLICT DO UPDATE SET value = CAST(CAST(value AS INTEGER) + 1 AS TEXT)"
+                    )
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                if self._connection.in_transaction:  # SQLite ends it itself where the disk is full
+                    self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise LedgerError(f"{self.path}: the ledger cannot be written ({error})") from error
+                raise
+            if marked:
+                self._write_mark()
+
+    def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        with self._lock, reading(self.path):
+            return self._connection.execute(query, parameters).fetchall()
+
+    def fact(self, name: str) -> str | None:
+        rows = self.rows("SELECT value FROM facts WHERE name = ?", name)
+        return rows[0][0] if rows else None
+
+    def set_fact(self, name: str, value: str | None) -> None:
+        with self.writing() as connection:
+            if value is None:
+                connection.execute("DELETE FROM facts WHERE name = ?", (name,))
+            else:
+                connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    # Beside the ledger stands how far it had come: a backup that is put in its place has not come that far.
+
+    @property
+    def mark(self) -> tuple[str, int] | None:
+        """The identity and the number of changes that were last noted beside the ledger."""
+        try:
+            identity, changes = self._mark_path.read_text("ascii").split()
+            return identity, int(changes)
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def _mark_path(self) -> Path:
+        return self.path.with_suffix(".mark")
+
+    def _write_mark(self) -> None:
+        rows = self._connection.execute("SELECT value FROM facts WHERE name IN ('identity', 'changes') ORDER BY name")
+        changes, identity = (value for (value,) in rows)
+        try:
+            mark = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.pwrite(mark, f"{identity} {changes}".ljust(_MARK_BYTES - 1).encode() + b"\n", 0)
+                os.fdatasync(mark)
+            finally:
+                os.close(mark)
+        except OSError as error:
+            raise LedgerError(f"{self._mark_path}: the ledger's mark cannot be written ({error.strerror})") from error
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise damaged(path, found)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise LedgerError(
+            f"{path}: the ledger is of version {version}, this gitboot knows {VERSION}; use a newer gitboot"
+        )
+    if version == VERSION:
+        return
+    steps = "".join(_MIGRATIONS[version:])
+    identity = "" if version else f"INSERT INTO facts VALUES ('identity', '{uuid4()}');"  # noqa: S608 - its own
+    connection.executescript(f"BEGIN IMMEDIATE; {steps} {identity} PRAGMA user_version = {VERSION}; COMMIT;")
+
+
+def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
+    """Copy the ledger at ``path``, leaving everything beside it as it is.
+
+    While another process writes to it, only SQLite knows what holds together; without one SQLite would make files
+    there, or complete what a process left that was killed.
+    """
+    with reading(path):
+        if in_use:
+            with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
+                ours.backup(new)
+        else:
+            for suffix in ("", "-wal"):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
+            with suppress(FileNotFoundError):
+                shutil.copyfile(path.with_suffix(".mark"), to.with_suffix(".mark"))
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged ledger out of the way, with all that belongs to it; return where it is now."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    for suffix in ("-wal", "-shm", ""):  # the ledger last: a crash in between leaves a damaged one, not a new one
+        with suppress(FileNotFoundError):
+            Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+    path.with_suffix(".mark").unlink(missing_ok=True)
+    return aside
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What SQLite raises within, or what is made of a row, becomes a `LedgerError`."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:  # no such file, no rights, locked: nothing is wrong with the file
+        if "no such table" in str(error) or "no such column" in str(error):
+            raise damaged(path, str(error)) from error
+        raise LedgerError(f"{path}: the ledger cannot be read ({error})") from error
+    except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+        raise damaged(path, str(error)) from error
+
+
+def damaged(path: Path, what: str) -> DamagedLedger:
+    return DamagedLedger(
+        f"{path}: the ledger cannot be read ({what}); restore it from a backup, or let gitboot begin a new one and say "
+        "what is installed with --records"
+    )

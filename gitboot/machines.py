@@ -1,0 +1,85 @@
+"""Who a machine is from one commit to the next, and where its BMC is reached: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gitboot.load import FleetRepository
+from gitboot.model.scalars import MacAddress, SystemUuid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BmcAccess:
+    """Where a BMC is reached, how it is trusted, and the name of its credentials, never their value."""
+
+    address: str
+    system: str | None  # the path of the ComputerSystem; None: the only one
+    credentials: str
+    verify: bool
+    ca: str | None  # PEM
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        """What two BMCs cannot share."""
+        return self.address, self.system
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a Server document says of a machine's identity."""
+
+    uuid: SystemUuid
+    name: str
+    macs: tuple[MacAddress, ...]  # of all its interfaces, sorted
+    serial: str | None
+    bmc: BmcAccess | None
+
+    def marks(self) -> Iterator[tuple[str, str]]:
+        """What no other machine has while this one stands: (what it is, its value)."""
+        yield "name", self.name
+        yield from (("MAC", mac) for mac in self.macs)
+        if self.serial is not None:
+            yield "serial", self.serial
+        if self.bmc is not None:
+            yield "BMC", f"{self.bmc.address}{self.bmc.system or ''}"
+
+
+def machines(repository: FleetRepository) -> dict[SystemUuid, Machine]:
+    """The machines that a commit describes, by UUID, in the order of their names."""
+    found = {}
+    for name, server in repository.servers.items():
+        spec, bmc = server.spec, server.spec.bmc
+        access = None
+        if bmc is not None:
+            access = BmcAccess(
+                address=bmc.address,
+                system=bmc.system,
+                credentials=bmc.credentials,
+                verify=bmc.tls.verify,
+                ca=repository.files[bmc.tls.ca].decode("ascii", "ignore") if bmc.tls.ca else None,
+            )
+        found[spec.uuid] = Machine(
+            uuid=spec.uuid,
+            name=name,
+            macs=tuple(sorted(interface.mac for interface in spec.interfaces)),
+            serial=spec.serial,
+            bmc=access,
+        )
+    return found
+
+
+def taken_over(seen: Iterable[Machine], before: Iterable[Machine]) -> dict[SystemUuid, tuple[str, str, Machine]]:
+    """Machines under a new UUID that carry a mark of another: (what, its value, whose), by the new UUID.
+
+    A new motherboard brings a new UUID into the same chassis, where an installed system may lie on the disks.
+    """
+    whose: Mapping[tuple[str, str], Machine] = {mark: machine for machine in before for mark in machine.marks()}
+    found = {}
+    for machine in seen:
+        for mark in machine.marks():
+            other = whose.get(mark)
+            if other is not None and other.uuid != machine.uuid:
+                found[machine.uuid] = (*mark, other)
+                break
+    return found

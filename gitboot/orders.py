@@ -1,0 +1,82 @@
+"""What an operator asks of an instance: left in its ledger by the command line, carried out by its next pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from gitboot.errors import UsageError
+from gitboot.journal import Journal
+from gitboot.ledger import Ledger, Order
+from gitboot.model.scalars import SystemUuid
+from gitboot.overriding import Overriding
+from gitboot.plan import Record
+from gitboot.provisioning import Provisioning
+from gitboot.records import record_of
+
+RECORDS: Final = "records"  # {"items": [{"uuid", "server", "notMet", …a record}], "reason"}
+RESOLVE: Final = "resolve"  # {"uuid", "server", "armed", "reason"}
+RETRY: Final = "retry"  # {"uuids"}
+
+
+class Orders:
+    """Carries out each order once."""
+
+    def __init__(self, ledger: Ledger, provisioning: Provisioning, overriding: Overriding, journal: Journal) -> None:
+        self._ledger, self._provisioning = ledger, provisioning
+        self._overriding, self._journal = overriding, journal
+
+    def carry_out(self, at: datetime) -> None:
+        """Do what was ordered since the last pass; an order that makes no sense is refused, and noted as that."""
+        for order in self._ledger.orders():
+            try:
+                outcome = self._do(order, at)
+            except (UsageError, ValueError, KeyError, TypeError) as error:
+                outcome = f"refused: {error}"
+            self._journal.event(at, "Ordered", f"{order.who}: {outcome}", {"who": order.who, "order": order.what})
+            self._ledger.carried_out(order, outcome, at)
+
+    def _do(self, order: Order, at: datetime) -> str:
+        match order.what:
+            case "records":
+                return self._set_records(order.facts, at)
+            case "resolve":
+                return self._resolve(order.facts, at)
+            case "retry":
+                uuids = [SystemUuid(uuid) for uuid in order.facts["uuids"]]
+                self._overriding.hurry(uuids, at)
+                return f"{len(uuids)} BMCs are asked now"
+        raise UsageError(f"this gitboot knows no order {order.what!r}")
+
+    def _set_records(self, facts: Mapping[str, Any], at: datetime) -> str:
+        items = [(SystemUuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
+        for uuid, server, record in items:
+            if record.provision is None:  # what was armed before says nothing of the boot that is asked for now
+                self._overriding.reopen(uuid, "provision/", at)
+            self._provisioning.set(uuid, server, record)
+        reason = f" ({facts['reason']})" if facts.get("reason") else ""
+        if len(items) == 1:
+            _, server, record = items[0]
+            return f"{server} is {_worded(record)}{reason}"
+        return f"{len(items)} records are set{reason}"
+
+    def _resolve(self, facts: Mapping[str, Any], at: datetime) -> str:
+        uuid, server = SystemUuid(facts["uuid"]), facts["server"]
+        if facts["armed"]:
+            changed = self._overriding.count_as_spent(uuid, at)
+            what = "its override counts as consumed"
+        else:
+            changed = self._overriding.reopen(uuid, "", at)
+            if (record := self._provisioning.recorded(uuid)) is not None:
+                self._provisioning.set(uuid, server, replace(record, spent_at=None, spent_key=None))
+            what = "its override counts as never set, and is armed again where it is still wanted"
+        return f"{server}: {what} ({facts['reason']})" if changed else f"{server}: there was nothing to resolve"
+
+
+def _worded(record: Record) -> str:
+    if record.provision is None:
+        return "not met: it is installed as soon as its plan wants it"
+    image = f" with BootImage/{record.image}" if record.image else ""
+    return f"met: provision {record.provision}{image}"
