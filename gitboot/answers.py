@@ -10,8 +10,10 @@ from typing import Any, Final
 from gitboot.model.image import ConfigFrom
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.plan import BootPlan, Decision, Record, canonical
+from gitboot.records import drift, record_facts
 from gitboot.render import server_files
 from gitboot.render.plans import summary
+from gitboot.render.provisioned import is_report
 from gitboot.render.tree import ContentType, File, is_immutable
 from gitboot.report import EntryOf, Turn
 from gitboot.resolve import Decisions, plan, transition
@@ -80,7 +82,11 @@ def server_state(decisions: Decisions, decision: Decision, record: Record | None
         files={**announced, **files},
         turns=turns,
         entries=entries,
-        summary=summary(decision, now, _digests(files)),
+        summary={
+            **summary(decision, now, _digests(files)),
+            "provisioned": record_facts(record) if record is not None else None,
+            "drift": drift(decision, record),
+        },
     )
 
 
@@ -97,13 +103,13 @@ def _digests(files: Mapping[str, File]) -> dict[str, Digest]:
 
 
 def _entries(planned: BootPlan | None, files: Mapping[str, File]) -> dict[str, EntryOf]:
-    """The paths whose completed GET is evidence that the machine boots from the network."""
+    """The paths whose completed GET is evidence: that the machine boots from the network, or has been provisioned."""
     if planned is None or planned.boot is None:
         return {}
     by_uuid = planned.boot.direct and planned.boot.config_from is ConfigFrom.SYSTEM_UUID
     prefixes = ("boot/ignition/",) if by_uuid else ("boot/v1/boot/", "boot/ipxe/")
     entry = EntryOf(planned.server, planned.digest)
-    return {path: entry for path in files if path.startswith(prefixes)}
+    return {path: entry for path in files if is_report(path) or path.startswith(prefixes)}
 
 
 def _in_place(files: Mapping[str, File]) -> set[str]:

@@ -11,13 +11,14 @@ from gitboot.errors import UsageError
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger, Order
 from gitboot.model.scalars import SystemUuid
+from gitboot.override import Armed, State
 from gitboot.overriding import Overriding
 from gitboot.plan import Record
 from gitboot.provisioning import Provisioning
 from gitboot.records import record_of
 
 RECORDS: Final = "records"  # {"items": [{"uuid", "server", "notMet", …a record}], "reason"}
-RESOLVE: Final = "resolve"  # {"uuid", "server", "armed", "reason"}
+RESOLVE: Final = "resolve"  # {"uuid", "server", "armed", "key", "bmc", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
 
 
@@ -54,7 +55,7 @@ class Orders:
         items = [(SystemUuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
         for uuid, server, record in items:
             if record.provision is None:  # what was armed before says nothing of the boot that is asked for now
-                self._overriding.reopen(uuid, "provision/", at)
+                self._overriding.settle(uuid, State.WITHDRAWN, _is_provision, at)
             self._provisioning.set(uuid, server, record)
         reason = f" ({facts['reason']})" if facts.get("reason") else ""
         if len(items) == 1:
@@ -64,15 +65,26 @@ class Orders:
 
     def _resolve(self, facts: Mapping[str, Any], at: datetime) -> str:
         uuid, server = SystemUuid(facts["uuid"]), facts["server"]
-        if facts["armed"]:
-            changed = self._overriding.count_as_spent(uuid, at)
-            what = "its override counts as consumed"
-        else:
-            changed = self._overriding.reopen(uuid, "", at)
-            if (record := self._provisioning.recorded(uuid)) is not None:
-                self._provisioning.set(uuid, server, replace(record, spent_at=None, spent_key=None))
-            what = "its override counts as never set, and is armed again where it is still wanted"
-        return f"{server}: {what} ({facts['reason']})" if changed else f"{server}: there was nothing to resolve"
+
+        def is_meant(armed: Armed) -> bool:
+            """It is open to doubt; or it counts as consumed, and is wanted; or it stands where nobody looks now."""
+            elsewhere = armed.state.is_open and armed.bmc is not None and list(armed.bmc.place) != facts["bmc"]
+            closed = armed.reason == facts["key"] and not armed.state.is_open
+            return elsewhere or closed or armed.state is State.RECORDED
+
+        became = State.GONE if facts["armed"] else State.WITHDRAWN
+        changed = self._overriding.settle(uuid, became, is_meant, at)
+        record = self._provisioning.recorded(uuid)
+        if not facts["armed"] and record is not None and record.spent_key == facts["key"]:
+            self._provisioning.set(uuid, server, replace(record, spent_at=None, spent_key=None))
+        if not changed:
+            return f"{server}: there was nothing to resolve"
+        what = "is consumed, and is not armed again" if facts["armed"] else "was never set, and is armed where wanted"
+        return f"{server}: its override counts as one that {what} ({facts['reason']})"
+
+
+def _is_provision(armed: Armed) -> bool:
+    return armed.reason.startswith("provision/") and armed.state in (State.RECORDED, State.SPENT, State.GONE)
 
 
 def _worded(record: Record) -> str:

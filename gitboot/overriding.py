@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -61,6 +62,7 @@ class _Schedule:
     name: str
     due: datetime
     wanted: Wanted | None = None  # what it was asked for last
+    outcome: Outcome | None = None  # of the last job
     failures: int = 0
     late_since: datetime | None = None  # since when what is wanted could not be brought about
 
@@ -91,6 +93,11 @@ class Overriding:
     def next_due(self) -> datetime | None:
         """When the next BMC is asked without anything else having happened."""
         return min((schedule.due for schedule in self._schedules.values()), default=None)
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """How many of the BMCs of which something is wanted ended their last job how."""
+        return Counter(str(each.outcome or "Pending") for each in self._schedules.values())
 
     def hurry(self, uuids: Iterable[SystemUuid], at: datetime) -> None:
         """Ask these BMCs at the next pass, whatever came of them before."""
@@ -227,6 +234,7 @@ class Overriding:
     def _reschedule(self, uuid: SystemUuid, result: Result, at: datetime) -> None:
         if (schedule := self._schedules.get(uuid)) is None:
             return
+        schedule.outcome = result.outcome
         if result.outcome in (Outcome.UNCHANGED, Outcome.APPLIED):
             schedule.failures, schedule.late_since = 0, None
             return
@@ -267,25 +275,16 @@ class Overriding:
 
     # What an operator says
 
-    def reopen(self, uuid: SystemUuid, prefix: str, at: datetime) -> int:
-        """Let what was armed and counts as consumed be armed again; return for how many reasons."""
-        closed = [
-            each
-            for each in self._ledger.armed(uuid)
-            if each.reason.startswith(prefix) and each.state in (State.RECORDED, State.SPENT, State.GONE)
-        ]
-        for each in closed:
-            self._ledger.write_armed(uuid, replace(each, state=State.WITHDRAWN, corrections=()))
-        self.hurry([uuid], at)
-        return len(closed)
+    def settle(self, uuid: SystemUuid, state: State, which: Callable[[Armed], bool], at: datetime) -> int:
+        """Take an operator's word for what became of overrides; return of how many.
 
-    def count_as_spent(self, uuid: SystemUuid, at: datetime) -> int:
-        """Take for consumed what was to be set, and may have been; return for how many reasons."""
-        unsure = [each for each in self._ledger.armed(uuid) if each.state is State.RECORDED]
-        for each in unsure:
-            self._ledger.write_armed(uuid, replace(each, state=State.GONE))
+        Withdrawn: it was never consumed, and its reason is open again. Gone: it was, and is never armed again.
+        """
+        meant = [each for each in self._ledger.armed(uuid) if each.state is not state and which(each)]
+        for each in meant:
+            self._ledger.write_armed(uuid, replace(each, state=state, corrections=()))
         self.hurry([uuid], at)
-        return len(unsure)
+        return len(meant)
 
 
 def _is_for(record: Armed, wanted: Wanted | None) -> bool:

@@ -17,6 +17,7 @@ from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record
 from gitboot.records import adopted, first_records
+from gitboot.report import Condition
 from gitboot.resolve import Decisions
 from gitboot.resolve.instant import is_met
 
@@ -48,6 +49,7 @@ class Provisioning:
         self._ledger, self._journal = ledger, journal
         self._told = told  # what a ledger in doubt is told
         self._foreign = foreign  # whether another ledger's tree lies where this one is to publish
+        ledger.observes, ledger.foreign = observes, foreign
         self._observes = observes  # whether fetches reach this instance at all
         self._records: Mapping[SystemUuid, Record] = ledger.records()
         self._usable: Mapping[SystemUuid, Record] | None = None
@@ -71,9 +73,10 @@ class Provisioning:
         """What the ledger has of a server, whether it is made use of or not."""
         return self._records.get(uuid)
 
-    def reread(self) -> None:
-        """Take in what somebody else has written to the ledger."""
-        self._records, self._usable = self._ledger.records(), None
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What is not known, and why."""
+        return self._journal.conditions
 
     # Which servers there are
 
@@ -107,11 +110,24 @@ class Provisioning:
             self._journal.event(at, "ServerUnknown", message, {"server": machines[uuid].name}, warning=True)
         self._note_machines(machines, seen)
         self._machines = machines
+        self._adopt_late(decisions)
         self._declare(decisions, at)
         if self._known is None:
             self._ledger.prune(at - KEPT)
         self._known, self._usable = decisions, None
         self._tell_unknown(decisions, at)
+
+    def _adopt_late(self, decisions: Decisions) -> None:
+        """Adopt what no policy described when it was seen first, parked perhaps: as the first policy wants it."""
+        late = [
+            (each.uuid, each.server, replace(adopted(each), runs=record.runs))
+            for each in decisions.servers.values()
+            if (record := self._records.get(each.uuid)) is not None
+            and (record.evidence, record.pool) == ("Adopted", None)
+            and each.policy is not None
+            and each.provision <= (record.provision or 0)
+        ]
+        self._write(late)
 
     def _doubt(self, decisions: Decisions) -> str | None:
         """Why the ledger is not believed, if it is not."""
@@ -145,7 +161,7 @@ class Provisioning:
             self._write([(each.uuid, each.server, told[each.uuid]) for each in servers if each.uuid in told])
             self._note_machines(self._unmarked(decisions), {})  # who is not in the file stays unknown
         self._ledger.tell(told if isinstance(told, str) else "records")
-        self._foreign = False
+        self._foreign = self._ledger.foreign = False
         if doubt != "NewLedger":
             what = told if isinstance(told, str) else "a file of exported records"
             self._journal.event(at, "RecordsTold", f"{doubt}: the ledger was told {what}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict
 
 from gitboot.answers import ServerState, server_state
 from gitboot.errors import (
@@ -29,7 +30,7 @@ from gitboot.overriding import Fleetwide, Overriding
 from gitboot.plan import Cause, Record
 from gitboot.provisioning import Provisioning
 from gitboot.publish.directory import Published
-from gitboot.records import exported
+from gitboot.records import drift, exported
 from gitboot.render import shared_files
 from gitboot.render.tree import ContentType, File, Files
 from gitboot.report import Answers, EntryOf, Status
@@ -99,6 +100,7 @@ class Reconciler:
         self._planned_at: datetime | None = None
         self._servers: dict[str, ServerState] = {}
         self._planned: _Planned | None = None
+        self._counts = _counted(())  # of what was planned last
         self._opt_outs: tuple[FleetRepository | None, tuple[OptOut, ...]] = (None, ())
         self._stands = False  # whether what was planned last is what the target holds
 
@@ -112,7 +114,7 @@ class Reconciler:
             self._learn(at)
         finally:  # a ledger that cannot be written keeps no window open
             self._bring_up_to_date(at)
-        if self._repository is not None:
+        if self._repository is not None and self._is_ours(at):
             # Armed is only what was published: a machine that resets at once finds its files.
             fleet = Fleetwide(self._repository, self._machines, self._servers)
             self._overriding.ask(fleet, at, may_arm=self._stands)
@@ -124,7 +126,7 @@ class Reconciler:
 
     def _learn(self, at: datetime) -> None:
         """Take in evidence; what was fetched before this start is evidence of what is offered now."""
-        if self._repository is None or self._decisions is None:
+        if self._repository is None or self._decisions is None or not self._is_ours(at):
             return
         if self._planned is None:
             self._provisioning.know(self._decisions, self._machines, at)
@@ -133,8 +135,23 @@ class Reconciler:
         self._provisioning.know(self._decisions, self._machines, at)
         self._orders.carry_out(at)
 
+    def _is_ours(self, at: datetime) -> bool:
+        """Whether this instance may act for the accepted commit: a Fleet may name the one ledger that does."""
+        named = self._repository.fleet.spec.provisioning.ledger if self._repository is not None else None
+        if named is None or named == self._ledger.identity:
+            self._journal.forget("LedgerNamed")
+            return True
+        message = (
+            f"the Fleet names the ledger {named} as the one that publishes and arms, and this instance has "
+            f"{self._ledger.identity}: nothing is answered, published or set"
+        )
+        if self._journal.condition("LedgerNamed", False, "AnotherLedger", message, at):
+            self._journal.event(at, "StandsBack", message, warning=True)
+        self.answers, self._planned_at, self._stands = None, None, False
+        return False
+
     def _bring_up_to_date(self, at: datetime) -> None:
-        if self._repository is None or self._decisions is None:
+        if self._repository is None or self._decisions is None or not self._is_ours(at):
             return
         self._plan(self._decisions, at)
         if not self._stands:
@@ -265,6 +282,7 @@ class Reconciler:
             state is before[name] for name, state in self._servers.items()
         )
         self._stands = self._stands and same and self._applied == decisions.revision
+        self._counts = _counted(self._servers.values())
         spent = [name for name, state in self._servers.items() if state.plan and state.plan.cause is Cause.SPENT]
         self._note_spent(spent, at)
 
@@ -350,22 +368,38 @@ class Reconciler:
 
     def _report(self) -> datetime | None:
         """Say where this instance stands; return when something is due next."""
-        phases: dict[str, int] = {}
-        for state in self._servers.values():
-            phase = str(state.plan.phase) if state.plan else "NoPlan"
-            phases[phase] = phases.get(phase, 0) + 1
         next_transition = self._planned.until if self._planned is not None else None
         self.status = Status(
+            ledger=self._ledger.identity,
             attempted=self._attempted,
             problems=self._problems,
             applied=self._applied,
             planned_at=self._planned_at,
             next_transition=next_transition,
-            phases=phases,
+            **self._counts,
+            bmcs=self._overriding.outcomes,
             conditions=self._journal.conditions,
         )
         dues = (next_transition, self._overriding.next_due)
         return min((due for due in dues if due is not None), default=None)
+
+
+class _Counts(TypedDict):
+    """Servers by what they boot, and by what is known of them."""
+
+    phases: Mapping[str, int]
+    records: Mapping[str, int]
+    drift: Mapping[str, int]
+
+
+def _counted(states: Iterable[ServerState]) -> _Counts:
+    phases, records, drifts = Counter[str](), Counter[str](), Counter[str]()
+    for state in states:
+        phases[str(state.plan.phase) if state.plan else "NoPlan"] += 1
+        known = "Unknown" if state.record is None else "NotMet" if state.record.provision is None else "Met"
+        records[known] += 1
+        drifts.update(drift(state.decision, state.record).keys())
+    return _Counts(phases=phases, records=records, drift=drifts)
 
 
 def _closed(blob: BlobId) -> bytes:

@@ -60,6 +60,19 @@ def _progress(record: Record | None) -> tuple[bool, datetime, datetime]:
     return (True, record.met_at or beginning, max((at for _, at in record.runs.values()), default=beginning))
 
 
+def drift(decision: Decision, record: Record | None) -> dict[str, str]:
+    """Where a provisioned server is not what is planned for it: by condition, in words."""
+    policy = decision.policy
+    if record is None or record.provision is None or policy is None:
+        return {}
+    found = {}
+    if policy.boot is not None and record.image not in (None, policy.boot.image):
+        found["ImageDrift"] = f"provisioned with BootImage/{record.image}, planned is BootImage/{policy.boot.image}"
+    if record.pool not in (None, policy.policy):
+        found["PoolDrift"] = f"provisioned in BootPolicy/{record.pool}, planned is BootPolicy/{policy.policy}"
+    return found
+
+
 def exported(records: Mapping[SystemUuid, Record]) -> bytes:
     """Records as ``ops/records.json`` has them, and as ``--records FILE`` reads them."""
     items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]

@@ -39,9 +39,11 @@ def _as_text(status: dict[str, Any]) -> str:
     phases = ", ".join(f"{count} {phase}" for phase, count in status["phases"].items())
     lines = [
         f"gitboot    {state}",
+        *([f"ledger     {status['ledger']}"] if status.get("ledger") else []),
         f"applied    {status['applied']['commit'] or '-'}",
         f"attempted  {attempted}",
         f"servers    {sum(status['phases'].values())}{': ' if phases else ''}{phases}",
+        *(f"{name:9}  {_counts(status[name])}" for name in ("records", "drift", "bmcs") if status.get(name)),
         f"planned    {_to_the_second(status['plannedAt']) if status['plannedAt'] else 'not since the start'}",
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
@@ -57,6 +59,10 @@ def _as_text(status: dict[str, Any]) -> str:
         for each in sorted(status["conditions"], key=lambda each: (each["status"], each["type"]))
     ]
     return "\n".join(lines) + "\n\n" + table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows)
+
+
+def _counts(found: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in found.items())
 
 
 def _to_the_second(instant: str) -> str:

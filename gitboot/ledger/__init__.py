@@ -104,6 +104,26 @@ class Ledger:
         self._store.set_fact("doubt", why)
 
     @property
+    def observes(self) -> bool:
+        """Whether fetches reach the instance that has this ledger."""
+        return self._store.fact("observes") != "no"
+
+    @observes.setter
+    def observes(self, observes: bool) -> None:
+        if self.observes != observes:
+            self._store.set_fact("observes", None if observes else "no")
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another ledger's tree lies where its instance is to publish."""
+        return self._store.fact("foreign") is not None
+
+    @foreign.setter
+    def foreign(self, foreign: bool) -> None:
+        if self.foreign != foreign:
+            self._store.set_fact("foreign", "yes" if foreign else None)
+
+    @property
     def is_behind(self) -> bool:
         """Whether a ledger stood here that had come further, or another: a backup was put in its place.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gitboot.codes import Code
 from gitboot.errors import Problem, Severity
 from gitboot.load import FleetRepository, Id
-from gitboot.model.fleet import Evidence, Guards, Output, UnknownProfile
+from gitboot.model.fleet import Guards, Output, UnknownProfile
 from gitboot.model.policy import MaintenancePower, Method, PolicyPower
 
 
@@ -16,13 +16,8 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
     fleet = repository.fleet
     key = Id("Fleet", fleet.metadata.name)
     for number, output in enumerate(fleet.spec.outputs):
-        if output not in (Output.IPXE, Output.GRUB):
+        if output in (Output.MIRROR, Output.PAGES):
             yield _later(repository, f"the output {output}", key, "spec", "outputs", number)
-    if fleet.spec.provisioning.evidence is not Evidence.FETCHED:
-        what = f"evidence {fleet.spec.provisioning.evidence}"
-        yield _later(repository, what, key, "spec", "provisioning", "evidence")
-    if fleet.spec.provisioning.ledger is not None:
-        yield _later(repository, "a ledger named in the Fleet", key, "spec", "provisioning", "ledger")
     if fleet.spec.guards != Guards():
         message = "guards are not enforced by this version of gitboot: run accepts every valid commit"
         yield repository.problem(

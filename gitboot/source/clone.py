@@ -6,8 +6,6 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +13,10 @@ import pygit2
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Revision, Snapshot
+from gitboot.source.commits import Commit, described
 from gitboot.source.objects import check, copy, merge_packs
 from gitboot.source.remote import Conversation, Remote, wanted
-from gitboot.source.repository import Stored, blaming, containing, files_of, opened, printable
+from gitboot.source.repository import Stored, blaming, containing, files_of, opened
 from gitboot.source.snapshot import folder_in
 from gitboot.source.tree import of_commit
 
@@ -27,18 +26,6 @@ _ACCEPTED: Final = "refs/gitboot/accepted"
 _ALL: Final = "refs/gitboot/all/"
 _FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
 _FOLDER: Final = "gitboot.folder"  # of the fleet in a local repository, which may be gone by then
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_YEAR_9999: Final = 253_370_764_800  # s; Git has room for later dates, datetime has not
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
-    """Who made a commit, when and why."""
-
-    revision: Revision
-    author: str  # Name <address>
-    date: datetime  # when it was written
-    subject: str
 
 
 class Source:
@@ -105,13 +92,7 @@ class Source:
 
     def commit(self, revision: Revision) -> Commit:
         with self._clone.reading() as ours:
-            commit = ours[revision].peel(pygit2.Commit)
-            return Commit(
-                revision=revision,
-                author=printable(f"{_text(commit.author.raw_name)} <{_text(commit.author.raw_email)}>"),
-                date=_EPOCH + timedelta(seconds=min(max(commit.author.time, 0), _YEAR_9999)),
-                subject=printable(_text(commit.raw_message).lstrip().partition("\n")[0]),
-            )
+            return described(ours[revision].peel(pygit2.Commit))
 
     def watch_paths(self) -> tuple[Path, ...]:
         """The directory in which, at any depth, a local repository's refs change; nothing for another remote.
@@ -271,5 +252,15 @@ def _folder(ours: pygit2.Repository) -> str:
     return str(ours.config[_FOLDER]) if _FOLDER in ours.config else ""
 
 
-def _text(data: bytes | None) -> str:
-    return (data or b"").decode(errors="replace")
+def accepted_snapshot(state: Path) -> Snapshot:
+    """The files of the commit that the instance with this state directory accepted last; changes nothing there.
+
+    Raises `UsageError` where none was accepted yet.
+    """
+    clone = Stored(state / "repository.git", CorruptClone)
+    if clone.path.exists():
+        with clone.reading() as ours:
+            reference, folder = ours.references.get(_ACCEPTED), _folder(ours)
+            if reference is not None:
+                return of_commit(clone, Revision(str(reference.peel(pygit2.Commit).id)), folder)
+    raise UsageError(f"no commit was accepted with the state directory {state} yet: begin with `gitboot run`")

@@ -1,0 +1,154 @@
+"""`gitboot records`: what an instance knows of provisioning, and what it is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gitboot.cli.inputs import Output, now, output_option, state_option
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from gitboot.cli.instance import Instance
+    from gitboot.plan import Record
+
+_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+_reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
+
+
+@click.group(context_settings=_SETTINGS)
+def command() -> None:
+    """Show what is known of provisioning, or say it for single servers.
+
+    All of it goes by the state directory of an instance, running or not.
+    """
+
+
+@command.command("show", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@state_option
+@output_option("text", "json")
+def show(servers: tuple[str, ...], state: Path, outputs: tuple[Output, ...]) -> None:
+    """Show what is known of SERVERS, or of all, beside what is planned; the unknown ones first."""
+    from gitboot.cli.instance import chosen, looked_at
+
+    with looked_at(state, now()) as instance:
+        names = chosen(servers, instance)
+        items = [item for item in _items(instance) if names is None or item["server"] in names]
+        doubt = next((each for each in instance.provisioning.conditions if each.type == "RecordsKnown"), None)
+    for output in outputs:
+        if output.format == "json":
+            document = {"apiVersion": "gitboot.dev/v1alpha1", "items": items}
+            output.write(json.dumps(document, indent=2, sort_keys=True))
+        else:
+            output.write(_as_text(items, doubt.message if doubt is not None and not doubt.status else None))
+
+
+@command.command("set", context_settings=_SETTINGS)
+@click.argument("server")
+@click.argument("what", type=click.Choice(["met", "not-met"]))
+@state_option
+@_reason_option
+def set_record(server: str, what: str, state: Path, reason: str) -> None:
+    """Say that SERVER is provisioned as its plan wants it (met), or that it is not (not-met).
+
+    not-met installs it as soon as its plan wants it, even where it was installed before: what was armed or fetched
+    until now counts no more.
+    """
+    from gitboot.cli.instance import looked_at, order
+    from gitboot.orders import RECORDS
+    from gitboot.plan import Record
+    from gitboot.records import adopted, record_facts
+
+    at = now()
+    with looked_at(state, at) as instance:
+        decision = instance.decision(server)
+        before = instance.provisioning.recorded(decision.uuid) or Record()
+        record = _replaced(adopted(decision) if what == "met" else Record(), before, at)
+    item = {"uuid": decision.uuid, "server": server, **record_facts(record)}
+    click.echo(order(state, RECORDS, {"items": [item], "reason": reason}))
+
+
+@command.command("import", context_settings=_SETTINGS)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@state_option
+@_reason_option
+def import_records(file: Path, state: Path, reason: str) -> None:
+    """Replace what is known of the servers in FILE, an ops/records.json, all or none of them."""
+    from gitboot.cli.instance import looked_at, order
+    from gitboot.errors import UsageError
+    from gitboot.orders import RECORDS
+    from gitboot.records import imported, record_facts
+
+    try:
+        records = imported(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    with looked_at(state, now()) as instance:
+        names = {decision.uuid: name for name, decision in instance.decisions.servers.items()}
+    known = [(uuid, record) for uuid, record in records.items() if uuid in names]
+    if not known:
+        raise UsageError(f"{file} has no server of the accepted commit")
+    items = [{"uuid": uuid, "server": names[uuid], **record_facts(record)} for uuid, record in known]
+    if strays := len(records) - len(known):
+        click.echo(
+            f"{strays} of {len(records)} records are of servers that the accepted commit does not have", err=True
+        )
+    click.echo(order(state, RECORDS, {"items": items, "reason": reason}))
+
+
+def _replaced(record: Record, before: Record, at: datetime) -> Record:
+    """What an operator says, from now on; what maintenances have booted stays as it was."""
+    from dataclasses import replace
+
+    return replace(record, met_at=at, runs=before.runs, evidence="Operator" if record.provision is not None else None)
+
+
+def _items(instance: Instance) -> list[dict[str, Any]]:
+    from gitboot.records import drift, record_facts
+
+    items = []
+    for name, decision in instance.decisions.servers.items():
+        record = instance.provisioning.recorded(decision.uuid)
+        policy = decision.policy
+        items.append(
+            {
+                "server": name,
+                "uuid": decision.uuid,
+                "known": record is not None,
+                "wanted": {
+                    "provision": decision.provision,
+                    "image": policy.boot.image if policy and policy.boot else None,
+                    "pool": policy.policy if policy else None,
+                },
+                "record": record_facts(record) if record is not None else None,
+                "drift": drift(decision, record),
+            }
+        )
+    return sorted(items, key=lambda item: (item["known"], item["server"]))
+
+
+def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
+    from gitboot.cli.table import table
+
+    rows = []
+    for item in items:
+        wanted, record = item["wanted"], item["record"]
+        rows.append(
+            (
+                item["server"],
+                str(wanted["provision"]),
+                "unknown" if record is None else "not met" if record["provision"] is None else str(record["provision"]),
+                (record or {}).get("image") or "-",
+                (record or {}).get("pool") or "-",
+                (record or {}).get("evidence") or "-",
+                ((record or {}).get("metAt") or "-")[:19],
+                ", ".join(item["drift"]) or "-",
+            )
+        )
+    header = ("SERVER", "WANTED", "MET", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
+    return "\n".join([*([doubt, ""] if doubt else []), table(header, rows)])
