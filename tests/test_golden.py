@@ -20,7 +20,7 @@ from gitboot.plan import Record
 from gitboot.render import server_files, shared_files
 from gitboot.resolve import Decisions, decide, plan
 from gitboot.source import open_snapshot
-from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server
+from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE = Path(__file__).parent.parent / "example-repo"
@@ -60,6 +60,20 @@ def seed(*, server_spec: str = "", image_spec: str = "", profile_spec: str = "",
 
 
 USER_DATA = "userData: {{format: {format}, template: t.j2}}"
+
+EVERY_LOOKUP = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid]"
+DHCP = (
+    "baseURL: 'http://192.0.2.1', outputs: [ipxe, grub, pxelinux, dhcp-dnsmasq, dhcp-kea], "
+    "sites: [{name: fra1, select: {matchLabels: {role: db}}, baseURL: 'http://[2001:db8::1]:8080/boot'}]"
+)
+DATABASE = document(
+    "Server",
+    "db01",
+    f"uuid: {uuid_of('db01')}, architecture: aarch64, firmware: UEFI, lifecycle: Parked, interfaces: ["
+    "{mac: '52:54:00:00:00:01', addresses: [192.0.2.11/24, 2001:db8::11/64]}, "
+    "{mac: '52:54:00:00:00:02', addresses: [198.51.100.11/24], boot: false}]",
+    "role: db",
+)
 
 SCENARIOS = [
     Scenario(name="example-control-plane-first-boot", server="fra1-cp01", record=NOT_MET),
@@ -140,6 +154,13 @@ SCENARIOS = [
         name="restricted-disk",
         documents=seed(fleet_spec="baseURL: 'http://boot.test', serving: {restrict: true}", often="Never"),
     ),
+    Scenario(name="every-lookup", documents=seed(fleet_spec=EVERY_LOOKUP, profile_spec="kernelArguments: ['msg=a b']")),
+    Scenario(name="every-lookup-of-a-uki", documents=seed(fleet_spec=EVERY_LOOKUP, artifacts="uki")),
+    Scenario(name="every-lookup-parked", documents=seed(fleet_spec=EVERY_LOOKUP, server_spec="lifecycle: Parked")),
+    Scenario(
+        name="every-lookup-to-a-restricted-disk",
+        documents=seed(fleet_spec=f"{EVERY_LOOKUP}, serving: {{restrict: true}}", often="Never"),
+    ),
     Scenario(
         name="https-mirror-below-a-path",
         documents=seed(fleet_spec="baseURL: 'https://cdn.test:8443/boot/fleet'"),
@@ -158,16 +179,21 @@ def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spec"),
+    ("name", "spec", "more"),
     [
-        ("shared-local-disk", "baseURL: 'http://boot.test'"),
-        ("shared-not-found-below-a-path", "baseURL: 'http://boot.test/a/b', unknownServers: NotFound"),
-        ("shared-discovery", "baseURL: 'http://boot.test', unknownServers: {profile: repair}"),
+        ("shared-local-disk", "baseURL: 'http://boot.test'", ()),
+        ("shared-not-found-below-a-path", "baseURL: 'http://boot.test/a/b', unknownServers: NotFound", ()),
+        ("shared-discovery", "baseURL: 'http://boot.test', unknownServers: {profile: repair}", ()),
+        ("shared-every-lookup", f"{EVERY_LOOKUP}, unknownServers: {{profile: repair}}", (DATABASE,)),
+        ("shared-dhcp", DHCP, (DATABASE,)),
     ],
 )
-def test_the_files_that_every_machine_begins_with_are_exactly_these(name: str, spec: str) -> None:
-    files = shared_files(decided(fleet(spec), *SEED[1:]))
-    _compare(GOLDEN / name, {path.removeprefix("boot/"): file.content for path, file in files.items()})
+def test_the_files_that_every_machine_begins_with_are_exactly_these(
+    name: str, spec: str, more: tuple[str, ...]
+) -> None:
+    files = shared_files(decided(fleet(spec), *SEED[1:], *more))
+    machines = {path: file.content for path, file in files.items() if not path.startswith("ops/serve/")}
+    _compare(GOLDEN / name, {path.removeprefix("boot/"): content for path, content in machines.items()})
 
 
 def _compare(folder: Path, files: dict[str, bytes]) -> None:
@@ -192,8 +218,8 @@ def test_nothing_stands_in_golden_that_no_scenario_makes() -> None:
     reason="grub-script-check is missing (Debian: grub-common)",
 )
 def test_every_golden_grub_file_is_a_script() -> None:
-    files = sorted(GOLDEN.rglob("grub.cfg"))
-    assert len(files) > 15
+    files = sorted(path for path in GOLDEN.rglob("*grub.cfg*") if path.is_file())
+    assert len(files) > 50
     for path in files:
         checked = subprocess.run(["grub-script-check", str(path)], capture_output=True, text=True, check=False)
         assert checked.returncode == 0, f"{path}: {checked.stderr}"

@@ -145,6 +145,11 @@ def swapped(uuid: SystemUuid) -> SystemUuid:
     return SystemUuid("-".join("".join(re.findall("..", part)[::-1]) for part in (a, b, c)) + rest)
 
 
+def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
+    """The UUIDs that one machine may be looked up by, sorted."""
+    return tuple(sorted({uuid, swapped(uuid)}))
+
+
 def parse_interface_address(value: object) -> str:
     """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)

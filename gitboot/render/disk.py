@@ -1,22 +1,68 @@
-"""How a loader hands over to the local disk, by firmware."""
+"""How a loader hands over to the local disk, by loader and firmware: one table, in docs/loaders.md as well.
+
+| loader | BIOS | UEFI |
+|---|---|---|
+| iPXE | `sanboot` of the first disk, then `exit` | `exit`: firmware goes on in its boot order |
+| GRUB | the boot sector of the first disk | `EFI_LOADERS` in their order, then `exit` |
+| PXELINUX | `localboot 0` | `localboot 0`, which SYSLINUX answers by leaving |
+
+The loader chooses as it runs: a UEFI machine may have come by BIOS, and the shared scripts do not know whose they are.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Under UEFI a loader that exits gives the machine back to the firmware, which goes on in its boot order;
-# under BIOS it has to start the first disk itself (iPXE: sanboot; GRUB: the disk's boot sector).
+# Below \EFI without `.efi`, in the order in which they are tried; {cpu} is x64 or aa64. A distribution's shim comes
+# before its GRUB, for under Secure Boot firmware trusts only the former; what it refuses is passed over. The last is
+# the path that the UEFI specification gives every disk (3.5.1.1).
+EFI_LOADERS: Final = (
+    "debian/shim{cpu}",
+    "ubuntu/shim{cpu}",
+    "fedora/shim{cpu}",
+    "redhat/shim{cpu}",
+    "centos/shim{cpu}",
+    "rocky/shim{cpu}",
+    "almalinux/shim{cpu}",
+    "opensuse/shim",
+    "sles/shim",
+    "debian/grub{cpu}",
+    "ubuntu/grub{cpu}",
+    "opensuse/grub{cpu}",
+    "sles/grub{cpu}",
+    "systemd/systemd-boot{cpu}",
+    "BOOT/BOOT{cpu}",
+)
+
 IPXE: Final = """\
 iseq ${platform} efi && exit 0 ||
 sanboot --no-describe --drive 0x80 ||
 exit 0
 """
 
-GRUB: Final = """\
+# Firmware that is left by `exit` may come back to the network, or end in its menu: so GRUB looks for itself first.
+# What it chains to is told that it came from $root, whatever path it is given by (GRUB: loader/efi/chainloader.c).
+GRUB: Final = f"""\
 if [ "$grub_platform" = efi ]; then
+  set cpu=x64
+  if [ "$grub_cpu" = arm64 ]; then
+    set cpu=aa64
+  fi
+  for loader in {" ".join(path.format(cpu="$cpu") for path in EFI_LOADERS)}; do
+    if search --no-floppy --file --set=root "/EFI/$loader.efi"; then
+      if chainloader "/EFI/$loader.efi"; then
+        boot
+      fi
+    fi
+  done
   exit
 fi
 set root=(hd0)
 chainloader +1
 boot
+"""
+
+PXELINUX: Final = """\
+label disk
+  localboot 0
 """

@@ -1,28 +1,56 @@
-"""GRUB: a configuration for each boot NIC, and the shared one that finds it."""
+"""GRUB: a configuration for each boot NIC and UUID, the shared one that finds it, the unknown machine's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import MacAddress, byte_orders
+from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import grub_arguments, grub_text, grub_word
 from gitboot.render import disk
 from gitboot.render.header import heading
 from gitboot.render.tree import ContentType, File
 from gitboot.resolve import Decisions
+from gitboot.resolve.hosts import idle
 
 _ATTEMPTS: Final = "1 2 3 4 5"
 _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """A server's GRUB entries by MAC; none without a plan."""
-    if plan is None or (plan.boot is None and plan.restrict):
-        return
-    configuration = File(_configuration(plan).encode(), ContentType.TEXT)
-    yield from ((f"boot/v1/boot/{mac}/grub.cfg", configuration) for mac in plan.macs)
+    """A server's GRUB entries by MAC, and ``grub.cfg-01-<mac>``, which GRUB looks up by itself.
+
+    The latter stands for every Server document: without a plan it goes on to the disk, so that a known
+    machine never falls through to what unknown ones boot.
+    """
+    configuration = _file(decision, plan)
+    if plan is not None and not (plan.boot is None and plan.restrict):
+        yield from ((f"boot/v1/boot/{mac}/grub.cfg", configuration) for mac in plan.macs)
+    yield from ((_by_mac(mac), configuration) for mac in decision.macs)
+
+
+def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """``grub.cfg-<uuid>`` in both byte orders, for every Server document."""
+    configuration = _file(decision, plan)
+    yield from ((f"boot/grub.cfg-{uuid}", configuration) for uuid in byte_orders(decision.uuid))
+
+
+def _by_mac(mac: MacAddress) -> str:
+    return f"boot/grub.cfg-01-{mac}"  # 01 is Ethernet, as ARP numbers hardware
+
+
+def _tombstone(server: str, why: str) -> File:
+    return File(f"# {server}: {why}, on to the local disk\n{disk.GRUB}".encode(), ContentType.TEXT)
+
+
+def _file(decision: Decision, plan: BootPlan | None) -> File:
+    if plan is None:
+        return _tombstone(decision.server, f"no plan ({decision.lifecycle})")
+    return File(_configuration(plan).encode(), ContentType.TEXT)
 
 
 def _configuration(plan: BootPlan) -> str:
@@ -32,10 +60,12 @@ def _configuration(plan: BootPlan) -> str:
     if (own := plan.boot.entries.get("grub")) is not None:
         return header + own + ("" if own.endswith("\n") else "\n")
     announced = grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-    steps = boot_steps(plan.boot)
-    if isinstance(steps, str):
-        return f"{header}echo {announced}\necho {grub_text(f'gitboot: {steps}')}\n{disk.GRUB}"
-    return f"{header}echo {announced}\n{_retried(steps)}{disk.GRUB}"
+    return f"{header}echo {announced}\n{_booted(plan.boot)}{disk.GRUB}"
+
+
+def _booted(boot: Boot) -> str:
+    steps = boot_steps(boot)
+    return f"echo {grub_text(f'gitboot: {steps}')}\n" if isinstance(steps, str) else _retried(steps)
 
 
 class _NotForGrub(Exception):
@@ -58,43 +88,110 @@ def boot_steps(boot: Boot) -> tuple[str, ...] | str:
             if boot.direct_uki is None:
                 return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
             return (f"chainloader {_device_path(boot.direct_uki)}",)
-        linux = f"linux {_device_path(boot.loaded_kernel)} {grub_arguments(boot.kernel_arguments)}".rstrip()
+        linux = f"linux$efi {_device_path(boot.loaded_kernel)} {grub_arguments(boot.kernel_arguments)}".rstrip()
         if not boot.files.initrds:
             return (linux,)
-        return linux, "initrd " + " ".join(_device_path(initrd) for initrd in boot.files.initrds)
+        return linux, "initrd$efi " + " ".join(_device_path(initrd) for initrd in boot.files.initrds)
     except _NotForGrub as reason:
         return str(reason)
 
 
 def _retried(steps: tuple[str, ...]) -> str:
-    opened = "".join(f"{'  ' * depth}if {step}; then\n" for depth, step in enumerate(steps, 1))
-    closed = "".join(f"{'  ' * depth}fi\n" for depth in range(len(steps), 0, -1))
-    return (
-        f"for attempt in {_ATTEMPTS}; do\n{opened}{'  ' * (len(steps) + 1)}boot\n{closed}"
-        f'  echo "gitboot: attempt $attempt failed, trying again in {_PAUSE_S} s"\n  sleep {_PAUSE_S}\ndone\n'
-        'echo "gitboot: no attempt succeeded, on to the local disk"\n'
-    )
+    """The steps, tried a few times; falls through when they never succeed.
+
+    GRUB has two dialects. Under UEFI that of older distributions boots by ``linuxefi`` and ``initrdefi`` alone, at
+    least where Secure Boot is on; elsewhere these two may be missing. So ``linux`` is tried, and where it fails the
+    other: a command that GRUB does not have fails before anything is fetched.
+    """
+    tried = _nested(steps, "boot")
+    if any("$efi" in step for step in steps):
+        tried = ["for efi in '' efi; do", *_indented(tried), "done"]
+    lines = [
+        *tried,
+        f'echo "gitboot: attempt $attempt failed, trying again in {_PAUSE_S} s"',
+        f"sleep {_PAUSE_S}",
+    ]
+    text = "\n".join(_indented(lines))
+    given_up = 'echo "gitboot: no attempt succeeded, on to the local disk"'
+    return f"for attempt in {_ATTEMPTS}; do\n{text}\ndone\n{given_up}\n"
+
+
+def _nested(steps: tuple[str, ...], last: str) -> list[str]:
+    """Each step on the condition that the one before succeeded."""
+    if not steps:
+        return [last]
+    return [f"if {steps[0]}; then", *_indented(_nested(steps[1:], last)), "fi"]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+# The shared configurations.
 
 
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``grub.cfg``: the entry of the NIC that GRUB came by, else the local disk.
+    """``grub.cfg``, ``unknown.grub.cfg`` but where unknown servers are answered 404, and tombstones of idle NICs."""
+    text = first_configuration(by_uuid=Output.UUID in decisions.outputs)
+    yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
+    if not decisions.unknown_not_found:
+        yield "boot/unknown.grub.cfg", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
+    for host, nic in idle(decisions.hosts):
+        yield _by_mac(nic.mac), _tombstone(host.server, "may not boot from this interface")
 
-    ``$net_default_mac`` has colons and the tree's paths hyphens; GRUB's own lookup of
-    ``grub.cfg-01-MAC`` runs only under TFTP.
+
+NICS: Final = 4  # that a machine is looked up by; GRUB has no way to count them
+_PAIRS: Final = tuple(f"m{number}" for number in range(1, 7))
+
+_FIND_BY_UUID: Final = """\
+  if smbios --type 1 --get-uuid 8 --set=uuid; then
+    configfile "$tree/grub.cfg-$uuid"
+  fi
+"""
+
+
+def first_configuration(*, by_uuid: bool) -> str:
+    """``grub.cfg``: the entry of each NIC, and by UUID where that is published, several times over.
+
+    GRUB's own lookup of ``grub.cfg-01-<mac>`` runs only under TFTP. ``$net_default_mac`` has colons, the tree's paths
+    have hyphens. What it looks for lies beside this file, wherever a mirror has it. ``net_bootp`` in the loader's own
+    configuration names a NIC ``efinet0_dhcp``, or ``efinet0_dhcp6``.
     """
-    prefix = urlsplit(decisions.base_url).path
-    names = [f"m{number}" for number in range(1, 7)]
-    groups = " ".join(f"--set={number}:{name}" for number, name in enumerate(names, 1))
-    mac = "-".join(f"${name}" for name in names)
-    text = f"""\
-# gitboot: the boot entry of this machine, by MAC address
+    macs = " ".join(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6"))
+    groups = " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
+    mac = "-".join(f"${name}" for name in _PAIRS)
+    uuid = _FIND_BY_UUID if by_uuid else ""
+    return f"""\
+# gitboot: the boot entry of this machine, by MAC address{" or system UUID" if by_uuid else ""}
 insmod regexp
-if regexp {groups} '^(..):(..):(..):(..):(..):(..)$' "$net_default_mac"; then
-  for lookup in 1 2 3; do
-    configfile "{prefix}/v1/boot/{mac}/grub.cfg"
-    sleep 2
+{"insmod smbios" + chr(10) if by_uuid else ""}set tree="$config_directory"
+for lookup in 1 2 3; do
+  for address in "$net_default_mac" {macs}; do
+    if regexp {groups} '^(..):(..):(..):(..):(..):(..)$' "$address"; then
+      configfile "$tree/v1/boot/{mac}/grub.cfg"
+      configfile "$tree/grub.cfg-01-{mac}"
+    fi
   done
-fi
+{uuid}  sleep 2
+done
+# Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
+configfile "$tree/unknown.grub.cfg"
 echo "gitboot: no boot entry can be had, on to the local disk"
 {disk.GRUB}"""
-    yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
+
+
+# GRUB's $grub_cpu: a BIOS build says i386 on any x86 machine.
+_CPUS: Final[Mapping[Architecture, tuple[str, ...]]] = {
+    Architecture.X86_64: ("x86_64", "i386"),
+    Architecture.AARCH64: ("arm64",),
+}
+
+
+def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
+    bodies = []
+    for architecture, boot in sorted((boots or {}).items()):
+        condition = " -o ".join(f'"$grub_cpu" = {cpu}' for cpu in _CPUS[architecture])
+        announced = grub_text(f"gitboot: unknown machine, boots {boot.image}")
+        body = "\n".join(_indented(f"echo {announced}\n{_booted(boot)}".splitlines()))
+        bodies.append(f"if [ {condition} ]; then\n{body}\nfi\n")
+    return f"# gitboot: a machine that no Server document describes\n{''.join(bodies)}{disk.GRUB}"

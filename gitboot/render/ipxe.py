@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gitboot.model.scalars import swapped
+from gitboot.model.scalars import byte_orders
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Decision
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
@@ -26,16 +26,12 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     """
     if plan is None:
         tombstone = File(_tombstone(decision).encode(), ContentType.TEXT)
-        yield from ((f"boot/ipxe/{uuid}", tombstone) for uuid in _uuids(decision))
+        yield from ((f"boot/ipxe/{uuid}", tombstone) for uuid in byte_orders(decision.uuid))
         return
     script = File(_script(plan).encode(), ContentType.TEXT)
     if not (plan.boot is None and plan.restrict):
         yield from ((f"boot/v1/boot/{mac}/boot.ipxe", script) for mac in plan.macs)
-    yield from ((f"boot/ipxe/{uuid}", script) for uuid in _uuids(decision))
-
-
-def _uuids(decision: Decision) -> list[str]:
-    return sorted({decision.uuid, swapped(decision.uuid)})
+    yield from ((f"boot/ipxe/{uuid}", script) for uuid in byte_orders(decision.uuid))
 
 
 def _tombstone(decision: Decision) -> str:

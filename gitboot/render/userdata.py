@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.model.image import UserDataFormat
-from gitboot.model.scalars import swapped
+from gitboot.model.scalars import byte_orders
 from gitboot.plan import BootPlan, Decision, UserDataFiles
 from gitboot.render.tree import ContentType, File
 from gitboot.userdata import family
@@ -26,7 +26,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if plan.ignition is not None:
         yield from immutable(plan.ignition)
         document = File("".join(plan.ignition.files.values()).encode(), ContentType.IGNITION)
-        for uuid in sorted({plan.uuid, swapped(plan.uuid)}):
+        for uuid in byte_orders(plan.uuid):
             yield f"boot/ignition/{uuid}", document
 
 

@@ -17,7 +17,7 @@ from gitboot.model.image import Artifact, Artifacts, BootImage, ConfigFrom
 from gitboot.model.policy import BootProfile, HttpBoot, Maintenance, Method, Taint
 from gitboot.model.scalars import Digest, Malformed
 from gitboot.model.server import Architecture, Firmware, Server
-from gitboot.plan import Boot, BootFile, BootFiles, Phase, UserDataFiles
+from gitboot.plan import Boot, BootFile, BootFiles, Phase, UserDataFiles, provisioned_token
 from gitboot.quote import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve.choice import Pool
 from gitboot.template import TemplateFault, Templates
@@ -274,16 +274,12 @@ class _Context:
         if source.server is not None:
             mac = source.server.boot_macs[0]
             urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
-            token = provisioned_token(source.server, source.image.metadata.name)
+            spec = source.server.spec
+            token = provisioned_token(spec.uuid, spec.provision, source.image.metadata.name)
             urls["provisioned"] = f"{source.base_url}/v1/boot/{mac}/provisioned/{token}"
         if user_data is not None:
             urls["user_data"] = user_data.url
         return urls
-
-
-def provisioned_token(server: Server, image: str) -> str:
-    """The path by which an installer reports this server, provision number and image."""
-    return sha256(f"{server.spec.uuid}\0{server.spec.provision}\0{image}".encode()).hexdigest()
 
 
 def _taint(taint: Taint) -> dict[str, str]:

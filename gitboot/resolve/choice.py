@@ -170,8 +170,13 @@ def _why_lost(pool: Pool, winner: Pool, is_ancestor: bool) -> str:
 
 def in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
     """Whether a server is among the first ``percent`` of a stream's servers; raising it only adds."""
+    return joins_at(stream, uuid) <= percent
+
+
+def joins_at(stream: str, uuid: SystemUuid) -> int:
+    """The lowest percentage, 1 to 100, at which a stream's rollout reaches a server."""
     place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
-    return place * 100 < percent << 64
+    return (place * 100 >> 64) + 1
 
 
 class Named(NamedTuple):

@@ -1,0 +1,74 @@
+"""`gitboot assets`: what machines fetch besides the boot files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import fleet_options
+from gitboot.errors import UsageError
+
+
+@click.group()
+def command() -> None:
+    """Place what machines fetch besides the boot files."""
+
+
+@command.command()
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="What machines see under the base URL: OUTPUT/boot, or a mirror of it. Loaders go below its assets/.",
+)
+@click.option(
+    "--tftp",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The root of a TFTP server, where loaders go as well. Default: none.",
+)
+@click.option(
+    "--base-url",
+    metavar="URL",
+    help="What OUT is reached under, where it is a site's mirror. Default: the fleet's own baseURL.",
+)
+@fleet_options
+@click.pass_context
+def loaders(
+    context: click.Context, path: Path, rev: str | None, out: Path, tftp: Path | None, base_url: str | None
+) -> None:
+    """Place iPXE, GRUB and PXELINUX from the distribution's packages, as the DHCP configuration names them.
+
+    GRUB is built so that it begins with grub.cfg under the base URL. What is missing is named with its package.
+    Doing it twice writes nothing.
+    """
+    from gitboot.assets import Outcome, Placed, place
+
+    url = _base_url_of(path, rev) if base_url is None else _parsed(base_url)
+
+    def tell(placed: Placed) -> None:
+        colour = {Outcome.PLACED: "green", Outcome.MISSING: "yellow"}.get(placed.outcome)
+        outcome = click.style(f"{placed.outcome:<9}", fg=colour)
+        click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
+
+    placed = place(out, tftp, url, tell)
+    if all(each.outcome is Outcome.MISSING for each in placed):
+        context.exit(Exit.PARTIAL)
+
+
+def _base_url_of(path: Path, rev: str | None) -> str:
+    """The base URL of the fleet at PATH; raises `InvalidRepository`."""
+    from gitboot.load import load
+    from gitboot.source import open_snapshot
+
+    return load(open_snapshot(path, rev)).fleet.spec.base_url
+
+
+def _parsed(url: str) -> str:
+    from gitboot.model.scalars import Malformed, parse_base_url
+
+    try:
+        return parse_base_url(url)
+    except Malformed as error:
+        raise UsageError(f"--base-url {url}: {error.message}; {error.mend}") from None

@@ -1,0 +1,167 @@
+"""Kea: reservations of the whole fleet, and the loader of each kind of machine, for kea-dhcp4 and kea-dhcp6.
+
+Each file holds the elements of a list without its brackets, so that it is included beside what stands there already.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from gitboot.model.fleet import Output
+from gitboot.render.loaders import Client, Mirror, Offer, mirrors, offers
+from gitboot.render.reservations import Reservation, reservations
+from gitboot.render.tree import ContentType, File
+from gitboot.resolve import Decisions
+from gitboot.resolve.hosts import Host
+
+Element = Mapping[str, Any]
+
+
+def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
+    for name, content in (
+        ("dhcp4-classes", _listed(_classes(decisions, _V4))),
+        ("dhcp4-reservations", _all_reserved(decisions.hosts, _V4)),
+        ("dhcp6-classes", _listed(_classes(decisions, _V6))),
+        ("dhcp6-reservations", _all_reserved(decisions.hosts, _V6)),
+    ):
+        yield f"ops/dhcp/kea-{name}.json", File(content, ContentType.TEXT)
+
+
+def _listed(elements: Iterable[Element]) -> bytes:
+    """One element a line, ASCII alone."""
+    return "".join([",\n".join(map(json.dumps, elements)), "\n"]).encode()
+
+
+# Classes
+
+
+class _V4:
+    """What kea-dhcp4 tells machines apart by, and gives them."""
+
+    # iPXE sends its user class plain; RFC 3004 has a byte of its length before it.
+    ipxe = "option[175].exists or option[77].hex == 'iPXE' or substring(option[77].hex, 1, 4) == 'iPXE'"
+    architecture = "option[93].hex"
+
+    @staticmethod
+    def addresses(reservation: Reservation) -> Element:
+        return {"ip-address": reservation.ipv4} if reservation.ipv4 else {}
+
+    @staticmethod
+    def script(mirror: Mirror) -> Element:
+        return _named(mirror.url("boot.ipxe"))
+
+    @staticmethod
+    def offered(offer: Offer, mirror: Mirror) -> Element | None:
+        if offer.client.http:
+            vendor = {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True}
+            return _named(mirror.loader_url(offer.path), vendor)
+        given: dict[str, Any] = {"boot-file-name": offer.path}
+        address = mirror.address
+        if address is not None and address.version == 4:
+            given["next-server"] = str(address)
+        if offer.loader is Output.PXELINUX:
+            prefix = mirror.url("").encode().hex()
+            given["option-data"] = [{"code": 210, "csv-format": False, "data": prefix, "always-send": True}]
+        return given
+
+
+def _named(url: str, *options: Element) -> Element:
+    """A URL in the header's field, which has 128 bytes, and as option 67 for those who ask for it."""
+    field = {"boot-file-name": url} if len(url) < 128 else {}
+    return {**field, "option-data": [{"name": "boot-file-name", "data": _in_csv(url)}, *options]}
+
+
+class _V6:
+    """What kea-dhcp6 tells machines apart by, and gives them."""
+
+    ipxe = "substring(option[15].hex, 2, 4) == 'iPXE'"  # RFC 8415, 21.15: two bytes of its length before it
+    architecture = "option[61].hex"
+
+    @staticmethod
+    def addresses(reservation: Reservation) -> Element:
+        return {"ip-addresses": list(reservation.ipv6)} if reservation.ipv6 else {}
+
+    @staticmethod
+    def script(mirror: Mirror) -> Element:
+        return {"option-data": [_bootfile(mirror.url("boot.ipxe"))]}
+
+    @staticmethod
+    def offered(offer: Offer, mirror: Mirror) -> Element | None:
+        if not offer.client.ipv6:
+            return None
+        if not offer.client.http:
+            return {"option-data": [_bootfile(mirror.tftp_url(offer.path))]}
+        return {"option-data": [_bootfile(mirror.loader_url(offer.path)), _VENDOR_CLASS6]}
+
+
+def _bootfile(url: str) -> Element:
+    return {"name": "bootfile-url", "data": _in_csv(url)}
+
+
+def _in_csv(text: str) -> str:
+    """Kea splits an option's data at commas without a backslash before them."""
+    return text.replace(",", r"\,")
+
+
+# RFC 8415, 21.16: an enterprise number (343, Intel's, which EDK II sends), and HTTPClient behind its length.
+_VENDOR_CLASS6: Final[Element] = {
+    "code": 16,
+    "csv-format": False,
+    "data": ((343).to_bytes(4) + (10).to_bytes(2) + b"HTTPClient").hex(),
+    "always-send": True,
+}
+
+
+def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
+    """Each class after those that its test names; of the last ones a machine is in one at most."""
+    yield {"name": "gitboot_ipxe", "test": version.ipxe}
+    yield from ({"name": f"gitboot_site_{site}"} for site in sorted(decisions.sites))
+    if decisions.sites:
+        members = " or ".join(f"member('gitboot_site_{site}')" for site in sorted(decisions.sites))
+        # KNOWN lets Kea decide this and what names it only when it has looked the reservation up.
+        yield {"name": "gitboot_site", "test": f"member('KNOWN') and ({members})"}
+    ipxe = Output.IPXE in decisions.outputs
+    for mirror in mirrors(decisions):
+        name = f"gitboot_site_{mirror.site}_" if mirror.site else "gitboot_"
+        at = _at(mirror, decisions)
+        if ipxe:
+            yield {"name": f"{name}script", "test": f"{at}member('gitboot_ipxe')", **version.script(mirror)}
+        firmware = "not member('gitboot_ipxe') and " if ipxe else ""
+        for offer in offers(decisions):
+            if (given := version.offered(offer, mirror)) is not None:
+                test = f"{at}{firmware}{_asks(offer.client, version.architecture)}"
+                yield {"name": name + offer.client.name, "test": test, **given}
+
+
+def _at(mirror: Mirror, decisions: Decisions) -> str:
+    if mirror.site is not None:
+        return f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
+    return "not member('gitboot_site') and " if decisions.sites else ""
+
+
+def _asks(client: Client, option: str) -> str:
+    """Whether the first architecture that a machine names is one of the client's."""
+    tests = " or ".join(f"substring({option}, 0, 2) == 0x{number:04x}" for number in client.types)
+    return f"({tests})"
+
+
+# Reservations: Kea takes none that reserves nothing.
+
+
+@lru_cache(maxsize=2)  # one for each version: most commits change no interface
+def _all_reserved(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
+    elements = (_reserved(each, version.addresses(each)) for each in reservations(hosts))
+    return _listed(element for element in elements if element is not None)
+
+
+def _reserved(reservation: Reservation, addresses: Element) -> Element | None:
+    reserved = dict(addresses)
+    if reservation.hostname is not None:
+        reserved["hostname"] = reservation.hostname
+    if reservation.site is not None:
+        reserved["client-classes"] = [f"gitboot_site_{reservation.site}"]
+    return {"hw-address": reservation.mac, **reserved} if reserved else None

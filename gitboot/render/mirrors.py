@@ -1,0 +1,190 @@
+"""Mirrors: how nginx and Caddy serve a copy of ``boot/`` as the endpoint does, and log what `gitboot observe` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gitboot.render.tree import File
+
+
+def shared() -> Iterator[tuple[str, File]]:
+    """``ops/serve/``: a configuration for each server, the same in every tree."""
+    yield "ops/serve/nginx.conf", File(_NGINX.encode())
+    yield "ops/serve/Caddyfile", File(_CADDY.encode())
+
+
+_NGINX: Final = r"""# A mirror of boot/ by nginx 1.18 or newer, which answers as gitboot's endpoint does.
+#
+# Copy this file to /etc/nginx/conf.d/ and set the four lines that say so. `root` is the copy of boot/, made with its
+# times kept (rsync --times): each version of an entry has its own, and `gitboot observe` knows the version by it.
+# Behind a load balancer, set_real_ip_from and real_ip_header let nginx see who fetches.
+
+# The instant with its fraction of a second.
+map "$time_iso8601 $msec" $gitboot_at {
+    "~^(?<gitboot_second>[-0-9T:]{19})(?<gitboot_offset>\S+) [0-9]+(?<gitboot_fraction>\.[0-9]+)$"
+        "$gitboot_second$gitboot_fraction$gitboot_offset";
+    default $time_iso8601;
+}
+
+# What `gitboot observe` reads: `modified` is the version that was sent, `complete` is OK if all of it was.
+log_format gitboot escape=json
+    '{"at":"$gitboot_at","client":"$remote_addr","method":"$request_method","path":"$uri","status":$status,'
+    '"modified":"$sent_http_last_modified","length":"$sent_http_content_length","bytes":$body_bytes_sent,'
+    '"complete":"$request_completion"}';
+
+map $uri $gitboot_cache {
+    ~^/o/ "public, max-age=31536000, immutable";    # named by its content
+    ~/provisioned/ "no-store";                      # an installer's last word
+    default "no-cache";                             # changes in place
+}
+
+# `return 404 ""` has a body of nginx's own; a variable that is empty has none.
+map "" $gitboot_nothing {
+    default "";
+}
+
+server {
+    listen 80;                                          # set: where to answer
+    listen [::]:80;                                     # set: the same for IPv6
+    root /srv/gitboot/boot;                             # set: the copy of boot/
+    access_log /var/log/nginx/gitboot.log gitboot;      # set: what `gitboot observe` reads
+
+    gzip off;    # firmware and loaders need Content-Length
+    etag on;
+    add_header Cache-Control $gitboot_cache;
+
+    if ($request_method !~ ^(GET|HEAD)$) {
+        return 405;
+    }
+
+    # UEFI HTTP boot goes by the type of what it fetches.
+    types {
+        application/efi efi;
+        application/vnd.efi-iso iso;
+        application/vnd.efi-img img;
+        application/json json;
+        application/vnd.coreos.ignition+json ign;
+        "text/plain; charset=utf-8" cfg ipxe;
+    }
+
+    location / {
+        default_type "text/plain; charset=utf-8";
+        max_ranges 0;    # an entry is sent whole or not at all
+        try_files $uri @nothing;
+    }
+
+    location /ignition/ {
+        default_type application/vnd.coreos.ignition+json;
+        max_ranges 0;
+        try_files $uri @nothing;
+    }
+
+    # Of these, the first that fits counts. Hidden is what is still being copied here.
+    location ~ /\. {
+        return 404;
+    }
+
+    location ~ ^/o/[^/]+/(user|meta)-data$ {
+        default_type "text/cloud-config; charset=utf-8";
+        try_files $uri @nothing;
+    }
+
+    location ~ ^/(o|assets)/ {
+        default_type application/octet-stream;
+        try_files $uri @nothing;
+    }
+
+    # Whatever is not there is one and the same 404 without a body: GRUB would run the body as configuration.
+    error_page 403 404 = @nothing;
+    location @nothing {
+        add_header Cache-Control "no-store" always;
+        return 404 $gitboot_nothing;
+    }
+
+    error_page 405 = @not_allowed;
+    location @not_allowed {
+        add_header Allow "GET, HEAD" always;
+        add_header Cache-Control "no-store" always;
+        return 405 $gitboot_nothing;
+    }
+}
+"""
+
+_CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as gitboot's endpoint does.
+#
+# Copy this file, or import it in a Caddyfile, and set these variables of Caddy's environment:
+#   GITBOOT_ADDRESS  where to answer; default: port 80, whatever the name that is asked for, without TLS. Machines ask
+#                    by address, too, and Caddy has an empty 200 for names that it is not told
+#   GITBOOT_ROOT     the copy of boot/, made with its times kept (rsync --times): each version of an entry has its own,
+#                    and `gitboot observe` knows the version by it
+#   GITBOOT_LOG      what `gitboot observe` reads
+
+{$GITBOOT_ADDRESS::80} {
+	root * {$GITBOOT_ROOT:/srv/gitboot/boot}
+
+	log {
+		output file {$GITBOOT_LOG:/var/log/caddy/gitboot.log} {
+			roll_uncompressed
+		}
+		format json {
+			time_format rfc3339_nano
+		}
+	}
+
+	route {
+		@not_allowed not method GET HEAD
+		handle @not_allowed {
+			header Allow "GET, HEAD"
+			header Cache-Control no-store
+			respond 405
+		}
+
+		# Whatever is not there, or hidden, is one and the same 404 without a body: GRUB would run the body as
+		# configuration.
+		@nothing {
+			not {
+				file {path}
+				not path */ */.*
+			}
+		}
+		handle @nothing {
+			header Cache-Control no-store
+			respond 404
+		}
+
+		header Cache-Control no-cache
+		@immutable path /o/*
+		header @immutable Cache-Control "public, max-age=31536000, immutable"
+		@report path */provisioned/*
+		header @report Cache-Control no-store
+
+		# An entry is sent whole or not at all.
+		@entry not path /o/* /assets/*
+		request_header @entry -Range
+
+		# UEFI HTTP boot goes by the type of what it fetches. Of these, the last that fits counts.
+		header Content-Type "text/plain; charset=utf-8"
+		@artifact path /o/* /assets/*
+		header @artifact Content-Type application/octet-stream
+		@ignition path /ignition/* *.ign
+		header @ignition Content-Type application/vnd.coreos.ignition+json
+		@cloud_config path /o/*/user-data /o/*/meta-data
+		header @cloud_config Content-Type "text/cloud-config; charset=utf-8"
+		@text path *.cfg *.ipxe
+		header @text Content-Type "text/plain; charset=utf-8"
+		@json path *.json
+		header @json Content-Type application/json
+		@efi path *.efi
+		header @efi Content-Type application/efi
+		@iso path *.iso
+		header @iso Content-Type application/vnd.efi-iso
+		@img path *.img
+		header @img Content-Type application/vnd.efi-img
+
+		file_server {
+			disable_canonical_uris
+		}
+	}
+}
+"""

@@ -1,0 +1,93 @@
+"""PXELINUX: a configuration for each boot NIC, and the one of machines that no Server document describes.
+
+Its HTTP is lpxelinux.0's, and SYSLINUX's own under UEFI; pxelinux.0 has TFTP alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from gitboot.model.scalars import MacAddress
+from gitboot.model.server import Architecture
+from gitboot.plan import Boot, BootFile, BootPlan, Decision
+from gitboot.quote import command_line, ipxe_text
+from gitboot.render import disk
+from gitboot.render.header import heading
+from gitboot.render.tree import ContentType, File
+from gitboot.resolve import Decisions
+from gitboot.resolve.hosts import idle
+
+
+def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """``pxelinux.cfg/01-<mac>`` for every Server document: without a plan it goes on to the disk."""
+    if plan is None:
+        text = _tombstone(decision.server, f"no plan ({decision.lifecycle})")
+    else:
+        header = "".join(f"# {line}\n" for line in heading(plan))
+        who = f"{plan.server} boots {plan.boot.image} ({plan.phase})" if plan.boot else ""
+        text = header + _configuration(plan.boot, who)
+    yield from ((_by_mac(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
+
+
+def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """``default``, but where unknown servers are answered 404, and tombstones of NICs that may not boot.
+
+    PXELINUX takes it for every machine that has no file of its own; it runs on x86 alone.
+    """
+    if not decisions.unknown_not_found:
+        boot = (decisions.unknown or {}).get(Architecture.X86_64)
+        text = "# gitboot: a machine that no Server document describes\n"
+        text += _configuration(boot, f"unknown machine, boots {boot.image}" if boot else "")
+        yield "boot/pxelinux.cfg/default", File(text.encode(), ContentType.TEXT)
+    for host, nic in idle(decisions.hosts):
+        text = _tombstone(host.server, "may not boot from this interface")
+        yield _by_mac(nic.mac), File(text.encode(), ContentType.TEXT)
+
+
+def _by_mac(mac: MacAddress) -> str:
+    return f"boot/pxelinux.cfg/01-{mac}"  # 01 is Ethernet, as ARP numbers hardware
+
+
+_TO_DISK: Final = f"default disk\nprompt 0\n{disk.PXELINUX}"
+
+
+def _tombstone(server: str, why: str) -> str:
+    return f"# {server}: {why}, on to the local disk\n{_TO_DISK}"
+
+
+def _configuration(boot: Boot | None, who: str) -> str:
+    """What boots, with a word on the screen; the disk where nothing does, or where it cannot be had."""
+    if boot is None:
+        return _TO_DISK
+    announced = f"say {ipxe_text(f'gitboot: {who}')}\n"
+    try:
+        steps = list(_steps(boot))
+    except _NotForPxelinux as reason:
+        return f"{announced}say {ipxe_text(f'gitboot: {reason}')}\n{_TO_DISK}"
+    label = "".join(f"  {step}\n" for step in steps)
+    return f"{announced}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk.PXELINUX}"
+
+
+class _NotForPxelinux(Exception):
+    """What PXELINUX cannot fetch or start."""
+
+
+def _steps(boot: Boot) -> Iterator[str]:
+    if boot.direct:
+        raise _NotForPxelinux(f"{boot.image} is booted directly by firmware, not by PXELINUX")
+    yield f"linux {_url(boot.loaded_kernel)}"
+    if initrds := [_url(initrd) for initrd in boot.files.initrds]:
+        if any("," in url for url in initrds):
+            raise _NotForPxelinux("a comma in an initrd's URL would begin the next one")
+        yield f"initrd {','.join(initrds)}"
+    if boot.kernel_arguments:
+        yield f"append {command_line(boot.kernel_arguments)}"
+
+
+def _url(file: BootFile) -> str:
+    scheme = urlsplit(file.url).scheme
+    if scheme != "http":
+        raise _NotForPxelinux(f"PXELINUX fetches by http only, not {scheme}")
+    return file.url

@@ -1,0 +1,51 @@
+"""Servers as the network knows them: addresses of each interface, and the site they are at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gitboot.model.fleet import Site
+from gitboot.model.scalars import MacAddress
+from gitboot.model.server import Lifecycle, Server
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nic:
+    """One interface: its MAC address and what IP addresses it is given."""
+
+    mac: MacAddress
+    addresses: tuple[str, ...]  # without prefix lengths
+    boots: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """One server's interfaces, and whose mirror is near."""
+
+    server: str
+    lifecycle: Lifecycle
+    site: str | None
+    nics: tuple[Nic, ...]  # in the document's order
+
+
+def host(server: Server, site: Site | None) -> Host:
+    """What the network is told of ``server``."""
+    return Host(
+        server=server.metadata.name,
+        lifecycle=server.spec.lifecycle,
+        site=site.name if site else None,
+        nics=tuple(
+            Nic(
+                mac=interface.mac,
+                addresses=tuple(address.partition("/")[0] for address in interface.addresses),
+                boots=interface.boot,
+            )
+            for interface in server.spec.interfaces
+        ),
+    )
+
+
+def idle(hosts: Iterable[Host]) -> Iterator[tuple[Host, Nic]]:
+    """The interfaces that no machine may boot from, which no decision lists."""
+    return ((host, nic) for host in hosts for nic in host.nics if not nic.boots)
