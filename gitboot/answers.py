@@ -58,7 +58,7 @@ def server_state(decisions: Decisions, decision: Decision, record: Record | None
     """
     now = plan(decision, at, record)
     files = server_files(decisions, decision, now)
-    entries = _entries(now, files)
+    entries = _entries(decision, now, files)
     later = tuple(_later(decision, at, record))
     announced: dict[str, File] = {}
     turns: dict[str, tuple[Turn, ...]] = {}
@@ -66,7 +66,9 @@ def server_state(decisions: Decisions, decision: Decision, record: Record | None
     for instant, planned in later:
         rendered = server_files(decisions, decision, planned)
         announced |= {path: file for path, file in rendered.items() if is_immutable(path)}
-        after = {path: (rendered[path], _entries(planned, rendered).get(path)) for path in _in_place(rendered)}
+        after = {
+            path: (rendered[path], _entries(decision, planned, rendered).get(path)) for path in _in_place(rendered)
+        }
         for path in sorted(before.keys() | after.keys()):
             if before.get(path) != after.get(path):
                 file, entry = after.get(path, (None, None))
@@ -102,14 +104,22 @@ def _digests(files: Mapping[str, File]) -> dict[str, Digest]:
     return {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
 
 
-def _entries(planned: BootPlan | None, files: Mapping[str, File]) -> dict[str, EntryOf]:
-    """The paths whose completed GET is evidence: that the machine boots from the network, or has been provisioned."""
+# Where loaders look a server's entry up.
+_LOOKED_UP: Final = ("boot/v1/boot/", "boot/ipxe/", "boot/grub.cfg-", "boot/pxelinux.cfg/01-")
+
+
+def _entries(decision: Decision, planned: BootPlan | None, files: Mapping[str, File]) -> dict[str, EntryOf]:
+    """The paths whose completed GET is evidence: that the machine boots from the network, or has been provisioned.
+
+    A report is of no plan but of the boot that it names: its digest is its token.
+    """
+    reports = {path: EntryOf(decision.server, Digest(path.rpartition("/")[2])) for path in files if is_report(path)}
     if planned is None or planned.boot is None:
-        return {}
+        return reports
     by_uuid = planned.boot.direct and planned.boot.config_from is ConfigFrom.SYSTEM_UUID
-    prefixes = ("boot/ignition/",) if by_uuid else ("boot/v1/boot/", "boot/ipxe/")
+    prefixes = ("boot/ignition/",) if by_uuid else _LOOKED_UP
     entry = EntryOf(planned.server, planned.digest)
-    return {path: entry for path in files if is_report(path) or path.startswith(prefixes)}
+    return {path: entry for path in files if path.startswith(prefixes)} | reports
 
 
 def _in_place(files: Mapping[str, File]) -> set[str]:

@@ -8,12 +8,14 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from gitboot.errors import Problem
+from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import Digest, format_instant
+from gitboot.render.provisioned import is_report
 from gitboot.render.tree import File, Files
 
 
 class EntryOf(NamedTuple):
-    """Whose boot a path is; a completed GET of it is an observation."""
+    """Whose boot a path is, or whose installer's report; a completed GET of it is an observation."""
 
     server: str
     digest: Digest  # of the plan
@@ -59,13 +61,24 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """One completed GET of an entry."""
+    """One completed GET of an entry or of a report's path, seen by an endpoint or in a mirror's access log."""
 
-    server: str
-    path: str
-    digest: Digest  # of the plan whose entry was sent
+    server: str  # "" where only the path is known
+    path: str  # below the output directory
     client: str  # the address it was sent to
     at: datetime
+    # Which version of the path was sent; an endpoint knows the plan, a mirror the file's own date:
+    digest: Digest | None = None  # of the plan whose entry was sent
+    modified: int | None = None  # when the file that was sent was published, in seconds since 1970
+
+    def __post_init__(self) -> None:
+        if (self.digest is None) == (self.modified is None):
+            raise ValueError("an observation has either a plan's digest or a file's date")
+
+    @property
+    def evidence(self) -> Evidence:
+        """What it is evidence of, as its path says: a fetched boot, or an installer's report."""
+        return Evidence.REPORTED if is_report(self.path) else Evidence.FETCHED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,15 +102,29 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A commit that waits for an acknowledgement."""
+
+    commit: str
+    digest: Digest  # of what it changes
+    guards: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     """An instance at a glance."""
 
+    ledger: str | None = None  # the identity of the instance's ledger; None: it only serves a tree
     attempted: str | None = None  # the commit that was tried last
     problems: tuple[Problem, ...] = ()  # of the attempted commit
+    held: Held | None = None  # the attempted commit, where a guard holds it
     applied: str | None = None  # the commit that what is answered comes from
     planned_at: datetime | None = None
     next_transition: datetime | None = None
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
+    records: Mapping[str, int] = field(default_factory=dict)  # Met, NotMet, Unknown -> servers
+    drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
+    bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
     conditions: tuple[Condition, ...] = ()
 
     @property
@@ -112,14 +139,19 @@ class Status:
     def facts(self) -> dict[str, Any]:
         return {
             "apiVersion": "gitboot.dev/v1alpha1",
+            "ledger": self.ledger,
             "attempted": {
                 "commit": self.attempted,
                 "problems": [problem.facts() for problem in self.problems],
+                "held": {"digest": self.held.digest, "guards": list(self.held.guards)} if self.held else None,
             },
             "applied": {"commit": self.applied},
             "plannedAt": format_instant(self.planned_at) if self.planned_at else None,
             "nextTransition": format_instant(self.next_transition) if self.next_transition else None,
             "phases": dict(sorted(self.phases.items())),
+            "records": dict(sorted(self.records.items())),
+            "drift": dict(sorted(self.drift.items())),
+            "bmcs": dict(sorted(self.bmcs.items())),
             "conditions": [condition.facts() for condition in self.conditions],
         }
 

@@ -47,7 +47,7 @@ def main() -> int:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
         fleet = scratch / "fleet"
         redfish = _double(stack, scratch, base)
-        _repository(fleet, base, redfish)
+        _repository(fleet, base, redfish, authority=scratch / "bmcs" / "ca.pem")
         gitboot = _start(
             stack,
             [
@@ -100,11 +100,14 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> str:
         folder.mkdir(parents=True)
         (folder / "username").write_text("gitboot")
         (folder / "password").write_text("example")
+    (scratch / "bmcs").mkdir()
     command = [PYTHON, "-m", "tests.redfish", "--port", "0", *systems, "--fetch", base]
+    if shutil.which("openssl"):  # makes the authority of the BMCs' certificates; without it they speak plain HTTP
+        command += ["--tls", str(scratch / "bmcs")]
     process = _start(stack, [*command, "--credentials", str(scratch / "credentials")], stdout=subprocess.PIPE)
     assert process.stdout is not None
     line = process.stdout.readline()
-    if not (found := re.search(r"http://\S+:\d+", line)):
+    if not (found := re.search(r"https?://\S+:\d+", line)):
         raise SystemExit("the Redfish double did not start")
     _pump(process)
     return found[0]
@@ -126,9 +129,11 @@ def _all_text(folder: Path) -> str:
     return "\n".join(path.read_text() for path in sorted(folder.rglob("*.yaml")))
 
 
-def _repository(fleet: Path, base: str, redfish: str) -> None:
-    """A real Git repository of the example, whose URLs and BMCs are this machine's."""
+def _repository(fleet: Path, base: str, redfish: str, *, authority: Path) -> None:
+    """A real Git repository of the example, whose URLs, BMCs and their authority are this machine's."""
     shutil.copytree(ROOT / "example-repo", fleet)
+    if authority.exists():
+        shutil.copy(authority, fleet / "certs" / "bmc-ca.pem")
     settings = fleet / "fleet.yaml"
     settings.write_text(re.sub(r"http://boot[.\w]*\.example\.net", base, settings.read_text()))
     for path in sorted((fleet / "servers").rglob("*.yaml")):
@@ -168,6 +173,7 @@ def _print_what_to_look_at(fleet: Path, base: str, redfish: str) -> None:
         f"sed -i 's/current: {current}/current: {following}/' streams/flatcar-stable.yaml"
         f" && git {' '.join(IDENTITY)} commit -qam 'Move to {following}'"
     )
+    authority = fleet / "certs" / "bmc-ca.pem"
     reset = f"{redfish}/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset"
     print(
         f"""
@@ -186,7 +192,8 @@ Change a boot image, commit it, and see the new entry:
 
 Reset that machine through its BMC, and watch it boot once from the network; a minute later its entry is its disk's:
 
-  curl -s -u gitboot:example -H 'Content-Type: application/json' -d '{{"ResetType": "ForceRestart"}}' {reset}
+  curl -s --cacert {shlex.quote(str(authority))} -u gitboot:example -H 'Content-Type: application/json' \\
+    -d '{{"ResetType": "ForceRestart"}}' {reset}
 
 Ctrl-C ends it.
 """,

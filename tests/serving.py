@@ -43,10 +43,14 @@ EXTRAS: Files = {  # what the seed's boots have none of
 
 
 def answers(
-    *documents: str, now: datetime = BEFORE, templates: Mapping[str, str] | None = None, **more: Any
+    *documents: str,
+    now: datetime = BEFORE,
+    templates: Mapping[str, str] | None = None,
+    seed: Iterable[str] = SEED,
+    **more: Any,
 ) -> Answers:
     """What is answered for the seed's server, which a maintenance repairs from 22:00 on, and for other documents."""
-    decisions = decided(*SEED, maintenance("repair", "20T22:00 21T04:00"), *documents, files=templates)
+    decisions = decided(*seed, maintenance("repair", "20T22:00 21T04:00"), *documents, files=templates)
     states = {name: server_state(decisions, decision, Record(), now) for name, decision in decisions.servers.items()}
     return Answers(
         files={**EXTRAS, **shared_files(decisions), **_merged(state.files for state in states.values())},

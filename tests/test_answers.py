@@ -85,9 +85,12 @@ def test_a_state_holds_until_its_transition_and_for_its_record() -> None:
 
 
 def test_each_output_has_its_shared_files() -> None:
-    for output, expected in (("ipxe", ["boot/boot.ipxe", "boot/unknown.ipxe"]), ("grub", ["boot/grub.cfg"])):
+    for output, expected in (
+        ("ipxe", ["boot/boot.ipxe", "boot/unknown.ipxe"]),
+        ("grub", ["boot/grub.cfg", "boot/unknown.grub.cfg"]),
+    ):
         found = decided(fleet(f"baseURL: 'http://boot.test', outputs: [{output}]"), *SEED[1:])
-        assert sorted(shared_files(found)) == expected
+        assert sorted(shared_files(found)) == [*expected, "ops/serve/Caddyfile", "ops/serve/nginx.conf"]
         entries = server_state(found, found.servers["web01"], None, NOON).files
         assert any(path.endswith("grub.cfg") for path in entries) == (output == "grub")
 

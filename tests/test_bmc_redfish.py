@@ -382,7 +382,7 @@ def test_wrong_credentials_are_tried_once(serve: Serve, open_bmc: Open) -> None:
     server = serve(machine)
     with (
         Bmc(server.url, Credentials(username=USER, password="wrong"), system=machine.path) as bmc,
-        pytest.raises(BmcRejected, match="401 log in first"),
+        pytest.raises(BmcRejected, match="401 There is no valid session"),
     ):
         bmc.observe()
     assert len(server.service.requests) == 1

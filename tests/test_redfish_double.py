@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.redfish.faults import (
     Huge,
     Ignored,
     Intrusion,
+    Presents,
     Redirect,
     Reverted,
     Slow,
@@ -43,8 +46,10 @@ from tests.redfish.profiles import (
     XCC,
     Profile,
 )
+from tests.redfish.samples import sample
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
+from tests.redfish.sessions import SESSIONS
 
 ROOT = Path(__file__).parent.parent
 PLAIN = ssl.create_default_context()  # made once: it loads all of this machine's authorities
@@ -329,10 +334,11 @@ def test_credentials_and_sessions(serve: Serve) -> None:
             return client.get(machine.path, **options).status_code
 
         assert (read(), read(auth=("admin", "wrong")), read(auth=("admin", "secret"))) == (401, 401, 200)
+        assert read(headers={"X-Auth-Token": "made-up"}) == 401
         assert log_in("wrong").status_code == 401
         token = {"X-Auth-Token": log_in("secret").headers["X-Auth-Token"]}
         assert read(headers=token) == 200
-        service.end_sessions()
+        service.sessions.end()
         assert read(headers=token) == 401
         again = log_in("secret")
         token = {"X-Auth-Token": again.headers["X-Auth-Token"]}
@@ -341,6 +347,72 @@ def test_credentials_and_sessions(serve: Serve) -> None:
 
     assert "secret" not in repr(service.requests)
     assert all("Authorization" not in request.headers for request in service.requests)
+
+
+def test_a_session_ends_when_it_is_not_used(serve: Serve) -> None:
+    machine = Machine()
+    service = Service(machine, credentials={"admin": "secret"}, session_timeout_s=30)
+    with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN) as client:
+        answer = client.post(SESSIONS, json={"UserName": "admin", "Password": "secret"})
+        token = {"X-Auth-Token": answer.headers["X-Auth-Token"]}
+
+        def read(path: str) -> httpx.Response:
+            return client.get(path, headers=token)
+
+        assert read("/redfish/v1/SessionService").json()["SessionTimeout"] == 30
+        for _ in range(3):
+            machine.advance(20)
+            assert read(machine.path).status_code == 200
+        assert read(SESSIONS).json()["Members"] == [{"@odata.id": answer.headers["Location"]}]
+        assert read(answer.headers["Location"]).json()["UserName"] == "admin"
+        machine.advance(31)
+        assert read(machine.path).status_code == 401
+        assert client.get(SESSIONS, auth=("admin", "secret")).json()["Members"] == []
+
+
+def test_a_bmc_has_room_for_so_many_sessions(serve: Serve) -> None:
+    service = Service(Machine(), credentials={"admin": "secret"}, most_sessions=2)
+    with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN) as client:
+        answers = [client.post(SESSIONS, json={"UserName": "admin", "Password": "secret"}) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [201, 201, 503]
+        assert answers[2].headers["Retry-After"] == "30"
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_a_system_is_shown_as_sushys_samples_are(profile: Profile) -> None:
+    machine = Machine(profile=profile)
+    system, real = machine.system(), sample(profile.sample)
+    assert set(real) - set(system) <= {"BootProgress", "LastResetTime"}
+    assert system["ProcessorSummary"] == real["ProcessorSummary"]
+    assert system["Bios"]["@odata.id"] == f"{machine.path.rstrip('/')}/Bios"
+    assert system["Boot"]["UefiTargetBootSourceOverride"] == real["Boot"]["UefiTargetBootSourceOverride"]
+    if profile.settings:
+        settings, real = machine.settings(), sample(profile.settings_sample)
+        assert (set(settings), settings["Boot"]["BootOrder"]) == (
+            set(real) | {"@odata.etag"},
+            real["Boot"]["BootOrder"],
+        )
+
+
+def test_every_answer_takes_its_time() -> None:
+    machine = Machine()
+    with RedfishServer(Service(machine), latency_s=0.2) as server, httpx.Client(base_url=server.url) as client:
+        for method, content in (("GET", None), ("PATCH", {"Boot": ONCE_PXE})):
+            begun = time.monotonic()
+            assert client.request(method, machine.path, json=content).status_code == 200
+            assert time.monotonic() - begun >= 0.2
+
+
+def test_a_slow_answer_comes_byte_by_byte() -> None:
+    machine = Machine()
+    with RedfishServer(Service(machine)) as server, socket.create_connection(server.address) as client:
+        server.fault(Slow(every_s=0.05))
+        client.settimeout(5)
+        client.sendall(f"GET {machine.path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        begun = time.monotonic()
+        received = b"".join(client.recv(1) for _ in range(10))
+        assert received == b"HTTP/1.1 2"
+        assert time.monotonic() - begun >= 0.05 * 8
 
 
 @pytest.mark.parametrize(
@@ -352,7 +424,8 @@ def test_credentials_and_sessions(serve: Serve) -> None:
         pytest.param(Status(status=409), "409", id="409"),
         pytest.param(Status(status=500, body=b"<html>"), "500", id="500"),
         pytest.param(Status(status=503, headers={"Retry-After": "120"}), "503", id="503"),
-        pytest.param(Body(), "JSONDecodeError", id="garbage"),
+        pytest.param(Body(), "JSONDecodeError", id="half a document"),
+        pytest.param(Body(body=b"\x00\xff<html>"), "JSONDecodeError", id="garbage"),
         pytest.param(Truncated(), "RemoteProtocolError", id="truncated"),
         pytest.param(Huge(size=1 << 20), "JSONDecodeError", id="huge"),
         pytest.param(Redirect(location="http://192.0.2.1/"), "302", id="redirected"),
@@ -402,21 +475,44 @@ def test_what_a_fault_leaves_of_a_write(fault: Fault, status: int | None, enable
     assert machine.writes == [{"Boot": ONCE_PXE}]
 
 
-def test_https_and_a_certificate_for_another_host(tmp_path: Path, serve: Serve) -> None:
-    authority = Authority(tmp_path)
+def test_a_write_can_be_undone_later_without_a_word(serve: Serve) -> None:
+    machine = Machine()
+    with RedfishServer(Service(machine)) as server, httpx.Client(base_url=server.url, verify=PLAIN) as client:
+        server.fault(Reverted(after_s=10), on="PATCH")
+        assert _write(client, machine.path, ONCE_PXE) == "200 Success"
+        shown = []
+        for _ in range(3):
+            shown.append(_boot(client, machine)["BootSourceOverrideEnabled"])
+            machine.advance(5)
+    assert shown == ["Once", "Once", "Disabled"]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def test_a_bad_certificate_strikes_one_connection(authority: Authority, tmp_path: Path, serve: Serve) -> None:
+    bad = {
+        "not valid for": authority.server_context("DNS:bmc.example.net"),
+        "certificate has expired": authority.server_context(days=-1),
+        "unable to get local issuer certificate": Authority(tmp_path).server_context(),
+    }
     trusting = ssl.create_default_context(cadata=authority.pem)
-    outcomes = []
-    for name in ("IP:127.0.0.1", "DNS:bmc.example.net"):
-        machine = Machine()
-        with (
-            RedfishServer(Service(machine), tls=authority.server_context(name)) as server,
-            httpx.Client(base_url=server.url, verify=trusting) as client,
-        ):
+    machine = Machine()
+    with RedfishServer(Service(machine), tls=authority.server_context()) as server:
+        assert server.url.startswith("https://")
+
+        def read() -> str:
             try:
-                outcomes.append(client.get(machine.path).reason_phrase)
+                return httpx.get(f"{server.url}{machine.path}", verify=trusting).reason_phrase
             except httpx.ConnectError as error:
-                outcomes.append("not valid for" if "not valid for" in str(error) else str(error))
-    assert outcomes == ["OK", "not valid for"]
+                return str(error)
+
+        for said, tls in bad.items():
+            server.fault(Presents(tls=tls), on="TLS")
+            assert said in read()
+            assert read() == "OK"
 
 
 @contextmanager
@@ -429,17 +525,20 @@ def _demonstration(*options: object) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, serve: Serve) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, serve: Serve, scheme: str) -> None:
     (tmp_path / "bmc").mkdir()
     (tmp_path / "bmc" / "username").write_text("admin\n")
     (tmp_path / "bmc" / "password").write_text("secret\n")
     uuid, mac = "4c4c4544-0034-4a10-8056-b9c04f4d3732", "52:54:00:12:34:56"
     base = serve(Machine()).base_url  # which has no boot files: each GET is a 404
     options = ("--system", f"web03={uuid},{mac}", "--credentials", tmp_path, "--fetch", base)
-    with _demonstration(*options) as process:
+    with _demonstration(*options, *(("--tls", tmp_path) if scheme == "https" else ())) as process:
         assert process.stdout
         _, url, *_ = process.stdout.readline().split()
-        with httpx.Client(base_url=url, auth=("admin", "secret")) as client:
+        trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem") if scheme == "https" else PLAIN
+        with httpx.Client(base_url=url, auth=("admin", "secret"), verify=trusting) as client:
+            assert client.base_url.scheme == scheme
             client.patch("Systems/web03", json={"Boot": ONCE_PXE}).raise_for_status()
             client.post("Systems/web03/Actions/ComputerSystem.Reset", json={}).raise_for_status()
         lines = [process.stdout.readline().split(", ")[0].strip() for _ in range(4)]

@@ -6,14 +6,16 @@ import multiprocessing
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gitboot.model.scalars import Digest
 from gitboot.report import Observation
-from gitboot.serve.spool import forget, take, write
+from gitboot.serve.spool import append, forget, take, write
 
 
 def observation(number: int = 0) -> Observation:
@@ -32,6 +34,18 @@ def test_what_is_written_is_taken_once(tmp_path: Path) -> None:
     assert take(tmp_path) == [observation(number) for number in range(3)]
     forget(tmp_path)
     assert take(tmp_path) == []
+
+
+def test_what_a_mirror_saw_has_a_date_for_a_digest(tmp_path: Path) -> None:
+    seen = replace(observation(), server="", digest=None, modified=1795212000)
+    append(tmp_path, seen, durably=True)
+    assert take(tmp_path) == [seen]
+
+
+@pytest.mark.parametrize("version", [{}, {"digest": "a" * 64, "modified": 1795212000}])
+def test_an_observation_is_of_one_version(version: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="either"):
+        replace(observation(), **{"digest": None, "modified": None, **version})
 
 
 def test_what_was_taken_and_not_forgotten_is_taken_again(tmp_path: Path) -> None:
@@ -107,6 +121,8 @@ def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
         b"null",
         b"\xff\xfe",
         b'{"at": "2026-11-20T22:00:00Z"}',
+        b'{"at": "2026-11-20T22:00:00Z", "client": "", "path": "", "server": ""}',
+        b'{"at": "2026-11-20T22:00:00Z", "client": "", "path": "", "server": "", "modified": "1"}',
         b'{"at": "soon", "client": "", "digest": "", "path": "", "server": ""}',
     ],
 )

@@ -13,7 +13,7 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.plan import canonical
 from gitboot.publish.changes import Changes, decide, survey
-from gitboot.publish.disk import Disk, make_root
+from gitboot.publish.disk import Disk, is_file, make_root
 from gitboot.publish.manifest import Stamp, amend, parse_listing
 from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
 from gitboot.render.tree import File, Files, is_immutable
@@ -73,8 +73,11 @@ class Directory:
         """Of what the tree was made; None if no pass has ended here."""
         return self._tree.head.stamp if self._tree.head else None
 
-    def dated(self, path: str, at: datetime) -> int:
-        """What a new version of ``path`` will be dated, in seconds since 1970, when it is published ``at``."""
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+        stands = self._disk.look(path)
+        if is_file(stands) and stands.st_size == len(file.content) and self._disk.read(path) == file.content:
+            return int(stands.st_mtime)  # it is not written anew
         return self._disk.dated(path, at)
 
     def publish(self, files: Files, *, commit: str, at: datetime, changed: Collection[str] | None = None) -> Published:

@@ -131,8 +131,12 @@ class Disk:
 
     def dated(self, path: str, at: datetime) -> int:
         """What the next version of ``path`` is dated, in seconds since 1970, if it is staged ``at`` that instant."""
-        found = self.look(path)
-        return max(int(at.timestamp()), int(found.st_mtime) + 1 if found is not None else 0)
+        mtime = int(at.timestamp())
+        folder, name = _split(path)
+        if (parent := self._folders.find(folder)) is not None:
+            with suppress(FileNotFoundError):
+                mtime = max(mtime, int(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime) + 1)
+        return mtime
 
     @_named
     def stage(self, path: str, content: bytes, at: datetime) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gitboot.publish.directory import Published, would_change
-from gitboot.render.tree import Files
+from gitboot.render.tree import File, Files
 
 
 class Looked:
@@ -16,8 +16,8 @@ class Looked:
         self._root, self._ledger, self._may_take_over = root, ledger, may_take_over
         self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
-    def dated(self, path: str, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
-        """What a new version of ``path`` would be dated; what exactly matters to nobody."""
+    def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
+        """What ``path`` would be dated; what exactly matters to nobody."""
         return int(at.timestamp())
 
     def publish(self, files: Files, *, commit: str, at: datetime) -> Published:  # noqa: ARG002 - as a Directory has it

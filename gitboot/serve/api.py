@@ -77,6 +77,8 @@ class Server(_Document, ServerItem):
     override: Override | None
     digest: str | None
     decision_digest: str
+    provisioned: Mapping[str, Any] | None  # what is known of it; null too where only a tree is served
+    drift: Mapping[str, str]  # ImageDrift, PoolDrift: where it was provisioned otherwise than is planned now
 
 
 class Plan(_Document):
@@ -101,11 +103,19 @@ class Problem(_Model):
     mend: str
 
 
+class Held(_Model):
+    """What keeps a commit from being accepted, and what an acknowledgement has to name."""
+
+    digest: str
+    guards: tuple[str, ...]
+
+
 class Attempted(_Model):
     """The commit that was tried last."""
 
     commit: str | None
     problems: tuple[Problem, ...]
+    held: Held | None
 
 
 class Applied(_Model):
@@ -127,11 +137,15 @@ class Condition(_Model):
 class InstanceStatus(_Document):
     """An instance at a glance."""
 
+    ledger: str | None
     attempted: Attempted
     applied: Applied
     planned_at: datetime | None
     next_transition: datetime | None
     phases: Mapping[str, int]
+    records: Mapping[str, int]
+    drift: Mapping[str, int]
+    bmcs: Mapping[str, int]
     conditions: tuple[Condition, ...]
 
 

@@ -27,6 +27,7 @@ _logger = logging.getLogger(__name__)
 _UNANSWERED: Final = "%s %r could not be answered"
 
 _METHODS: Final = ("GET", "HEAD")
+_WHOLE: Final = (200, 204)  # a 304 sent nothing
 _FOR_OPERATORS: Final = ("/api/", "/metrics")
 _FOR_ALL: Final = ("/healthz", "/readyz")
 _ASSETS: Final = "/assets/"
@@ -117,7 +118,7 @@ class Endpoint:
         reply = file.reply(scope["headers"])
         if (entry := file.entry) is None:
             return _Decision(Kind.FILE, reply)
-        if self._observe is None or reply.status_code != 200 or scope["method"] != "GET":
+        if self._observe is None or reply.status_code not in _WHOLE or scope["method"] != "GET":
             return _Decision(Kind.ENTRY, reply)
         observation = Observation(
             server=entry.server,

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from gitboot.render.provisioned import is_report
 from gitboot.render.tree import is_immutable
 from gitboot.report import Answers, EntryOf
 from gitboot.serve.lookups import Found, find
-from gitboot.serve.reply import FOR_A_YEAR, REVALIDATED, Header, Reply, names
+from gitboot.serve.reply import FOR_A_YEAR, HEARD, REVALIDATED, Header, Reply, names
 
 
 class BootFile(NamedTuple):
@@ -28,7 +29,9 @@ class BootFile(NamedTuple):
         return (self.since is None or self.since <= at) and (self.until is None or at < self.until)
 
     def reply(self, headers: Iterable[Header]) -> Reply:
-        """The reply to a request with these headers."""
+        """The reply to a request with these headers; an installer that reports is only told that it was heard."""
+        if is_report(self.path):
+            return HEARD
         for name, value in headers:
             if name == b"if-none-match" and names(value, self.etag):
                 return Reply(304, self.headers[_VALIDATORS:])

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from gitboot.model.scalars import Malformed, parse_mac, parse_uuid, swapped
 from gitboot.plan import canonical
 from gitboot.render.ipxe import first_script
+from gitboot.render.provisioned import report_path
 from gitboot.render.tree import ContentType, File
 from gitboot.report import Answers
 
@@ -53,6 +54,8 @@ def _spellings(path: str) -> Iterator[str]:
         match path.split("/", 5):
             case ["", "v1", "boot", mac, file]:
                 yield f"boot/v1/boot/{parse_mac(mac)}/{file}"
+            case ["", "v1", "boot", mac, "provisioned", token]:
+                yield report_path(parse_mac(mac), token)
             case ["", "ipxe" | "ignition" as folder, name]:
                 uuid = parse_uuid(name)
                 yield from (f"boot/{folder}/{each}" for each in (uuid, swapped(uuid)))

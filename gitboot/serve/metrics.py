@@ -66,10 +66,17 @@ def _of_status(status: Status) -> Iterator[Metric]:
             commit.add_metric([state, name], 1)
     yield commit
     yield GaugeMetricFamily("gitboot_commit_problems", "Problems of the commit attempted last.", len(status.problems))
-    servers = GaugeMetricFamily("gitboot_servers", "Servers by what they boot now.", labels=["phase"])
-    for phase, count in sorted(status.phases.items()):
-        servers.add_metric([phase], count)
-    yield servers
+    counts = (
+        ("gitboot_servers", "Servers by what they boot now.", "phase", status.phases),
+        ("gitboot_records", "Servers by what is known of their provisioning.", "known", status.records),
+        ("gitboot_drift", "Provisioned servers that are not as planned.", "type", status.drift),
+        ("gitboot_bmcs", "BMCs of which something is wanted, by what came of it last.", "outcome", status.bmcs),
+    )
+    for name, text, label, by_label in counts:
+        family = GaugeMetricFamily(name, text, labels=[label])
+        for value, count in sorted(by_label.items()):
+            family.add_metric([value], count)
+        yield family
     conditions = GaugeMetricFamily("gitboot_condition", "Whether a condition holds.", labels=["type", "reason"])
     for condition in status.conditions:
         conditions.add_metric([condition.type, condition.reason], condition.status)

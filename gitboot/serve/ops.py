@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import HttpBoot, Method
 from gitboot.model.scalars import Digest, SystemUuid, swapped
+from gitboot.plan import provisioned_token
+from gitboot.render.provisioned import is_report, report_path
 from gitboot.render.tree import File, Files
 from gitboot.report import EntryOf, Turn
 
@@ -30,7 +32,7 @@ def read_plan(path: str, files: Files) -> Planned | None:
     if (file := files.get(path)) is None:
         return None
     document = json.loads(file.content)
-    paths = [each for each in _paths(document["decision"]) if each in files]
+    paths = [each for each in _paths(document) if each in files]
     return Planned(file, _summary(document), dict(_entries(document, paths)))
 
 
@@ -49,23 +51,29 @@ def read_next(path: str, files: Files) -> dict[str, tuple[Turn, ...]]:
     return turns
 
 
-def _paths(decision: Mapping[str, Any]) -> Iterator[str]:
+def _paths(document: Mapping[str, Any]) -> Iterator[str]:
     """Where those files of a server may stand that change in place."""
+    decision = document["decision"]
+    boot = (decision["policy"] or {}).get("boot")
     for mac in decision["macs"]:
         yield from (f"boot/v1/boot/{mac}/{name}" for name in ("boot.ipxe", "grub.cfg"))
+        yield from (f"boot/grub.cfg-01-{mac}", f"boot/pxelinux.cfg/01-{mac}")
+        if boot is not None:
+            yield report_path(mac, provisioned_token(decision["uuid"], decision["provision"], boot["image"]))
     for uuid in sorted({decision["uuid"], swapped(SystemUuid(decision["uuid"]))}):
-        yield from (f"boot/ipxe/{uuid}", f"boot/ignition/{uuid}")
+        yield from (f"boot/ipxe/{uuid}", f"boot/ignition/{uuid}", f"boot/grub.cfg-{uuid}")
 
 
 def _entries(document: Mapping[str, Any], paths: list[str]) -> Iterator[tuple[str, EntryOf]]:
-    """The paths whose completed GET is evidence that the machine boots from the network."""
-    plan = document["plan"]
+    """The paths whose completed GET is evidence, as ``gitboot.answers`` has them."""
+    server, plan = document["decision"]["server"], document["plan"]
+    yield from ((path, EntryOf(server, Digest(path.rpartition("/")[2]))) for path in paths if is_report(path))
     if plan is None or (boot := plan["boot"]) is None:
         return
     by_uuid = _is_direct(boot) and boot["configFrom"] == ConfigFrom.SYSTEM_UUID
     for path in paths:
-        if path.startswith("boot/ignition/") == by_uuid:
-            yield path, EntryOf(plan["server"], Digest(document["digest"]))
+        if not is_report(path) and path.startswith("boot/ignition/") == by_uuid:
+            yield path, EntryOf(server, Digest(document["digest"]))
 
 
 def _is_direct(boot: Mapping[str, Any]) -> bool:
@@ -76,7 +84,7 @@ def _is_direct(boot: Mapping[str, Any]) -> bool:
 
 
 def _summary(document: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``gitboot.render.plans.summary``, but for the list of files, which no document holds."""
+    """As an instance tells it, but for the list of files and for what is known, which no document of a server holds."""
     decision, plan = document["decision"], document["plan"] or {}
     boot = plan.get("boot") or {}
     return {
@@ -90,6 +98,8 @@ def _summary(document: Mapping[str, Any]) -> dict[str, Any]:
         "method": boot.get("method"),
         "kernelArguments": boot.get("kernelArguments", []),
         "files": {},
+        "provisioned": None,
+        "drift": {},
         **{name: plan.get(name) for name in ("phase", "cause", "maintenance", "override")},
         **{name: document[name] for name in ("digest", "decisionDigest", "nextTransition")},
     }

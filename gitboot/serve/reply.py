@@ -30,6 +30,9 @@ def _empty(status: int, *headers: Header) -> Reply:
     return Reply(status, [(b"content-length", b"0"), (b"cache-control", UNCACHED), *headers])
 
 
+# Without a Content-Length, which a 204 must not have (RFC 9110, 8.6).
+HEARD: Final = Reply(204, [(b"cache-control", UNCACHED)])
+
 # GRUB runs the body of a 404 as configuration, so none of these has one.
 NOT_FOUND: Final = _empty(404)
 NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))

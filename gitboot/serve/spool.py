@@ -1,4 +1,4 @@
-"""Observations on their way from endpoints over a published tree to the instance that publishes it.
+"""Observations on their way from endpoints and mirrors of a published tree to the instance that publishes it.
 
 A folder with one file of JSON lines, to which any number of processes append. The instance takes the file
 away, and deletes it when it has made use of it: a crash in between means that it is read once more.
@@ -28,15 +28,20 @@ _TAKEN: Final = "observations.taken.jsonl"
 
 def write(spool: Path, observation: Observation) -> None:
     """Append one observation; what the disk refuses is logged, for the machine has its boot already."""
-    line = canonical(_facts(observation)) + b"\n"
     try:
-        while not _append(spool / _WRITTEN, line):
-            pass  # it was taken away between opening and locking
+        append(spool, observation)
     except OSError as error:
         _logger.error("%s: an observation of %s is lost: %s", spool, observation.server, error.strerror)
 
 
-def _append(path: Path, line: bytes) -> bool:
+def append(spool: Path, observation: Observation, *, durably: bool = False) -> None:
+    """Append one observation, or none of it where the disk refuses: then this raises OSError."""
+    line = canonical(_facts(observation)) + b"\n"
+    while not _append(spool / _WRITTEN, line, durably):
+        pass  # it was taken away between opening and locking
+
+
+def _append(path: Path, line: bytes, durably: bool) -> bool:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -46,6 +51,8 @@ def _append(path: Path, line: bytes) -> bool:
         if os.write(fd, line) < len(line):
             os.ftruncate(fd, found.st_size)  # half a line would spoil the next
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if durably:
+            os.fsync(fd)
         return True
     finally:
         os.close(fd)
@@ -81,13 +88,14 @@ def forget(spool: Path) -> None:
     (spool / _TAKEN).unlink(missing_ok=True)
 
 
-def _facts(observation: Observation) -> dict[str, str]:
+def _facts(observation: Observation) -> dict[str, str | int]:
+    version = {"digest": observation.digest, "modified": observation.modified}
     return {
         "at": format_instant(observation.at),
         "client": observation.client,
-        "digest": observation.digest,
         "path": observation.path,
         "server": observation.server,
+        **{name: value for name, value in version.items() if value is not None},
     }
 
 
@@ -97,16 +105,18 @@ def _parse(line: bytes) -> Observation | None:
             case {
                 "at": str(at),
                 "client": str(client),
-                "digest": str(digest),
                 "path": str(path),
                 "server": str(server),
+                **version,
             }:
+                digest, modified = version.get("digest"), version.get("modified")
                 return Observation(
                     server=server,
                     path=path,
-                    digest=Digest(digest),
                     client=client,
                     at=datetime.fromisoformat(at),
+                    digest=Digest(digest) if isinstance(digest, str) else None,
+                    modified=modified if isinstance(modified, int) else None,
                 )
     except ValueError:
         pass

@@ -3,6 +3,8 @@ r"""Run the double in the foreground: machines that boot when they are reset thr
     python -m tests.redfish --system NAME=UUID[,MAC] ... [--fetch http://127.0.0.1:8080]
     curl -X POST -d '{"ResetType": "ForceRestart"}' \
         http://127.0.0.1:8443/redfish/v1/Systems/NAME/Actions/ComputerSystem.Reset
+
+With ``--tls DIR`` by HTTPS: ``curl --cacert DIR/ca.pem …``.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from __future__ import annotations
 import argparse
 import re
 import signal
-import ssl
 import sys
 import threading
 from pathlib import Path
 
 import httpx
 
+from tests.redfish.certificates import Authority
 from tests.redfish.double import Boot, Machine
 from tests.redfish.profiles import PROFILES
 from tests.redfish.server import RedfishServer
@@ -48,7 +50,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     service = Service(*machines, credentials=_credentials(arguments.credentials))
-    with RedfishServer(service, tls=_tls(arguments.tls), host=arguments.host, port=arguments.port) as server:
+    tls = Authority(arguments.tls).server_context(f"IP:{arguments.host}") if arguments.tls else None
+    with RedfishServer(service, tls=tls, host=arguments.host, port=arguments.port) as server:
         _say(f"Redfish: {server.url}/redfish/v1/ with {len(machines)} systems")
         while not stop.wait(_TICK_S):
             for machine in machines:
@@ -63,7 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", choices=sorted(PROFILES), default="generic")
     parser.add_argument("--post", type=float, default=5, metavar="SECONDS", help="from a reset to its boot")
     parser.add_argument("--credentials", type=Path, metavar="DIR", help="DIR/*/username and DIR/*/password")
-    parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"))
+    parser.add_argument("--tls", type=Path, metavar="DIR", help="HTTPS, by an authority that is made there: DIR/ca.pem")
     parser.add_argument("--fetch", metavar="BASEURL", help="fetch what a machine would from there")
     return parser.parse_args()
 
@@ -76,14 +79,6 @@ def _credentials(directory: Path | None) -> dict[str, str] | None:
         for path in directory.iterdir()
         if (path / "username").is_file()
     }
-
-
-def _tls(files: list[str] | None) -> ssl.SSLContext | None:
-    if files is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*files)
-    return context
 
 
 def _fetch(boot: Boot, base: str, uuid: str, mac: str) -> None:

@@ -1,10 +1,26 @@
-"""Certificates for one test run, made by openssl."""
+"""Certificates for one run, made by openssl; no key outlives the folder that it was made in."""
 
 from __future__ import annotations
 
 import ssl
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
+
+_DAYS = 30
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+class Issued(NamedTuple):
+    certificate: Path
+    key: Path
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """What a server presents it by."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self)
+        return context
 
 
 class Authority:
@@ -12,33 +28,33 @@ class Authority:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._key = directory / "ca.key"
-        self._certificate = directory / "ca.pem"
+        self._issued = 0
+        self._key, self._certificate = directory / "ca.key", directory / "ca.pem"
         _openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
-            *("-subj", "/CN=Test CA", "-addext", "keyUsage=critical,keyCertSign"),
-            *("-keyout", self._key, "-out", self._certificate),
+            *("req", "-x509", *_KEY, "-days", str(_DAYS), "-subj", "/CN=Test CA"),
+            *("-addext", "keyUsage=critical,keyCertSign", "-keyout", self._key, "-out", self._certificate),
         )
 
     @property
     def pem(self) -> str:
         return self._certificate.read_text()
 
-    def issue(self, name: str = "IP:127.0.0.1") -> tuple[Path, Path]:
-        """A certificate for a subject alternative name, and its key."""
-        certificate, key = self._directory / "server.pem", self._directory / "server.key"
+    def issue(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS) -> Issued:
+        """A certificate for a subject alternative name, and its key; of a negative number of days, it has expired."""
+        self._issued += 1
+        stem = self._directory / f"server{self._issued}"
+        issued = Issued(stem.with_suffix(".pem"), stem.with_suffix(".key"))
+        request, extensions = stem.with_suffix(".csr"), stem.with_suffix(".ext")
+        extensions.write_text(f"subjectAltName={name}\nbasicConstraints=critical,CA:FALSE\n")
+        _openssl("req", "-new", *_KEY, "-subj", "/CN=BMC", "-keyout", issued.key, "-out", request)
         _openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
-            *("-subj", "/CN=BMC", "-addext", f"subjectAltName={name}"),
-            *("-addext", "basicConstraints=critical,CA:FALSE"),
-            *("-CA", self._certificate, "-CAkey", self._key, "-keyout", key, "-out", certificate),
+            *("x509", "-req", "-in", request, "-days", str(days), "-extfile", extensions),
+            *("-CA", self._certificate, "-CAkey", self._key, "-CAcreateserial", "-out", issued.certificate),
         )
-        return certificate, key
+        return issued
 
-    def server_context(self, name: str = "IP:127.0.0.1") -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*self.issue(name))
-        return context
+    def server_context(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS) -> ssl.SSLContext:
+        return self.issue(name, days=days).context
 
 
 def _openssl(*arguments: str | Path) -> None:

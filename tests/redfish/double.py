@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 from tests.redfish.profiles import (
     ENABLED,
@@ -21,8 +21,7 @@ from tests.redfish.profiles import (
     Profile,
     Property,
 )
-
-Json: TypeAlias = dict[str, Any]
+from tests.redfish.samples import Json, sample
 
 STARTED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 POST_S = 60  # from a reset to the boot
@@ -128,6 +127,7 @@ class Machine:
         self._as_booted = dict(self.override)
         self._bios_job = False
         self._ahead: list[tuple[datetime, str]] = []
+        self._writes: list[tuple[datetime, Mapping[str, str | None]]] = []
         self._lock = threading.RLock()
 
     @property
@@ -148,7 +148,9 @@ class Machine:
         ends = self.now + timedelta(seconds=seconds)
         while True:
             with self._lock:
-                if not self._ahead or self._ahead[0][0] > ends:
+                nothing_happens = not self._ahead or self._ahead[0][0] > ends
+                self._write_due(ends if nothing_happens else self._ahead[0][0])
+                if nothing_happens:
                     self.now = ends
                     return
                 self.now, event = self._ahead.pop(0)
@@ -174,6 +176,18 @@ class Machine:
         with self._lock:
             self.override.update(boot)
 
+    def write_later(self, seconds: float, boot: Mapping[str, str | None]) -> None:
+        """As `write`, when so much time has passed; whatever happens to the machine until then."""
+        with self._lock:
+            self._writes.append((self.now + timedelta(seconds=seconds), boot))
+            self._write_due(self.now)
+
+    def _write_due(self, at: datetime) -> None:
+        for due, boot in self._writes:
+            if due <= at:
+                self.override.update(boot)
+        self._writes = [(due, boot) for due, boot in self._writes if due > at]
+
     def system(self) -> Json:
         """The ComputerSystem resource."""
         with self._lock:
@@ -182,18 +196,10 @@ class Machine:
     def settings(self) -> Json:
         """Its Settings resource."""
         with self._lock:
-            boot: Json = {"BootOrder": ["Boot0001", "Boot0002"]}
+            body = sample(self.profile.settings_sample) | {"@odata.id": self.settings_path}
             if self.profile.overrides is not Overrides.SYSTEM:
-                boot |= self._boot(self.override)
-            return self._tagged(
-                {
-                    "@odata.id": self.settings_path,
-                    "@odata.type": "#ComputerSystem.v1_18_0.ComputerSystem",
-                    "Id": self.profile.settings,
-                    "Name": "Pending settings",
-                    "Boot": boot,
-                }
-            )
+                body["Boot"] = {**_without_override(body["Boot"]), **self._boot(self.override)}
+            return self._tagged(body)
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
         """Apply a PATCH whole, or refuse it whole."""
@@ -255,25 +261,18 @@ class Machine:
 
     def _system(self) -> Json:
         profile = self.profile
-        body: Json = {
+        body = sample(profile.sample, self.path)
+        for mark in ("BootProgress", "LastResetTime"):
+            body.pop(mark, None)
+        body |= {
             "@odata.id": self.path,
-            "@odata.type": "#ComputerSystem.v1_20_1.ComputerSystem",
-            "@odata.context": "/redfish/v1/$metadata#ComputerSystem.ComputerSystem",
             "Id": self.path.rstrip("/").rpartition("/")[2],
-            "Name": "System",
-            "SystemType": "Physical",
             "Manufacturer": profile.manufacturer,
             "Model": profile.model,
             "UUID": self.uuid,
             "HostName": self.name,
             "PowerState": self.power,
-            "Status": {"State": "Enabled", "Health": "OK", "HealthRollup": "OK"},
-            "BiosVersion": "2.19.1",
-            "ProcessorSummary": {"Count": 2, "LogicalProcessorCount": 64},
-            "MemorySummary": {"TotalSystemMemoryGiB": 256},
-            "EthernetInterfaces": {"@odata.id": f"{self.path}/EthernetInterfaces"},
-            "Boot": self._shown_boot(),
-            "Links": {"ManagedBy": [{"@odata.id": "/redfish/v1/Managers/BMC"}]},
+            "Boot": {**_without_override(body["Boot"]), **self._shown_boot()},
             "Actions": {
                 "#ComputerSystem.Reset": {
                     "target": self.reset_path,
@@ -282,10 +281,8 @@ class Machine:
             },
         }
         if self.settings_path:
-            body["@Redfish.Settings"] = {
-                "@odata.type": "#Settings.v1_3_5.Settings",
-                "SettingsObject": {"@odata.id": self.settings_path},
-                "SupportedApplyTimes": ["OnReset"],
+            body["@Redfish.Settings"] = sample("settings-lenovo-se450")["@Redfish.Settings"] | {
+                "SettingsObject": {"@odata.id": self.settings_path}
             }
         if profile.last_reset_time:
             body["LastResetTime"] = self.last_reset.isoformat()
@@ -393,3 +390,8 @@ class Machine:
         continuous_http = (self.override[ENABLED], self.override[TARGET]) == ("Continuous", "UefiHttp")
         if continuous_http and self.profile.continuous_http_changes_boot_order:
             self.boot_order_changed = True
+
+
+def _without_override(boot: Json) -> Json:
+    names = (ENABLED, TARGET, MODE, HTTP_BOOT_URI)
+    return {key: value for key, value in boot.items() if not key.startswith(names)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ssl import SSLContext
 from typing import TypeAlias
 
 
@@ -71,7 +72,9 @@ class Ignored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reverted:
-    """A PATCH is applied, and undone right after."""
+    """A PATCH is applied, and undone right after, or so much of the machine's time later."""
+
+    after_s: float = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,4 +84,13 @@ class Intrusion:
     boot: Mapping[str, str | None]
 
 
-Fault: TypeAlias = Hang | Slow | Status | Body | Huge | Truncated | Redirect | Drop | Ignored | Reverted | Intrusion
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Presents:
+    """Another certificate than the right one; it strikes a connection, not a request."""
+
+    tls: SSLContext
+
+
+Fault: TypeAlias = (
+    Hang | Slow | Status | Body | Huge | Truncated | Redirect | Drop | Ignored | Reverted | Intrusion | Presents
+)

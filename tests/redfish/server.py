@@ -21,6 +21,7 @@ from tests.redfish.faults import (
     Huge,
     Ignored,
     Intrusion,
+    Presents,
     Redirect,
     Reverted,
     Slow,
@@ -57,9 +58,14 @@ class RedfishServer:
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05})
 
     @property
-    def url(self) -> str:
+    def address(self) -> tuple[str, int]:
         host, port = self._http.server_address[:2]
-        return f"{'https' if self._tls else 'http'}://{host!s}:{port}"
+        return str(host), port
+
+    @property
+    def url(self) -> str:
+        host, port = self.address
+        return f"{'https' if self._tls else 'http'}://{host}:{port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -77,7 +83,7 @@ class RedfishServer:
         self._http.server_close()  # waits for the threads of all connections
 
     def fault(self, fault: Fault, *, on: str = "GET", times: int = 1) -> None:
-        """Let the next requests of a method meet a fault."""
+        """Let the next requests of a method meet a fault; ``on="TLS"``: the next connections."""
         with self._lock:
             self._faults += [(on, fault)] * times
 
@@ -96,8 +102,10 @@ class RedfishServer:
     def opened(self, connection: socket.socket) -> socket.socket:
         """Take a connection in, by TLS where there is to be TLS."""
         if self._tls:
+            fault = self.take_fault("TLS")
+            tls = fault.tls if isinstance(fault, Presents) else self._tls
             connection.settimeout(_HANDSHAKE_S)
-            connection = self._tls.wrap_socket(connection, server_side=True)
+            connection = tls.wrap_socket(connection, server_side=True)
             connection.settimeout(None)
         with self._lock:
             if self._closing.is_set():
@@ -169,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
             case Reverted() if machine:
                 before = dict(machine.override)
                 answer = applied()
-                machine.write(**before)
+                machine.write_later(fault.after_s, before)
                 self._send(answer)
             case Intrusion() if machine:
                 machine.write(**fault.boot)

@@ -1,0 +1,111 @@
+"""`gitboot observe`: what a mirror's access log proves, for the instance."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final
+
+import click
+
+from gitboot.errors import UsageError
+
+_POLL_S: Final = 0.5
+_STDIN: Final = Path("-")
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.argument("logs", metavar="ACCESSLOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--spool",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write observations here, for `gitboot run --spool`; how far each log was read is remembered here, too.",
+)
+@click.option("--follow", is_flag=True, help="Go on until SIGTERM. Default: end where the logs end.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, to standard output.")
+def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) -> None:
+    """Read what machines fetched from a mirror in ACCESSLOG..., its access logs; - is standard input.
+
+    They are of nginx or Caddy, in the format of the published ops/serve/. Whole answers to GETs of boot entries and
+    of installers' reports become observations; all other lines are counted and ignored. Each line is read once,
+    however often this is called, and through rotations.
+    """
+    from gitboot.serve.logfile import LogFile
+
+    if _STDIN in logs and len(logs) > 1:
+        raise UsageError("standard input (-) is read alone")
+    if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
+        raise UsageError(f"there is no file {', '.join(missing)}")
+    spool.mkdir(parents=True, exist_ok=True)
+    outcomes: Counter[str] = Counter()
+    if logs == (_STDIN,):
+        _observe(sys.stdin.buffer, spool, outcomes)
+    else:
+        stop = _stopped_by_signal() if follow else None
+        with ExitStack() as stack:
+            files = [stack.enter_context(LogFile(log, spool)) for log in dict.fromkeys(logs)]
+            for _ in _passes(stop):
+                for file in files:
+                    with closing(file.lines()) as lines:
+                        _observe(lines, spool, outcomes)
+    if as_json:
+        click.echo(json.dumps(_facts(outcomes), indent=2, sort_keys=True))
+    else:
+        click.echo(_as_text(outcomes), err=True)
+
+
+def _passes(stop: threading.Event | None) -> Iterator[None]:
+    """One pass, or one after the other until ``stop``; what was written before that is still read."""
+    yield
+    while stop is not None and not stop.is_set():
+        stop.wait(_POLL_S)
+        yield
+
+
+def _stopped_by_signal() -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+_OBSERVED: Final = "observed"
+
+
+def _observe(lines: Iterable[bytes], spool: Path, outcomes: Counter[str]) -> None:
+    from gitboot.serve import spool as spooled
+    from gitboot.serve.accesslog import Ignored, read
+
+    for line in lines:
+        found = read(line)
+        if isinstance(found, Ignored):
+            outcomes[found] += 1
+            continue
+        try:
+            spooled.append(spool, found, durably=True)
+        except OSError as error:
+            raise UsageError(f"{spool} cannot be written: {error.strerror}") from error
+        outcomes[_OBSERVED] += 1
+
+
+def _facts(outcomes: Counter[str]) -> dict[str, object]:
+    ignored = {reason: count for reason, count in sorted(outcomes.items()) if reason != _OBSERVED}
+    return {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "read": outcomes.total(),
+        "observed": outcomes[_OBSERVED],
+        "ignored": ignored,
+    }
+
+
+def _as_text(outcomes: Counter[str]) -> str:
+    reasons = [f"{count} {reason}" for reason, count in sorted(outcomes.items()) if reason != _OBSERVED]
+    ignored = f"; ignored: {', '.join(reasons)}" if reasons else ""
+    return f"{outcomes.total()} lines read, {outcomes[_OBSERVED]} observed{ignored}"

@@ -1,0 +1,108 @@
+"""`gitboot observe` on logs that stand still: what it spools, counts, remembers, refuses."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gitboot.serve.spool import take
+from tests.serving import ENTRY
+from tests.test_serve_accesslog import NGINX, OBSERVED
+
+LINE = json.dumps(NGINX) + "\n"
+HEAD = json.dumps({**NGINX, "method": "HEAD"}) + "\n"
+SUMMARY = {
+    "apiVersion": "gitboot.dev/v1alpha1",
+    "read": 3,
+    "observed": 1,
+    "ignored": {"not a GET": 1, "not in the published format": 1},
+}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "gitboot.log"
+    path.write_text(f"{LINE}{HEAD}Nov 20 dnsmasq-tftp[1]: sent /srv/tftp{ENTRY} to 10.12.0.13\n")
+    return path
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    return tmp_path / "a" / "spool"
+
+
+def observe(*arguments: object, given: str = "", most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+    def limit() -> None:
+        if most_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+
+    command = [sys.executable, "-m", "gitboot", "observe", *map(str, arguments)]
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=30, preexec_fn=limit)
+
+
+def test_evidence_is_spooled_and_all_else_is_counted(log: Path, spool: Path) -> None:
+    done = observe(log, "--spool", spool)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "3 lines read, 1 observed; ignored: 1 not a GET, 1 not in the published format\n"
+    assert take(spool) == [OBSERVED]
+
+
+def test_twice_is_as_once_and_again_only_what_is_new(log: Path, spool: Path) -> None:
+    for count in (3, 0):
+        assert json.loads(observe(log, "--spool", spool, "--json").stdout)["read"] == count
+    with log.open("a") as file:
+        file.write(LINE)
+    assert json.loads(observe(log, log, "--spool", spool, "--json").stdout)["observed"] == 1
+    assert take(spool) == [OBSERVED, OBSERVED]
+
+
+def test_standard_input_is_read_to_its_end(log: Path, spool: Path) -> None:
+    done = observe("-", "--spool", spool, "--json", given=log.read_text())
+    assert json.loads(done.stdout) == SUMMARY
+    assert take(spool) == [OBSERVED]
+    assert [path.name for path in spool.iterdir()] == ["observations.taken.jsonl"], "nothing to remember"
+
+
+def test_several_logs_have_one_summary(log: Path, spool: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.log"
+    other.write_text(LINE)
+    assert json.loads(observe(log, other, "--spool", spool, "--json").stdout)["observed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["missing.log", "other.log"], "there is no file missing.log, other.log"),
+        (["-", "missing.log"], "standard input (-) is read alone"),
+        ([], "Missing argument 'ACCESSLOG...'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(spool: Path, arguments: list[str], said: str) -> None:
+    done = observe(*arguments, "--spool", spool)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_disk_refuses_is_read_again(log: Path, spool: Path) -> None:
+    log.write_text(LINE * 3)
+    observed = len(take_line(spool, log))
+    (spool / "observations.jsonl").unlink()
+    for memory in spool.glob("log-*.json"):
+        memory.unlink()
+    refused = observe(log, "--spool", spool, most_bytes=observed * 2 + 10)
+    assert refused.returncode == 64
+    assert "cannot be written" in refused.stderr
+    assert len(take(spool)) == 2
+    assert json.loads(observe(log, "--spool", spool, "--json").stdout)["observed"] == 1
+
+
+def take_line(spool: Path, log: Path) -> bytes:
+    """One observation as it is spooled."""
+    observe(log, "--spool", spool)
+    return (spool / "observations.jsonl").read_bytes().splitlines(keepends=True)[0]

@@ -1,0 +1,364 @@
+"""nginx and Caddy as the published configuration has them: answers as the endpoint's, and logs that are evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from gitboot.publish.directory import Directory
+from gitboot.render.tree import File
+from gitboot.report import Observation
+from gitboot.serve.accesslog import Ignored, read
+from gitboot.serve.spool import take
+from tests.fleets import SEED, fleet, image, policy, profile, server
+from tests.git_servers import free_port, program
+from tests.serving import BEFORE, ENTRY, MAC, UUID, Site, answers, connect, eventually, read_all
+
+REPORTING = (
+    fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
+    server("new01", "role: new", "provision: 1"),
+    policy("new", "{matchLabels: {role: new}}", often="Once"),
+    server("edge01", "role: edge"),
+    image("edge-1", "userData: Ignition/3.4, configFrom: SystemUUID", "uki"),
+    profile("edge", "edge-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+    policy("edge", "{matchLabels: {role: edge}}", boots="edge"),
+)
+SITE = Site(answers=answers(*REPORTING, seed=SEED[1:], templates={"t": '{"ignition": {"version": "3.4.0"}}'}))
+ARTIFACTS = "/o/" + "d" * 64
+SIZE = 8 * 1024 * 1024  # more than fits into the buffers between two sockets
+
+
+PACKAGES = {"nginx": "nginx", "caddy": "caddy"}
+
+
+class Mirror(NamedTuple):
+    url: str
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published tree with artifacts."""
+    root = tmp_path_factory.mktemp("tree")
+    assert SITE.answers is not None
+    with Directory.open(root, ledger="test") as target:
+        target.publish(SITE.answers.files, commit="c0ffee", at=BEFORE)
+    folder = root / f"boot{ARTIFACTS}"
+    folder.mkdir()
+    for name in ("linux.efi", "disc.iso", "disk.img", "vmlinuz", "config.ign", "ks.cfg", "meta-data"):
+        (folder / name).write_bytes(name.encode())
+    (folder / "large").write_bytes(bytes(SIZE))
+    (folder / ".hidden").write_bytes(b"x")
+    return root
+
+
+@pytest.fixture(scope="module")
+def endpoint(output: Path) -> Iterator[httpx.Client]:
+    with SITE.serve(artifacts=output / "boot" / "o") as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["nginx", "caddy"])
+def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    """A mirror of the tree by the configuration that stands in it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    running = _nginx if request.param == "nginx" else _caddy
+    with running(program(request.param, PACKAGES[request.param]), output, folder) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def client(mirror: Mirror) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=mirror.url) as client:
+        yield client
+
+
+@contextmanager
+def _nginx(executable: str, output: Path, folder: Path) -> Iterator[Mirror]:
+    port, log = free_port(), folder / "gitboot.log"
+    site = (output / "ops" / "serve" / "nginx.conf").read_text()
+    for published, ours in {
+        "listen 80;": f"listen 127.0.0.1:{port};",
+        "listen [::]:80;": "",
+        "/srv/gitboot/boot": str(output / "boot"),
+        "/var/log/nginx/gitboot.log": str(log),
+    }.items():
+        assert site.count(published) == 1
+        site = site.replace(published, ours)
+    (folder / "site.conf").write_text(site)
+    temporary = "".join(
+        f"{each}_temp_path {folder}/{each};" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;" if os.geteuid() == 0 else ""  # the tree of a test is for its user only
+    (folder / "nginx.conf").write_text(
+        f"daemon off; {user} pid {folder}/pid; error_log {folder}/error.log; events {{}}"
+        f"http {{ {temporary} include {folder}/site.conf; }}"
+    )
+    command = [executable, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+    with _running(command, port, {}):
+        yield Mirror(f"http://127.0.0.1:{port}", log)
+
+
+@contextmanager
+def _caddy(executable: str, output: Path, folder: Path) -> Iterator[Mirror]:
+    port, log = free_port(), folder / "gitboot.log"
+    site = (output / "ops" / "serve" / "Caddyfile").read_text()
+    (folder / "Caddyfile").write_text("{\n\tadmin off\n\tdefault_bind 127.0.0.1\n}\n" + site)
+    environment = {
+        "GITBOOT_ADDRESS": f"http://:{port}",
+        "GITBOOT_ROOT": str(output / "boot"),
+        "GITBOOT_LOG": str(log),
+        "XDG_DATA_HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
+    }
+    with _running([executable, "run", "--config", str(folder / "Caddyfile")], port, environment):
+        yield Mirror(f"http://127.0.0.1:{port}", log)
+
+
+@contextmanager
+def _running(command: list[str], port: int, environment: Mapping[str, str]) -> Iterator[None]:
+    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE)
+    try:
+        if not eventually(lambda: process.poll() is not None or _listens(port), within_s=20):
+            raise AssertionError(f"{command[0]} does not listen")
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+# What is answered
+
+
+SAME = ("content-type", "content-length", "cache-control")
+
+
+def _boot_files() -> list[str]:
+    assert SITE.answers is not None
+    return [path.removeprefix("boot") for path in SITE.answers.files if path.startswith("boot/")]
+
+
+def is_report(path: str) -> bool:
+    return "/provisioned/" in path
+
+
+def test_every_file_is_served_as_by_the_endpoint(endpoint: httpx.Client, client: httpx.Client) -> None:
+    paths = _boot_files()
+    assert len([path for path in paths if is_report(path)]) == 1
+    for path in paths:
+        ours, theirs = endpoint.get(path), client.get(path)
+        assert theirs.content == ours.content, path
+        assert theirs.headers["last-modified"]
+        if is_report(path):
+            assert (ours.status_code, theirs.status_code) == (204, 200)
+            assert ours.headers["cache-control"] == theirs.headers["cache-control"]
+        elif "/o/" not in path or "user-data" in path or path.endswith(".ipxe"):
+            assert _same(ours) == _same(theirs), path
+
+
+def _same(response: httpx.Response) -> tuple[object, ...]:
+    return (response.status_code, *(response.headers.get(name) for name in SAME))
+
+
+@pytest.mark.parametrize("name", ["linux.efi", "disc.iso", "disk.img", "vmlinuz", "config.ign", "large"])
+def test_every_artifact_is_served_as_by_the_endpoint(endpoint: httpx.Client, client: httpx.Client, name: str) -> None:
+    path = f"{ARTIFACTS}/{name}"
+    for method in ("GET", "HEAD"):
+        ours, theirs = endpoint.request(method, path), client.request(method, path)
+        assert (_same(theirs), theirs.content) == (_same(ours), ours.content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content_type"),
+    [("ks.cfg", "text/plain; charset=utf-8"), ("meta-data", "text/cloud-config; charset=utf-8")],
+)
+def test_user_data_is_known_by_its_name(client: httpx.Client, name: str, content_type: str) -> None:
+    assert client.get(f"{ARTIFACTS}/{name}").headers["content-type"] == content_type
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        "/v1/",
+        f"/v1/boot/{MAC}",
+        f"/v1/boot/{MAC}/",
+        f"/v1/boot/{MAC}/nothing",
+        f"/v1/boot/{MAC}/provisioned/",
+        f"/v1/boot/{MAC}/provisioned/{'a' * 64}",
+        "/ipxe/",
+        "/boot.ipxe/",
+        "/ops/manifest.json",
+        f"{ARTIFACTS}/.hidden",
+        f"{ARTIFACTS}/none.efi",
+        "/.gitboot.lock",
+        "/index.html",
+    ],
+)
+def test_what_is_not_there_is_one_empty_404(endpoint: httpx.Client, client: httpx.Client, path: str) -> None:
+    found = client.get(path)
+    assert (found.status_code, found.content) == (404, b"")
+    assert (found.headers["content-length"], found.headers["cache-control"]) == ("0", "no-store")
+    assert path == "/ipxe/" or endpoint.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_but_get_and_head_is_answered(endpoint: httpx.Client, client: httpx.Client, method: str) -> None:
+    for asked in (endpoint, client):
+        found = asked.request(method, ENTRY)
+        assert (found.status_code, found.content, found.headers["allow"]) == (405, b"", "GET, HEAD")
+
+
+def test_a_connection_stays_open_after_head(mirror: Mirror) -> None:
+    with connect(mirror.url) as client:
+        for method, last in (("HEAD", ""), ("GET", "Connection: close\r\n")):
+            client.sendall(f"{method} {ENTRY} HTTP/1.1\r\nHost: x\r\n{last}\r\n".encode())
+            if method == "HEAD":
+                assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        assert read_all(client).endswith(_content(ENTRY))
+
+
+def _content(path: str) -> bytes:
+    assert SITE.answers is not None
+    return SITE.answers.files[f"boot{path}"].content
+
+
+def test_an_entry_is_sent_whole_or_not_at_all(client: httpx.Client) -> None:
+    for path in (ENTRY, f"/ignition/{UUID}"):
+        found = client.get(path, headers={"range": "bytes=0-3", "accept-encoding": "gzip"})
+        assert (found.status_code, found.content) == (200, _content(path))
+    part = client.get(f"{ARTIFACTS}/large", headers={"range": "bytes=0-3"})
+    assert (part.status_code, part.content) == (206, bytes(4))
+
+
+def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(output: Path, client: httpx.Client) -> None:
+    path = "/unknown.ipxe"
+    before = client.get(path)
+    assert SITE.answers is not None
+    with Directory.open(output, ledger="test") as target:
+        target.publish({**SITE.answers.files, f"boot{path}": File(b"#!ipxe\n")}, commit="feed", at=BEFORE)
+    known = {"if-none-match": before.headers["etag"]}
+    after = client.get(path, headers=known)
+    assert (after.status_code, after.content) == (200, b"#!ipxe\n")
+    assert after.headers["last-modified"] != before.headers["last-modified"]
+    assert client.get(path, headers={"if-none-match": after.headers["etag"]}).status_code == 304
+    with Directory.open(output, ledger="test") as target:
+        target.publish(SITE.answers.files, commit="c0ffee", at=BEFORE)
+
+
+# What is logged
+
+
+@pytest.fixture
+def logged(mirror: Mirror) -> Callable[[int], list[Observation | Ignored]]:
+    """What reads so many new lines of the log."""
+    begins = mirror.log.stat().st_size if mirror.log.exists() else 0
+
+    def new(count: int) -> list[Observation | Ignored]:
+        def lines() -> list[bytes]:
+            return mirror.log.read_bytes()[begins:].splitlines() if mirror.log.exists() else []
+
+        assert eventually(lambda: len(lines()) >= count), lines()
+        return [read(line) for line in lines()]
+
+    return new
+
+
+def test_the_fetch_of_an_entry_is_an_observation_of_its_version(
+    output: Path, client: httpx.Client, logged: Callable[[int], list[Observation | Ignored]]
+) -> None:
+    report = next(path for path in _boot_files() if is_report(path))
+    asked = datetime.now(UTC)
+    for path in (ENTRY, f"/ipxe/{UUID}", report):
+        client.get(f"{path}?x=/boot.ipxe")
+    for found, path in zip(logged(3), (ENTRY, f"/ipxe/{UUID}", report), strict=True):
+        assert isinstance(found, Observation)
+        assert (found.path, found.client, found.server) == (f"boot{path}", "127.0.0.1", "")
+        assert found.modified == int((output / f"boot{path}").stat().st_mtime) == int(BEFORE.timestamp())
+        assert abs((found.at - asked).total_seconds()) < 5
+
+
+def test_what_is_no_whole_get_of_an_entry_is_none(
+    mirror: Mirror, client: httpx.Client, logged: Callable[[int], list[Observation | Ignored]]
+) -> None:
+    etag = client.get(ENTRY).headers["etag"]
+    client.head(ENTRY)
+    client.get(ENTRY, headers={"if-none-match": etag})
+    client.post(ENTRY)
+    client.get(f"/v1/boot/{MAC}/nothing")
+    client.get("/boot.ipxe")
+    assert logged(6)[1:] == [Ignored.METHOD, Ignored.STATUS, Ignored.METHOD, Ignored.STATUS, Ignored.PATH]
+
+
+def test_a_fetch_that_was_broken_off_is_seen_to_be(
+    output: Path, mirror: Mirror, logged: Callable[[int], list[Observation | Ignored]]
+) -> None:
+    entry = f"/v1/boot/{MAC}/large"  # entries themselves fit into any buffer
+    (output / f"boot{entry}").write_bytes(bytes(SIZE))
+    try:
+        with connect(mirror.url, receive_buffer=4096) as client:
+            client.sendall(f"GET {entry} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        assert logged(1) == [Ignored.PART]
+    finally:
+        (output / f"boot{entry}").unlink()
+
+
+# gitboot observe
+
+
+def observe(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gitboot", "observe", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def test_observe_spools_what_a_mirror_logged_and_once_only(
+    mirror: Mirror, client: httpx.Client, tmp_path: Path
+) -> None:
+    client.get(ENTRY)
+    client.get("/nothing")
+    assert eventually(lambda: b"/nothing" in mirror.log.read_bytes())
+    spool = tmp_path / "spool"
+    first = json.loads(observe(mirror.log, "--spool", spool, "--json").stdout)
+    taken = take(spool)
+    assert (first["observed"], first["read"]) == (len(taken), len(mirror.log.read_bytes().splitlines()))
+    assert first["ignored"]["of another path"] >= 1
+    assert taken[-1].path == f"boot{ENTRY}"
+    second = observe(mirror.log, "--spool", spool)
+    assert second.stderr == "0 lines read, 0 observed\n"
+
+
+def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.Client, tmp_path: Path) -> None:
+    client.get(ENTRY)
+    assert eventually(mirror.log.exists)
+    spool = tmp_path / "spool"
+    command = [sys.executable, "-m", "gitboot", "observe", str(mirror.log), "--spool", str(spool), "--follow"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        written = spool / "observations.jsonl"
+        assert eventually(written.exists, within_s=20)
+        before = len(written.read_text().splitlines())
+        client.get(ENTRY)
+        assert eventually(lambda: len(written.read_text().splitlines()) > before)
+        process.send_signal(signal.SIGTERM)
+        _, summary = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert f" {len(written.read_text().splitlines())} observed" in summary

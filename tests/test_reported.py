@@ -1,0 +1,209 @@
+"""Evidence Reported: the path that an installer fetches last, from user data to observation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gitboot.answers import ServerState, server_state
+from gitboot.model.fleet import Evidence
+from gitboot.plan import Record
+from gitboot.publish.directory import Directory
+from gitboot.report import Answers, Observation
+from gitboot.resolve import Decisions
+from gitboot.serve.tree import PublishedTree
+from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.serving import BEFORE, START, Site, eventually, exchange
+
+NOT_MET, MET = Record(), Record(provision=1, image="flatcar-1")
+SPENT = Record(spent_at=BEFORE - timedelta(hours=1), spent_key="provision/1")
+REPORTED = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
+SERVER = server("web01", "role: web", "provision: 1")
+ONCE = policy("web", "{matchLabels: {role: web}}", often="Once")
+WEB = (
+    image("flatcar-1", "userData: Ignition/3.4"),
+    profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: t}"),
+)
+TEMPLATES = {"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ urls.provisioned }}"}'}
+MAC = mac_of("web01").replace(":", "-")
+
+
+def decisions(*documents: str, settings: str = REPORTED, web01: str = SERVER, often: str = ONCE) -> Decisions:
+    return decided(settings, web01, *WEB, SEED[3], SEED[5], often, *documents, files=TEMPLATES)
+
+
+def state(found: Decisions, record: Record | None = NOT_MET) -> ServerState:
+    return server_state(found, found.servers["web01"], record, BEFORE)
+
+
+def reports(state: ServerState) -> list[str]:
+    return [path for path in sorted(state.files) if "/provisioned/" in path]
+
+
+def answers(*states: ServerState) -> Answers:
+    return Answers(
+        files={path: file for state in states for path, file in state.files.items()},
+        turns={path: turns for state in states for path, turns in state.turns.items()},
+        entries={path: entry for state in states for path, entry in state.entries.items()},
+    )
+
+
+(PATH,) = reports(state(decisions()))
+ASKED = PATH.removeprefix("boot")
+TOKEN = PATH.rpartition("/")[2]
+
+
+def test_user_data_names_the_path_that_the_tree_has() -> None:
+    boot = state(decisions()).decision.policy
+    assert boot and boot.boot and boot.boot.user_data
+    assert f"http://boot.test{ASKED}" in boot.boot.user_data.files["config.ign"]
+    assert f"boot/v1/boot/{MAC}/provisioned/{TOKEN}" == PATH
+    assert state(decisions()).files[PATH].content == b""
+
+
+def test_there_is_one_for_each_nic_that_may_boot() -> None:
+    interfaces = f'[{{mac: "{mac_of("web01")}"}}, {{mac: "{mac_of("b")}"}}, {{mac: "{mac_of("c")}", boot: false}}]'
+    several = SERVER.replace(f'[{{mac: "{mac_of("web01")}"}}]', interfaces)
+    assert several != SERVER
+    found = reports(state(decisions(web01=several)))
+    assert len(found) == 2
+    assert {path.rpartition("/")[2] for path in found} == {TOKEN}
+
+
+def test_it_is_another_for_each_server_number_and_image() -> None:
+    raised = state(decisions(web01=server("web01", "role: web", "provision: 2")))
+    other = SERVER.replace(uuid_of("web01"), uuid_of("web02"))
+    assert len({PATH, *reports(raised), *reports(state(decisions(web01=other)))}) == 3
+    renamed = (image("flatcar-2", "userData: Ignition/3.4"), WEB[1].replace("flatcar-1", "flatcar-2"))
+    changed = decided(REPORTED, SERVER, *renamed, SEED[3], SEED[5], ONCE, files=TEMPLATES)
+    assert reports(state(changed)) != [PATH]
+
+
+@pytest.mark.parametrize(
+    ("found", "record"),
+    [
+        pytest.param(decisions(settings=SEED[0]), NOT_MET, id="evidence Fetched"),
+        pytest.param(decisions(often=policy("web", "{matchLabels: {role: web}}")), NOT_MET, id="networkBoot Always"),
+        pytest.param(decisions(web01=server("web01", spec="lifecycle: Parked")), NOT_MET, id="parked"),
+    ],
+)
+def test_there_is_none_where_nothing_is_to_be_reported(found: Decisions, record: Record | None) -> None:
+    assert reports(state(found, record)) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "record"),
+    [
+        pytest.param(decisions(), MET, id="provisioned"),
+        pytest.param(decisions(), None, id="nothing is known"),
+        pytest.param(decisions(maintenance("m", "20T20:00 20T23:00")), NOT_MET, id="in a maintenance"),
+        pytest.param(decisions(), SPENT, id="spent for longer than evidence may take"),
+    ],
+)
+def test_an_installer_is_heard_whatever_its_machine_boots_by_then(found: Decisions, record: Record | None) -> None:
+    planned = state(found, record)
+    assert reports(planned) == [PATH]
+    assert planned.entries[PATH].digest == TOKEN
+
+
+def test_under_another_evidence_the_decision_is_the_same() -> None:
+    assert decisions().servers == decisions(settings=SEED[0]).servers
+
+
+# At the endpoint
+
+
+@pytest.fixture(params=["in memory", "over a tree"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    ours = answers(state(decisions(maintenance("repair", "20T22:00 20T23:00"))))
+    if request.param == "in memory":
+        return Site(answers=ours)
+    with Directory.open(tmp_path, ledger="test") as target:
+        target.publish(ours.files, commit="c0ffee", at=BEFORE)
+    tree = PublishedTree(tmp_path, lambda: BEFORE)
+    tree.refresh()
+    assert tree.answers is not None
+    assert tree.answers.entries == ours.entries
+    return Site(answers=tree.answers)
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[httpx.Client]:
+    with site.serve() as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def seen(site: Site, client: httpx.Client) -> list[Observation]:
+    """What was observed until now: an observation comes right after its answer."""
+    marker = f"/ipxe/{uuid_of('web01')}"
+    before = len(site.observed)
+    assert client.get(marker).status_code == 200
+    assert eventually(lambda: any(observed.path == f"boot{marker}" for observed in site.observed[before:]))
+    return [observed for observed in site.observed if observed.path != f"boot{marker}"]
+
+
+def test_a_report_is_answered_204_and_observed(site: Site, client: httpx.Client) -> None:
+    found = client.get(ASKED)
+    assert (found.status_code, found.content, found.headers["cache-control"]) == (204, b"", "no-store")
+    assert not {"content-length", "etag", "transfer-encoding"} & set(found.headers)
+    (observed,) = seen(site, client)
+    assert (observed.server, observed.path, observed.client, observed.at) == ("web01", PATH, "127.0.0.1", BEFORE)
+    assert (observed.evidence, observed.digest, observed.modified) == (Evidence.REPORTED, TOKEN, None)
+
+
+def test_the_fetch_of_the_entry_is_no_report(site: Site, client: httpx.Client) -> None:
+    client.get(f"/v1/boot/{MAC}/boot.ipxe")
+    assert [observed.evidence for observed in seen(site, client)] == [Evidence.FETCHED]
+
+
+@pytest.mark.parametrize("mac", [MAC.upper(), MAC.replace("-", ":"), MAC.replace("-", "")])
+def test_any_notation_of_the_mac_will_do(site: Site, client: httpx.Client, mac: str) -> None:
+    assert client.get(f"/v1/boot/{mac}/provisioned/{TOKEN}").status_code == 204
+    assert [observed.path for observed in seen(site, client)] == [PATH]
+
+
+def test_each_report_is_heard_whatever_the_client_has_kept(site: Site, client: httpx.Client) -> None:
+    assert client.get(ASKED, headers={"if-none-match": "*"}).status_code == 204
+    assert len(seen(site, client)) == 1
+
+
+def test_a_head_is_never_evidence(site: Site, client: httpx.Client) -> None:
+    assert client.head(ASKED).status_code == 204
+    assert seen(site, client) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/v1/boot/{MAC}/provisioned/{'a' * 64}",
+        f"/v1/boot/{MAC}/provisioned/{TOKEN.upper()}",
+        f"/v1/boot/{MAC}/provisioned/{TOKEN}/",
+        f"/v1/boot/{MAC}/provisioned/",
+        f"/v1/boot/{MAC}/provisioned",
+        f"/v1/boot/{mac_of('b')}/provisioned/{TOKEN}",
+        f"/v1/boot/x/provisioned/{TOKEN}",
+        f"/provisioned/{TOKEN}",
+    ],
+)
+def test_everything_else_is_the_one_404(site: Site, client: httpx.Client, path: str) -> None:
+    found, nothing = client.get(path), client.get("/nothing")
+    assert found.status_code == 404
+    assert {**found.headers, "date": ""} == {**nothing.headers, "date": ""}
+    assert seen(site, client) == []
+
+
+def test_it_is_answered_before_in_and_after_a_maintenance(site: Site, client: httpx.Client) -> None:
+    for now in (BEFORE, START, at("20T23:00")):
+        site.now = now
+        assert client.get(ASKED).status_code == 204
+    assert [observed.digest for observed in seen(site, client)] == [TOKEN] * 3
+
+
+def test_only_get_and_head_are_answered(site: Site, client: httpx.Client) -> None:
+    request = f"POST {ASKED} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    assert exchange(str(client.base_url), request.encode()).startswith(b"HTTP/1.1 405")
+    assert seen(site, client) == []
