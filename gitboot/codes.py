@@ -462,3 +462,30 @@ class Code(StrEnum):
         "Git would pass over it in silence, and files that it was to leave out would be read.",
         "Write patterns as in .gitignore: a character class is closed and in order, no line ends in a backslash.",
     )
+    MERGE_CONFLICT = (
+        "GB5008",
+        "Two branches that do not merge",
+        "Both changed the same lines, so there is no merge result to look at.",
+        "Merge or rebase by hand, and compare again.",
+    )
+
+    # What a review finds, GB6…
+
+    HELD = (
+        "GB6001",
+        "A guard holds the commit",
+        "It changes more than one commit may, or something that always wants a second look.",
+        "Look at what `gitboot diff` shows; then split the commit, or acknowledge it by the line that is printed.",
+    )
+    DANGEROUS = (
+        "GB6002",
+        "A change that can hurt",
+        "Disks may be written, machines lose their boot, or many get other kernel arguments.",
+        "Look at the group of servers in `gitboot diff` that the message names.",
+    )
+    UNHEEDED = (
+        "GB6003",
+        "An acknowledgement that counts for nothing",
+        "It is malformed, names no guard, or was made for other changes than these.",
+        "Copy the line that `gitboot diff` prints now into the last commit's message.",
+    )

@@ -21,9 +21,13 @@ from tests.documents import Document, documents
 from tests.fleets import document
 
 ROOT: Final = Path(__file__).parent.parent
-SCHEMAS: Final = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "schemas").glob("*.json"))}
+SCHEMAS: Final = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted((ROOT / "schemas").glob("*.json"))
+    if not path.name.endswith(".schema.json")  # of what gitboot writes
+}
 VALIDATORS: Final = {name: Draft202012Validator(schema) for name, schema in SCHEMAS.items()}
-EXAMPLE: Final = sorted((ROOT / "example-repo").rglob("*.yaml"))
+EXAMPLE: Final = sorted(path for path in (ROOT / "example-repo").rglob("*.yaml") if not path.name.startswith("."))
 PAGES: Final = (
     sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")) + sorted(ROOT.glob("example-repo/*.md"))
 )

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.review import DiffFacts
 from gitboot.model.server import Server
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -71,9 +72,10 @@ def _bare(node: Any) -> Any:
 
 
 def schemas() -> dict[str, str]:
-    """Every schema as the text of its file, by file name."""
+    """Every schema as the text of its file, by file name: of what is written, and of what `gitboot diff` says."""
     made = {f"{kind.__name__}.json": schema(kind) for kind in KINDS}
     made["any.json"] = any_document()
+    made["diff.schema.json"] = {"$schema": _DIALECT, **TypeAdapter(DiffFacts).json_schema()}
     return {name: json.dumps(made[name], indent=2, sort_keys=True) + "\n" for name in sorted(made)}
 
 

@@ -1,0 +1,76 @@
+"""`gitboot diff`: what a range of commits changes, for whom, how dangerous it is, and whether a guard holds it."""
+
+from __future__ import annotations
+
+import gc
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import Output, output_option
+from gitboot.cli.problems import FORMATS, prefix_of
+
+if TYPE_CHECKING:
+    from gitboot.review import Review
+
+_FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
+
+
+@click.command()
+@click.argument("range", metavar="BASE..HEAD")
+@click.argument("path", default=".", type=click.Path(path_type=Path))
+@click.option("--merge", is_flag=True, help="Compare BASE with HEAD merged into it, as the branch will be.")
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
+@output_option(*_FORMATS)
+def command(
+    range: str,
+    path: Path,
+    merge: bool,
+    detailed_exitcode: bool,
+    outputs: tuple[Output, ...],
+) -> None:
+    """Show what BASE..HEAD changes in the fleet at PATH, and whether guards would hold it.
+
+    BASE..HEAD compares two commits. BASE...HEAD compares HEAD with where it branched off; BASE alone, or
+    BASE..WORKTREE, with what lies in the work tree. Nothing but these is looked at: no clock, no network, no instance.
+
+    The exit code is 3 where HEAD is invalid, 4 where a guard holds it that no `Gitboot-Ack:` line of the commits
+    acknowledges.
+    """
+    from gitboot.cli.ranges import compared
+    from gitboot.guard import Limits
+    from gitboot.review import Outcome, review
+
+    gc.disable()  # two fleets are loaded once and all of them kept
+    found = compared(path, range, merge=merge)
+    again = shlex.join(["gitboot", "diff", range, *([str(path)] if path != Path() else []), *(["--merge"] * merge)])
+    result = review(found.base, found.head, limits=Limits(), messages=found.messages, command=again)
+    for output in outputs:
+        output.write(_written(output.format, result, prefix_of(path)))
+    if result.outcome is Outcome.INVALID:
+        sys.exit(Exit.INVALID)
+    if result.outcome is Outcome.HELD:
+        sys.exit(Exit.HELD)
+    if detailed_exitcode and result.outcome is Outcome.FINE:
+        sys.exit(Exit.CHANGES)
+
+
+def _written(format: str, result: Review, prefix: str) -> str:
+    """The review in one format."""
+    from gitboot.cli.review_text import as_text
+    from gitboot.review.annotations import as_problems
+    from gitboot.review.facts import as_json
+    from gitboot.review.markdown import as_markdown
+
+    match format:
+        case "text":
+            return as_text(result, prefix)
+        case "json":
+            return as_json(result)
+        case "markdown":
+            return as_markdown(result)
+    return FORMATS[format](as_problems(result), prefix)

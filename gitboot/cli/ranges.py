@@ -1,0 +1,56 @@
+"""Two revisions of a fleet, loaded and decided for a command that compares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gitboot.errors import InvalidRepository
+from gitboot.load import ParseCache, Snapshot, load
+from gitboot.resolve import decide
+from gitboot.review.review import Side
+from gitboot.source.compare import open_range
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """Both sides of a range, and what the commits between them say."""
+
+    base: Side
+    head: Side
+    messages: tuple[tuple[str, str], ...]
+
+
+def compared(path: Path, range: str, *, merge: bool) -> Compared:
+    """Both sides of ``range``; one that is invalid has its problems instead of decisions."""
+    parsed: ParseCache = {}  # what both sides have in common is parsed once
+    base, dots, head = range.partition("..")
+    names = base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
+    try:
+        found = open_range(path, range, merge=merge)
+    except InvalidRepository as error:
+        # They do not merge, so there is no HEAD to look at.
+        conflicted = Side(named=names[1], revision=names[1], decisions=None, repository=None, problems=error.problems)
+        nothing = Side(named=names[0], revision=names[0], decisions=None, repository=None, problems=())
+        return Compared(base=nothing, head=conflicted, messages=())
+    return Compared(
+        base=side(names[0], found.base, parsed),
+        head=side(names[1], found.head, parsed),
+        messages=found.messages,
+    )
+
+
+def side(named: str, snapshot: Snapshot, parsed: ParseCache) -> Side:
+    """A revision, loaded and decided; ``parsed`` keeps what its blobs parse to."""
+    try:
+        repository = load(snapshot, parsed)
+        decisions = decide(repository)
+    except InvalidRepository as error:
+        return Side(named=named, revision=snapshot.revision, decisions=None, repository=None, problems=error.problems)
+    return Side(
+        named=named,
+        revision=snapshot.revision,
+        decisions=decisions,
+        repository=repository,
+        problems=decisions.warnings,
+    )

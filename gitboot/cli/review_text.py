@@ -1,0 +1,200 @@
+"""A review as text for a terminal: readable at 100 columns, and without colours."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import click
+
+from gitboot.annotate.order import printable
+from gitboot.cli.problems import as_text as problems_as_text
+from gitboot.cli.table import table
+from gitboot.review import words
+from gitboot.review.groups import Cause, Group
+from gitboot.review.rendered import RenderedDiff
+from gitboot.review.review import Outcome, Review
+
+_WIDTH: Final = 100
+_GROUPS: Final = 50  # that are shown
+_LIMITS: Final = 20  # that are shown; more are of ever more sites
+_COLOURS: Final = {
+    Outcome.HELD: "red",
+    Outcome.INVALID: "red",
+    Outcome.FINE: "green",
+    Outcome.UNCHANGED: "green",
+}
+_SIGNS: Final = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def as_text(review: Review, prefix: str) -> str:
+    """The whole review, in the order of its weight; ``prefix`` leads from here to the fleet's files."""
+    sections = (
+        _verdict(review),
+        _blast_radius(review),
+        _guards(review),
+        _dangers(review),
+        _groups(review),
+        _when(review),
+        _documents(review),
+        _problems(review, prefix),
+        _next(review),
+    )
+    return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
+
+
+def _heading(text: str) -> str:
+    return click.style(text.upper(), bold=True)
+
+
+def _wrapped(text: str, indent: str = "  ") -> str:
+    return textwrap.fill(
+        printable(text),
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _verdict(review: Review) -> Iterator[str]:
+    headline = review.headline
+    yield click.style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
+    sides = (f"{side.named}{f' ({side.short})' if side.short else ''}" for side in (review.base, review.head))
+    yield printable(f" {words.ARROW} ".join(sides))
+    if review.verdict is not None and review.outcome is not Outcome.UNCHANGED:
+        yield f"digest {review.verdict.digest}"
+    if review.changes is not None:
+        yield words.counts(review.changes)
+        if review.base.decisions is None:
+            yield "The base is no valid fleet, so everything is new here."
+
+
+def _blast_radius(review: Review) -> Iterator[str]:
+    if review.outcome in (Outcome.INVALID, Outcome.UNCHANGED) or not review.changes or not review.verdict:
+        return
+    limits = review.verdict.limits
+    yield _heading("Blast radius")
+    yield table(
+        words.area_header(limits),
+        [words.area_cells(area, limits) for area in words.touched(review.changes.areas)],
+    )
+
+
+def _guards(review: Review) -> Iterator[str]:
+    if review.verdict is None or not (review.verdict.trips or review.unheeded):
+        return
+    yield _heading("Guards")
+    for trip in review.verdict.trips[:_LIMITS]:
+        state = "acknowledged" if trip.acknowledged else click.style("held", fg="red")
+        yield f"  {state}: {trip.guard}: {words.trip(trip)}"
+    if len(review.verdict.trips) > _LIMITS:
+        yield f"  and {len(review.verdict.trips) - _LIMITS:,} more limits"
+    for each in review.unheeded:
+        yield _wrapped(f"not heeded: {each.line!r} in {each.commit[:12]}: {each.why}")
+
+
+def _dangers(review: Review) -> Iterator[str]:
+    found = list(review.dangers())
+    if not found:
+        return
+    yield _heading("Look at this first")
+    known = {change.name for change in review.changes.servers} if review.changes else set()
+    for danger in found:
+        number = f"{words.count(len(danger.names))}: " if danger.names[0] in known else ""
+        yield _wrapped(f"{danger.risk}: {number}{words.some(danger.names)}")
+        yield from (_wrapped(reason, "    ") for reason in danger.reasons[:5])
+        if len(danger.reasons) > 5:
+            yield f"    and {len(danger.reasons) - 5:,} more reasons"
+
+
+def _groups(review: Review) -> Iterator[str]:
+    blocks = [*_shared(review), *(_group(group) for group in review.groups)]
+    if not blocks:
+        return
+    yield _heading("Cause and effect")
+    for block in blocks[:_GROUPS]:
+        yield from block
+    if len(blocks) > _GROUPS:
+        yield f"and {len(blocks) - _GROUPS:,} more groups: -o json has them all"
+
+
+def _shared(review: Review) -> Iterator[list[str]]:
+    for shared in (review.unknown, review.shared):
+        if shared is not None:
+            title = words.shared_title(shared.causes, shared.title)
+            fields = (_wrapped(words.change(field)) for field in shared.fields)
+            yield [click.style(title, bold=True), *map(_cause, shared.causes), *fields, *_rendered(shared.rendered)]
+
+
+def _group(group: Group) -> list[str]:
+    title, risks = _wrapped(words.title(group), ""), ", ".join(group.risks)
+    on_one_line = len(title) + len(risks) + 2 <= _WIDTH
+    lines = [click.style(title, bold=True) + (f": {risks}" if on_one_line else f"\n  {risks}")]
+    lines.append(_wrapped(f"servers: {words.some(group.names, 10)}"))
+    lines += map(_cause, group.causes)
+    lines += (_wrapped(f"takes effect {words.when(effect)}") for effect in group.effects)
+    lines += (_wrapped(f"may be reinstalled: {words.reason(each)}") for each in group.reinstalls)
+    lines += (_wrapped(words.change(field)) for field in group.fields)
+    if group.rendered is None:
+        lines.append("  not rendered: there are too many groups")
+    elif group.rendered:
+        lines.append(f"  as for {group.names[0]}:")
+        lines += _rendered(group.rendered)
+    return lines
+
+
+def _cause(cause: Cause) -> str:
+    at = f" at {':'.join(map(str, cause.place))}" if cause.place else ""
+    return _wrapped(f"{cause}{at}: {words.cause(cause)}")
+
+
+def _rendered(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
+    for each in diffs:
+        yield f"    {each.boot}, {each.file}"
+        for line in each.lines[2:]:  # the names of the files stand above
+            yield click.style(f"    {printable(line.expandtabs(4))}", fg=_SIGNS.get(line[:1]))
+
+
+def _when(review: Review) -> Iterator[str]:
+    found = words.effects(review.groups)
+    if found:
+        yield _heading("When")
+        yield from (_wrapped(f"{when}: {words.count(number)}") for when, number in found)
+
+
+def _documents(review: Review) -> Iterator[str]:
+    found = review.documents_only
+    if found:
+        yield _heading(f"Presentation only: {words.count(len(found), 'document')}, no decision follows")
+        for each in found[:20]:
+            fields = words.some([field.dotted for field in each.fields], 3)
+            yield _wrapped(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
+        if len(found) > 20:
+            yield f"  and {len(found) - 20:,} more documents"
+    if review.changes is not None and review.changes.bmcs and not review.changes.first:
+        yield _wrapped(
+            f"BMC: overrides go to another BMC, or trust it otherwise: {words.some(review.changes.bmcs)}", ""
+        )
+
+
+def _problems(review: Review, prefix: str) -> Iterator[str]:
+    if review.head.problems:
+        yield _heading("Problems")
+        yield problems_as_text(review.head.problems, prefix)
+    if review.base.problems and review.base.decisions is None:
+        yield _heading("Problems of the base")
+        yield problems_as_text(review.base.problems, prefix)
+
+
+def _next(review: Review) -> Iterator[str]:
+    yield _heading("How to go on")
+    yield f"  see it again: {review.command}"
+    acknowledging = list(review.acknowledging())
+    if acknowledging:
+        yield "  to accept it none the less, put into the last commit's message:"
+        yield from (f"    {line}" for _, line, _ in acknowledging)
+        yield "  or, where the instance runs:"
+        yield from (f"    {command}" for _, _, command in acknowledging)

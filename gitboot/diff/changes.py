@@ -1,0 +1,260 @@
+"""All that differs between the decisions of two commits, as one value; guards and reviews are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gitboot.diff.documents import DocumentChange, Fate, changed_documents
+from gitboot.diff.effects import Effect, effects
+from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
+from gitboot.diff.matching import matched
+from gitboot.diff.reinstalls import Reinstall, reinstalls
+from gitboot.diff.risks import Risk, risks
+from gitboot.load import FleetRepository, Id
+from gitboot.machines import machines
+from gitboot.model.scalars import Digest
+from gitboot.plan import Decision, digest
+from gitboot.resolve import Decisions
+
+GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
+
+Label = tuple[str, str]  # site, fra1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerChange:
+    """One server whose decision is another, or who came, or went."""
+
+    old: Decision | None
+    new: Decision | None
+    risks: frozenset[Risk]
+    reinstalls: tuple[Reinstall, ...]  # why it can ask for a boot that writes disks
+    effects: tuple[Effect, ...]
+
+    @property
+    def name(self) -> str:
+        """What the server is called, now if it is there."""
+        decision = self.new or self.old
+        assert decision is not None  # noqa: S101 - one of the two is there
+        return decision.server
+
+    @property
+    def renamed(self) -> bool:
+        return self.old is not None and self.new is not None and self.old.server != self.new.server
+
+    @property
+    def fate(self) -> Fate:
+        if self.old is None or self.new is None:
+            return Fate.ADDED if self.old is None else Fate.REMOVED
+        return Fate.EDITED
+
+    @property
+    def pair(self) -> tuple[Digest | None, Digest | None]:
+        return self.old.digest if self.old else None, self.new.digest if self.new else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedChange:
+    """Something that is published for all machines, or for those that no document describes."""
+
+    old: Mapping[str, object] | None  # None: there was no commit before
+    new: Mapping[str, object]
+
+    @property
+    def pair(self) -> tuple[Digest | None, Digest | None]:
+        return digest(self.old) if self.old is not None else None, digest(self.new)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Area:
+    """How much of a group of servers is touched."""
+
+    label: Label | None  # None: the whole fleet
+    size: int  # servers of the old commit, and who moved here
+    changed: int
+    removed: int
+    added: int
+    reinstalled: int
+
+    def __str__(self) -> str:
+        return "=".join(self.label) if self.label else "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What a commit changes: all facts, each list in the order of its names."""
+
+    first: bool  # there is no commit before
+    servers: tuple[ServerChange, ...]
+    unchanged: int
+    before: int  # how many servers the old commit has
+    after: int
+    unknown: SharedChange | None  # what machines boot that no document describes; None: the same
+    shared: SharedChange | None  # outputs, evidence, the base URL of the fleet; None: the same
+    images: tuple[ImageChange, ...]
+    areas: tuple[Area, ...]  # the whole fleet first
+    documents: Mapping[Id, DocumentChange]
+    bmcs: tuple[str, ...]  # servers that are reached, or trusted, at another BMC
+    digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
+
+    def __post_init__(self) -> None:
+        pairs: list[tuple[str, Digest | None, Digest | None]] = [("server", *each.pair) for each in self.servers]
+        pairs += (("unknown", *self.unknown.pair),) if self.unknown else ()
+        pairs += (("shared", *self.shared.pair),) if self.shared else ()
+        pairs += (("image", *image.pair) for image in self.images if image.mutated)  # no decision need follow from it
+        listed = sorted([kind, old or "", new or ""] for kind, old, new in pairs)
+        object.__setattr__(self, "digest", digest(listed))
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no decision changes, and so no published byte."""
+        return not (self.servers or self.unknown or self.shared)
+
+    def of(self, risk: Risk) -> tuple[ServerChange, ...]:
+        """The servers whose change is of a class."""
+        return tuple(change for change in self.servers if risk in change.risks)
+
+    def having(self, fate: Fate) -> tuple[ServerChange, ...]:
+        return tuple(change for change in self.servers if change.fate is fate)
+
+
+def compare(
+    old: Decisions | None,
+    new: Decisions,
+    old_repository: FleetRepository | None,
+    new_repository: FleetRepository,
+) -> Changes:
+    """What ``new`` changes; without ``old`` it is the first commit, and all of it is new."""
+    shared = _shared_change(_shared(old), _shared(new))
+    documents = changed_documents(old_repository, new_repository)
+    before = machines(old_repository) if old_repository else {}
+    after = machines(new_repository)
+    mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
+    pairs = matched(before, after)
+    servers = []
+    for was, is_now in pairs:
+        old_decision = old.servers[was] if old and was else None
+        new_decision = new.servers[is_now] if is_now else None
+        change = _server_change(old_decision, new_decision, mutated, shared)
+        if change is not None:
+            servers.append(change)
+    by_name = {machine.name: machine.bmc for machine in after.values()}
+    was_at = {machine.name: machine.bmc for machine in before.values()}
+    return Changes(
+        first=old is None,
+        servers=tuple(servers),
+        unchanged=len(pairs) - len(servers),
+        before=len(before),
+        after=len(after),
+        unknown=_shared_change(_unknown(old), _unknown(new)),
+        shared=shared,
+        images=tuple(image_changes(documents, (old, new), (old_repository, new_repository))),
+        areas=_areas(pairs, servers, old_repository, new_repository),
+        documents=documents,
+        bmcs=tuple(now for was, now in pairs if was and now and was_at[was] != by_name[now]),
+    )
+
+
+def _server_change(
+    old: Decision | None, new: Decision | None, mutated: set[str], shared: SharedChange | None
+) -> ServerChange | None:
+    same = old is not None and new is not None and old.digest == new.digest
+    all_files = shared is not None and shared.old is not None and _files_of(shared.old) != _files_of(shared.new)
+    if same and not all_files:
+        return None
+    asked = reinstalls(old, new) if old is not None and new is not None and not same else ()
+    found = risks(old, new, asked) if not same else frozenset()
+    if all_files and old is not None and new is not None:
+        found |= {Risk.OUTPUTS}
+    if not same and mutated & {*booted(old), *booted(new)}:
+        found |= {Risk.MUTATED_IMAGE}
+    return ServerChange(old=old, new=new, risks=found, reinstalls=asked, effects=effects(old, new, found, asked))
+
+
+# What is published for all machines, and for those without a document
+
+
+def _shared(decisions: Decisions | None) -> dict[str, object] | None:
+    if decisions is None:
+        return None
+    return {
+        "baseURL": decisions.base_url,
+        "outputs": sorted(decisions.outputs),
+        "evidence": decisions.evidence,
+    }
+
+
+def _files_of(shared: Mapping[str, object]) -> object:
+    """What decides which files each server has; its base URL is part of its decision."""
+    return shared["outputs"], shared["evidence"]
+
+
+def _unknown(decisions: Decisions | None) -> dict[str, object] | None:
+    if decisions is None:
+        return None
+    boots = decisions.unknown
+    return {
+        "notFound": decisions.unknown_not_found,
+        "boots": {arch: boot.facts() for arch, boot in sorted(boots.items())} if boots is not None else None,
+    }
+
+
+def _shared_change(old: dict[str, object] | None, new: dict[str, object] | None) -> SharedChange | None:
+    return SharedChange(old=old, new=new) if old != new and new is not None else None
+
+
+# Groups of servers
+
+
+def _areas(
+    pairs: Iterable[tuple[str | None, str | None]],
+    servers: Iterable[ServerChange],
+    old: FleetRepository | None,
+    new: FleetRepository,
+) -> tuple[Area, ...]:
+    """The whole fleet, then each site and each role; a server that moves from one to another counts in both."""
+    counts: dict[Label | None, dict[str, int]] = {None: {}}
+
+    def count(what: str, was: str | None, is_now: str | None) -> None:
+        for label in {None, *_labels(old, was), *_labels(new, is_now)}:
+            group = counts.setdefault(label, {})
+            group[what] = group.get(what, 0) + 1
+
+    for was, is_now in pairs:
+        if was is not None:
+            count("size", was, is_now)
+    for change in servers:
+        before = change.old.server if change.old else None
+        after = change.new.server if change.new else None
+        count(_COUNTED[change.fate], before, after)
+        if change.reinstalls:
+            count("reinstalled", before, after)
+    return tuple(_area(label, counts[label]) for label in sorted(counts, key=_place))
+
+
+def _area(label: Label | None, counted: Mapping[str, int]) -> Area:
+    return Area(
+        label=label,
+        size=counted.get("size", 0),
+        changed=counted.get("changed", 0),
+        removed=counted.get("removed", 0),
+        added=counted.get("added", 0),
+        reinstalled=counted.get("reinstalled", 0),
+    )
+
+
+def _place(label: Label | None) -> tuple[int, str]:
+    """The whole fleet first, then the labels in their order."""
+    return (GROUPING.index(label[0]), label[1]) if label else (-1, "")
+
+
+_COUNTED: Final = {Fate.EDITED: "changed", Fate.REMOVED: "removed", Fate.ADDED: "added"}
+
+
+def _labels(repository: FleetRepository | None, server: str | None) -> Iterator[Label]:
+    if repository is None or server is None:
+        return
+    labels = repository.servers[server].metadata.labels
+    yield from ((key, labels[key]) for key in GROUPING if key in labels)

@@ -1,0 +1,144 @@
+"""Risk classes: what a change of one server's decision can do, by a table of what each class looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Any, Final
+
+from gitboot.diff.reinstalls import Reinstall, Why, wants_install
+from gitboot.model.server import Lifecycle
+from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
+
+
+class Risk(StrEnum):
+    """What a change can do, the worst first."""
+
+    REINSTALL = "reinstall"  # it can ask for a boot that writes disks, and could not before
+    UNKNOWN_SERVERS = "unknown servers"  # what machines boot that no document describes
+    MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
+    WITHDRAWN = "withdrawn"  # removed, parked, retired, or selected by nothing any more
+    INSTALL = "install"  # a new server that wants a first boot
+    KERNEL_ARGUMENTS = "kernel arguments"
+    IMAGE = "image"
+    USER_DATA = "user data"
+    POOL_MOVE = "pool move"  # another policy, node label or taint
+    BOOT = "way of booting"  # method, profile, networkBoot, power, URLs, entries of one's own
+    MAINTENANCE = "maintenance"  # which, when, in which order, which run
+    IDENTITY = "identity"  # name, UUID, MAC addresses, architecture, firmware
+    OUTPUTS = "outputs"  # which files are published for every server
+    ADDED = "added"  # a new server
+    BMC = "BMC"  # where overrides are written; no file changes
+    OVERRIDE_ONLY = "override only"  # nothing but how the BMC is set
+    PRESENTATION_ONLY = "presentation only"  # documents changed, decisions did not
+
+
+DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])
+
+Look = Callable[[Any], object]
+
+
+def _artifacts(boot: Boot) -> object:
+    return [(name, each) for name, each in _sources(boot, "sha256")]
+
+
+def _addresses(boot: Boot) -> object:
+    return [(name, each) for name, each in _sources(boot, "url")]
+
+
+def _sources(boot: Boot, fact: str) -> Iterator[tuple[str, object]]:
+    for name, found in boot.files.facts().items():
+        yield name, [each[fact] for each in found] if isinstance(found, list) else found[fact]
+
+
+def own_arguments(boot: Boot) -> tuple[str, ...]:
+    """The kernel arguments, without where the user data lies: that changes with its content."""
+    if boot.user_data is None:
+        return boot.kernel_arguments
+    return tuple(argument.replace(boot.user_data.url, "") for argument in boot.kernel_arguments)
+
+
+# What each class looks at. Together they see all that a decision's digest is made of.
+_OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
+    (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.macs, its.architecture, its.firmware)),
+    (Risk.BOOT, lambda its: (its.base_url, its.restrict, its.lifecycle is Lifecycle.ACTIVE)),
+    (Risk.WITHDRAWN, lambda its: its.lifecycle),
+)
+_OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (
+    (Risk.POOL_MOVE, lambda its: its.policy),
+    (Risk.BOOT, lambda its: (its.network_boot, its.power, its.boot is None)),
+    (Risk.OVERRIDE_ONLY, lambda its: (its.override, its.disk_boot)),
+)
+_OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (
+    (
+        Risk.MAINTENANCE,
+        lambda its: (its.start, its.end, its.priority, its.network_boot, its.run, its.power, its.max_unavailable),
+    ),
+    (Risk.BOOT, lambda its: its.boot is None),
+    (Risk.OVERRIDE_ONLY, lambda its: its.override),
+)
+_OF_BOOT: Final[tuple[tuple[Risk, Look], ...]] = (
+    (Risk.IMAGE, lambda its: (its.image, its.version, _artifacts(its))),
+    (Risk.KERNEL_ARGUMENTS, own_arguments),
+    (Risk.USER_DATA, lambda its: (its.user_data.facts()["sha256"] if its.user_data else None, its.templates)),
+    (Risk.USER_DATA, lambda its: its.user_data.format if its.user_data else None),
+    (Risk.POOL_MOVE, lambda its: (its.node_labels, its.node_taints)),
+    (Risk.BOOT, lambda its: (its.profile, its.method, its.http_boot, its.writes_disk, its.config_from)),
+    (Risk.BOOT, lambda its: its.entries),
+)
+
+
+def risks(old: Decision | None, new: Decision | None, asked: tuple[Reinstall, ...]) -> frozenset[Risk]:
+    """What a server's change can do; ``asked`` are the boots that write disks which it newly asks for."""
+    if old is None:
+        assert new is not None  # noqa: S101 - one of the two is there
+        return frozenset({Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED})
+    if new is None:
+        return frozenset({Risk.WITHDRAWN})
+    found = {Risk.REINSTALL} if asked else set()
+    found |= set(_differing(_OF_SERVER, old, new))
+    if old.provision != new.provision and not any(each.why is Why.PROVISION for each in asked):
+        found.add(Risk.BOOT)
+    if new.lifecycle is Lifecycle.ACTIVE:
+        found.discard(Risk.WITHDRAWN)  # it came back
+    found |= set(_of_policies(old.policy, new.policy))
+    found |= set(_of_maintenances(old, new))
+    return frozenset(found - {Risk.OVERRIDE_ONLY} or found)
+
+
+def _differing(table: tuple[tuple[Risk, Look], ...], old: object, new: object) -> Iterator[Risk]:
+    return (risk for risk, look in table if look(old) != look(new))
+
+
+def _of_policies(old: PolicyDecision | None, new: PolicyDecision | None) -> Iterator[Risk]:
+    if old == new:
+        return
+    if old is None or new is None:
+        yield Risk.POOL_MOVE if old is None else Risk.WITHDRAWN
+        return
+    yield from _differing(_OF_POLICY, old, new)
+    yield from _of_boots(old.boot, new.boot)
+
+
+def _of_maintenances(old: Decision, new: Decision) -> Iterator[Risk]:
+    before, after = (_by_name(each) for each in (old, new))
+    for name in before.keys() | after.keys():
+        was, is_now = before.get(name), after.get(name)
+        if was is None or is_now is None:
+            yield Risk.MAINTENANCE
+        elif was != is_now:
+            yield from _differing(_OF_MAINTENANCE, was, is_now)
+            yield from _of_boots(was.boot, is_now.boot)
+
+
+def _by_name(decision: Decision) -> dict[str, MaintenanceDecision]:
+    return {maintenance.name: maintenance for maintenance in decision.maintenances}
+
+
+def _of_boots(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
+    if old is None or new is None or old == new:
+        return
+    found = set(_differing(_OF_BOOT, old, new))
+    if Risk.IMAGE not in found and _addresses(old) != _addresses(new):  # another image lies elsewhere anyway
+        found.add(Risk.BOOT)
+    yield from found

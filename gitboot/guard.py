@@ -1,0 +1,224 @@
+"""Guards: whether a commit may be accepted by how much it changes, and what acknowledges it none the less."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Final
+
+from gitboot.diff.changes import Area, Changes
+from gitboot.diff.risks import Risk
+from gitboot.model.fleet import Guards
+from gitboot.model.scalars import Digest
+
+SMALL: Final = 10  # servers: in smaller groups a percentage says nothing
+
+
+class Guard(StrEnum):
+    """What holds a commit, in the order in which it is told."""
+
+    MAX_REINSTALLS = "maxReinstalls"
+    MAX_UNKNOWN_CHANGES = "maxUnknownChanges"
+    MUTATED_IMAGES = "mutatedImages"
+    ALLOW_EMPTY = "allowEmpty"
+    ALLOW_REWIND = "allowRewind"
+    MAX_DELETES = "maxDeletes"
+    MAX_DELETE_PERCENT = "maxDeletePercent"
+    MAX_UPDATE_PERCENT = "maxUpdatePercent"
+    MAX_SMALL_GROUP = "maxSmallGroup"
+    MAX_INSTALLS = "maxInstalls"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How much one commit may change; more is held. The defaults are the instance's."""
+
+    max_update_percent: int = 30
+    max_delete_percent: int = 10
+    max_deletes: int = 25
+    max_small_group: int = 3  # servers, in a group or fleet under `SMALL`, instead of percentages
+    max_reinstalls: int = 0
+    max_installs: int = 50
+    max_unknown_changes: int = 0
+    mutated_images: int = 0
+    allow_empty: bool = False
+    allow_rewind: bool = False
+
+    def tightened_by(self, guards: Guards) -> Limits:
+        """These limits, or where the Fleet has a lower one that one: a repository loosens nothing."""
+        given = {each.name: getattr(guards, each.name) for each in fields(guards)}
+        return replace(
+            self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trip:
+    """One limit that a commit exceeds."""
+
+    guard: Guard
+    what: str  # what was counted: servers removed
+    number: int
+    limit: int
+    of: int | None = None  # out of so many; None: the number counts, not the share
+    percent: bool = False  # whether the limit is one
+    area: str = "all"  # or site=fra1
+    acknowledged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether a commit is held, by what, and what its acknowledgements are bound to."""
+
+    digest: Digest
+    limits: Limits
+    trips: tuple[Trip, ...]
+
+    @property
+    def held(self) -> bool:
+        return bool(self.holding)
+
+    @property
+    def holding(self) -> tuple[Guard, ...]:
+        """The guards that hold the commit: those that trip and are not acknowledged, each once."""
+        return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
+
+
+Acknowledged = frozenset[tuple[str, str]]  # (digest, guard)
+
+
+def judge(
+    changes: Changes,
+    limits: Limits,
+    acknowledged: Acknowledged = frozenset(),
+    *,
+    not_met: int | None = None,
+    rewound: bool = False,
+) -> Verdict:
+    """What of ``changes`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
+
+    ``not_met`` is how many servers an instance's records leave to be installed: by it a first commit is judged,
+    which changes nothing. Without it all that want a first boot count. ``rewound`` says that the commit does not
+    descend from the accepted one.
+    """
+    trips = (
+        replace(trip, acknowledged=(changes.digest, trip.guard.value) in acknowledged)
+        for trip in _trips(changes, limits, not_met, rewound)
+    )
+    order = list(Guard)
+    ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
+    return Verdict(digest=changes.digest, limits=limits, trips=tuple(ordered))
+
+
+def _trips(changes: Changes, limits: Limits, not_met: int | None, rewound: bool) -> Iterator[Trip]:
+    if changes.after == 0 and not limits.allow_empty and (changes.first or changes.before):
+        yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
+    if rewound and not limits.allow_rewind:
+        yield Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0)
+    installs = not_met if not_met is not None else len(changes.of(Risk.INSTALL))
+    yield from _more(Guard.MAX_INSTALLS, "first boots", installs, limits.max_installs)
+    if changes.first:
+        return
+    yield from _more(
+        Guard.MAX_REINSTALLS, "servers that may be reinstalled", len(changes.of(Risk.REINSTALL)), limits.max_reinstalls
+    )
+    unknown = "changes of what unknown servers boot"
+    yield from _more(Guard.MAX_UNKNOWN_CHANGES, unknown, int(changes.unknown is not None), limits.max_unknown_changes)
+    mutated = sum(image.mutated for image in changes.images)
+    yield from _more(Guard.MUTATED_IMAGES, "images in use edited", mutated, limits.mutated_images)
+    yield from _more(Guard.MAX_DELETES, "servers removed", changes.areas[0].removed, limits.max_deletes)
+    for area in changes.areas:
+        yield from _of_area(area, limits)
+
+
+def _more(guard: Guard, what: str, number: int, limit: int) -> Iterator[Trip]:
+    if number > limit:
+        yield Trip(guard=guard, what=what, number=number, limit=limit)
+
+
+def _of_area(area: Area, limits: Limits) -> Iterator[Trip]:
+    judged = (
+        (Guard.MAX_DELETE_PERCENT, "servers removed", area.removed, limits.max_delete_percent),
+        (Guard.MAX_UPDATE_PERCENT, "servers changed", area.changed, limits.max_update_percent),
+    )
+    for guard, what, number, limit in judged:
+        if area.size < SMALL:
+            if number > limits.max_small_group:
+                yield Trip(
+                    guard=Guard.MAX_SMALL_GROUP,
+                    what=what,
+                    number=number,
+                    limit=limits.max_small_group,
+                    of=area.size,
+                    area=str(area),
+                )
+        elif number * 100 > limit * area.size:
+            yield Trip(guard=guard, what=what, number=number, limit=limit, of=area.size, percent=True, area=str(area))
+
+
+# Acknowledgements: `Gitboot-Ack: DIGEST GUARD`, a line of a commit's message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unheeded:
+    """A line that was to acknowledge something and does not, and why."""
+
+    commit: str
+    line: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acknowledgements:
+    """What the messages of some commits acknowledge."""
+
+    given: Acknowledged
+    unheeded: tuple[Unheeded, ...]
+
+
+_LINE: Final = re.compile(r"^\s*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
+_WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)[ \t]+(\S+)[ \t\r]*")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def trailer(digest: Digest, guard: Guard) -> str:
+    """The line that acknowledges one guard."""
+    return f"Gitboot-Ack: {digest} {guard}"
+
+
+def acknowledgements(messages: Iterable[tuple[str, str]], digest: Digest) -> Acknowledgements:
+    """What commits, as (id, message), acknowledge of the changes with this digest.
+
+    The line may stand anywhere in a message and be indented, as a squash leaves it. What is wrong in any way
+    acknowledges nothing.
+    """
+    given = set()
+    unheeded = []
+    for commit, message in messages:
+        for line in _LINE.findall(message):
+            why = _fault(line, digest)
+            if why is None:
+                words = line.split()
+                given.add((words[1], words[2]))
+            else:
+                unheeded.append(Unheeded(commit=commit, line=line.strip(), why=why))
+    return Acknowledgements(given=frozenset(given), unheeded=tuple(unheeded))
+
+
+def _fault(line: str, digest: Digest) -> str | None:
+    """What is wrong with a line, if anything."""
+    found = _WORDS.fullmatch(line)
+    if found is None:
+        return "not of the form Gitboot-Ack: DIGEST GUARD"
+    its_digest, guard = found.groups()
+    if not _DIGEST.fullmatch(its_digest):
+        return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
+    if guard not in list(Guard):
+        close = get_close_matches(guard, list(Guard), n=1)
+        return f"there is no guard {guard}; " + (f"did you mean {close[0]}?" if close else "copy the whole line")
+    if its_digest != digest:
+        return "it acknowledges other changes than these: something was changed since, look again"
+    return None

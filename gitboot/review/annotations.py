@@ -1,0 +1,78 @@
+"""A review as problems at their places, for code hosts and CI: what holds it, what is dangerous, what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gitboot.codes import Code
+from gitboot.diff.risks import DANGEROUS, Risk
+from gitboot.errors import Problem, Severity
+from gitboot.guard import Guard
+from gitboot.load import Id
+from gitboot.review import words
+from gitboot.review.groups import Cause
+from gitboot.review.review import Review
+
+# The changes that a guard looks at; the others look at all of them.
+_RISKS = {
+    Guard.MAX_REINSTALLS: Risk.REINSTALL,
+    Guard.MAX_INSTALLS: Risk.INSTALL,
+    Guard.MUTATED_IMAGES: Risk.MUTATED_IMAGE,
+    Guard.MAX_DELETES: Risk.WITHDRAWN,
+    Guard.MAX_DELETE_PERCENT: Risk.WITHDRAWN,
+    Guard.ALLOW_EMPTY: Risk.WITHDRAWN,
+}
+
+
+def as_problems(review: Review) -> tuple[Problem, ...]:
+    """Every limit that holds the commit, every dangerous group, every line not heeded, every problem of HEAD."""
+    return (*_trips(review), *_dangers(review), *_unheeded(review), *review.head.problems)
+
+
+def _trips(review: Review) -> Iterator[Problem]:
+    if review.verdict is None:
+        return
+    lines = {guard: line for guard, line, _ in review.acknowledging()}
+    for trip in review.verdict.trips:
+        risk = _RISKS.get(trip.guard)
+        causing = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
+        if trip.guard is Guard.MAX_UNKNOWN_CHANGES and review.unknown is not None:
+            causing = list(review.unknown.causes)
+        yield _placed(
+            review,
+            causing,
+            Code.HELD,
+            f"{trip.guard}: {words.trip(trip)}" + (", acknowledged" if trip.acknowledged else ""),
+            "" if trip.acknowledged else f"look at it, then acknowledge it: {lines[trip.guard]}",
+            Severity.WARNING if trip.acknowledged else Severity.ERROR,
+        )
+
+
+def _dangers(review: Review) -> Iterator[Problem]:
+    for group in review.groups:
+        risks = [risk for risk in group.risks if risk in DANGEROUS]
+        if risks:
+            message = f"{words.title(group)} ({words.some(group.names, 3)}): {', '.join(risks)}"
+            yield _placed(review, group.causes, Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING)
+
+
+def _unheeded(review: Review) -> Iterator[Problem]:
+    for each in review.unheeded:
+        message = f"{each.line!r} in {each.commit[:12]}: {each.why}"
+        yield _placed(review, [], Code.UNHEEDED, message, Code.UNHEEDED.hint, Severity.WARNING)
+
+
+def _placed(
+    review: Review, causes: Iterable[Cause], code: Code, message: str, mend: str, severity: Severity
+) -> Problem:
+    """A problem where the first of its causes stands that has a place; else at the Fleet."""
+    places = (cause.place for cause in causes if cause.place is not None)
+    path, line, column = next(places, None) or _fleet(review)
+    return Problem(path=path, line=line, column=column, code=code, message=message, mend=mend, severity=severity)
+
+
+def _fleet(review: Review) -> tuple[str, int, int]:
+    assert review.head.repository is not None  # noqa: S101 - it was judged
+    repository = review.head.repository
+    path, place = repository.place(Id("Fleet", repository.fleet.metadata.name), "metadata", "name")
+    return path, place.line, place.column

@@ -1,0 +1,275 @@
+"""A review as Markdown for a comment on a pull request: at most 60 kB, details folded, nothing in it active.
+
+All that comes out of YAML stands in code spans or fences that it cannot end, so it is neither Markdown, nor HTML,
+nor a mention of someone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from html import escape
+from itertools import groupby
+from typing import Final
+
+from gitboot.annotate.order import printable
+from gitboot.errors import Problem, Severity
+from gitboot.review import words
+from gitboot.review.groups import Cause, Group
+from gitboot.review.rendered import RenderedDiff
+from gitboot.review.review import Outcome, Review
+
+MARKER: Final = "<!-- gitboot diff -->"  # by which a comment is found again and replaced
+LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
+
+_SECTION: Final = 6_000  # bytes of a list that could be of any length
+_DIFF: Final = 60  # lines of one rendered diff
+_LONGEST: Final = 300  # characters of one line
+
+
+def as_markdown(review: Review) -> str:
+    """The comment: what matters most first, and as many groups as there is room for."""
+    begin = "\n".join((*_verdict(review), *_blast_radius(review), *_guards(review), *_dangers(review)))
+    end = "\n".join((*_when(review), *_documents(review), *_problems(review), *_next(review)))
+    room = LIMIT - len(begin.encode()) - len(end.encode()) - 200
+    return "\n".join(part for part in (begin, "\n".join(_groups(review, room)), end) if part) + "\n"
+
+
+def _verdict(review: Review) -> Iterator[str]:
+    yield MARKER
+    yield f"## gitboot diff: {review.headline}"
+    yield ""
+    yield f"{_side(review.base.named, review.base.short)} → {_side(review.head.named, review.head.short)}"
+    if review.verdict is not None and review.outcome is not Outcome.UNCHANGED:
+        yield ""
+        yield f"digest {code(review.verdict.digest)}"
+    if review.changes is not None:
+        yield ""
+        yield words.counts(review.changes)
+    if review.base.decisions is None and review.changes is not None:
+        yield ""
+        yield "**The base is no valid fleet, so everything is new here.**"
+
+
+def _side(named: str, revision: str) -> str:
+    return code(named) + (f" ({code(revision)})" if revision else "")
+
+
+def _blast_radius(review: Review) -> Iterator[str]:
+    if review.outcome in (Outcome.INVALID, Outcome.UNCHANGED) or not review.changes or not review.verdict:
+        return
+    limits = review.verdict.limits
+    yield "\n### Blast radius\n"
+    yield _row(each.capitalize() for each in words.area_header(limits))
+    yield "|---|--:|--:|--:|--:|--:|"
+    rows = []
+    for area in words.touched(review.changes.areas):
+        name, *cells = words.area_cells(area, limits)
+        rows.append(_row((code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))))
+    yield from _fitting(rows, "groups of servers")
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _guards(review: Review) -> Iterator[str]:
+    if review.verdict is None or not (review.verdict.trips or review.unheeded):
+        return
+    yield "\n### Guards\n"
+    yield from _fitting(
+        [
+            f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {_told(words.trip(trip))}"
+            for trip in review.verdict.trips
+        ],
+        "limits",
+    )
+    yield from _fitting(
+        [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {each.why}" for each in review.unheeded],
+        "acknowledgements",
+    )
+
+
+def _told(text: str) -> str:
+    """Words of gitboot's own with a label's value in them, which is free of anything that Markdown reads."""
+    return text.replace("_", "\\_")
+
+
+def _dangers(review: Review) -> Iterator[str]:
+    found = list(review.dangers())
+    if not found:
+        return
+    yield "\n### Look at this first\n"
+    for danger in found:
+        shown = ", ".join(map(code, danger.names[:5])) + _more(len(danger.names) - 5)
+        number = f"{words.count(len(danger.names))}: " if danger.names[0] in _names(review) else ""
+        yield f"- **{danger.risk}**: {number}{shown}"
+        yield from (f"  - {code(reason)}" for reason in danger.reasons[:5])
+        if len(danger.reasons) > 5:
+            yield f"  - and {len(danger.reasons) - 5:,} more reasons"
+
+
+def _names(review: Review) -> set[str]:
+    return {change.name for change in review.changes.servers} if review.changes else set()
+
+
+def _more(number: int) -> str:
+    return f" and {number:,} more" if number > 0 else ""
+
+
+# Groups
+
+
+def _groups(review: Review, room: int) -> Iterator[str]:
+    blocks = [*_shared_blocks(review), *(_group(group) for group in review.groups)]
+    if not blocks:
+        return
+    heading = "\n### Cause and effect\n"
+    yield heading
+    room -= len(heading.encode()) + 200
+    for number, (full, short) in enumerate(blocks):
+        text = next((each for each in (full, short) if len(each.encode()) < room), None)
+        if text is None:
+            yield f"\nand {len(blocks) - number:,} more groups: see the command below"
+            return
+        room -= len(text.encode()) + 1
+        yield text
+
+
+def _shared_blocks(review: Review) -> Iterator[tuple[str, str]]:
+    for shared in (review.unknown, review.shared):
+        if shared is not None:
+            lines = [*map(_cause, shared.causes), *(f"- {code(words.change(field))}" for field in shared.fields)]
+            title = words.shared_title(shared.causes, shared.title)
+            yield _folded(title, "\n".join([*lines, "", _rendered(shared.rendered)]))
+
+
+def _group(group: Group) -> tuple[str, str]:
+    """A group with its details, and the same in one line."""
+    lines = [f"- servers: {', '.join(map(code, group.names[:20]))}{_more(len(group.names) - 20)}"]
+    lines += map(_cause, group.causes)
+    lines += (f"- takes effect {code(words.when(effect))}" for effect in group.effects)
+    lines += (f"- may be reinstalled: {code(words.reason(each))}" for each in group.reinstalls[:10])
+    lines += (f"- {code(words.change(field))}" for field in group.fields[:20])
+    if group.rendered is None:
+        lines.append("- not rendered: there are too many groups")
+    elif group.rendered:
+        lines.append(f"\nAs for {code(group.names[0])}:\n\n{_rendered(group.rendered)}")
+    risks = ", ".join(group.risks)
+    return _folded(f"{words.title(group)}: {risks}", "\n".join(lines))
+
+
+def _cause(cause: Cause) -> str:
+    at = f" at {code(':'.join(map(str, cause.place)))}" if cause.place else ""
+    return f"- {code(str(cause))}{at}: {code(words.cause(cause))}"
+
+
+def _folded(summary: str, text: str) -> tuple[str, str]:
+    summary = escape(printable(summary))
+    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>", f"- <code>{summary}</code>"
+
+
+def _rendered(diffs: Iterable[RenderedDiff]) -> str:
+    parts = []
+    for boot, files in groupby(diffs, key=lambda each: each.boot):
+        lines = [line for each in files for line in each.lines]
+        parts.append(f"{code(boot)}\n{_fenced(lines)}")
+    return "\n\n".join(parts)
+
+
+def _fenced(lines: list[str]) -> str:
+    shown = [printable(line.expandtabs(4))[:_LONGEST] for line in lines[:_DIFF]]
+    if len(lines) > _DIFF:
+        shown.append(f"… and {len(lines) - _DIFF} more lines")
+    fence = _longer_than("\n".join(shown), 3)
+    return "\n".join([f"{fence}diff", *shown, fence])
+
+
+# What comes after
+
+
+def _when(review: Review) -> Iterator[str]:
+    found = words.effects(review.groups)
+    if found:
+        yield "\n### When\n"
+        yield from _fitting([f"- {code(when)}: {words.count(number)}" for when, number in found], "instants")
+
+
+def _documents(review: Review) -> Iterator[str]:
+    found = review.documents_only
+    if found:
+        yield f"\n### Presentation only: {words.count(len(found), 'document')}, no decision follows\n"
+        lines = [
+            f"- {code(str(each.id))} {each.fate}"
+            + (f": {code(words.some([field.dotted for field in each.fields], 3))}" if each.fields else "")
+            for each in found
+        ]
+        yield from _fitting(lines, "documents")
+    if review.changes is not None and review.changes.bmcs and not review.changes.first:
+        bmcs = review.changes.bmcs
+        shown = ", ".join(map(code, bmcs[:10])) + _more(len(bmcs) - 10)
+        yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {words.count(len(bmcs))}: {shown}"
+
+
+def _problems(review: Review) -> Iterator[str]:
+    for heading, problems in (
+        ("Problems", review.head.problems),
+        ("Problems of the base", review.base.problems if review.base.decisions is None else ()),
+    ):
+        if problems:
+            yield f"\n### {heading}: {_counted(problems)}\n"
+            yield from _fitting([_problem(problem) for problem in problems], "problems", 2 * _SECTION)
+
+
+def _counted(problems: tuple[Problem, ...]) -> str:
+    errors = sum(problem.severity is Severity.ERROR for problem in problems)
+    return f"{words.count(errors, 'error')}, {words.count(len(problems) - errors, 'warning')}"
+
+
+def _problem(problem: Problem) -> str:
+    place = f"{problem.path}:{problem.line}:{problem.column}"
+    mend = f"<br>{code(problem.mend)}" if problem.mend else ""
+    return f"- {code(place)} {problem.severity} {problem.code}: {code(problem.message)}{mend}"
+
+
+def _next(review: Review) -> Iterator[str]:
+    yield f"\n### How to go on\n\nSee it yourself: {code(review.command)}"
+    acknowledging = list(review.acknowledging())
+    if not acknowledging:
+        return
+    yield "\nTo accept it none the less, once you have looked: put into the last commit's message\n"
+    yield _plain_fence([line for _, line, _ in acknowledging])
+    yield "\nor, where the instance runs:\n"
+    yield _plain_fence([command for _, _, command in acknowledging])
+
+
+def _plain_fence(lines: list[str]) -> str:
+    return "\n".join(["```text", *lines, "```"])
+
+
+# Text that Markdown leaves alone
+
+
+def code(text: str, *, in_table: bool = False) -> str:
+    """A code span that its text cannot end."""
+    text = printable(text)
+    text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
+    fence = _longer_than(text, 1)
+    padding = " " if "`" in text else ""
+    text = text.replace("|", "\\|") if in_table else text
+    return f"{fence}{padding}{text or ' '}{padding}{fence}"
+
+
+def _longer_than(text: str, least: int) -> str:
+    runs = re.findall("`+", text)
+    return "`" * max(least, *(len(run) + 1 for run in runs), least)
+
+
+def _fitting(lines: list[str], what: str, room: int = _SECTION) -> Iterator[str]:
+    """As many lines as there is room for, and how many are left out."""
+    for number, line in enumerate(lines):
+        room -= len(line.encode()) + 1
+        if room < 0:
+            yield f"\nand {len(lines) - number:,} more {what}"
+            return
+        yield line

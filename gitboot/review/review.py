@@ -1,0 +1,218 @@
+"""A review as one value: verdict, changes, groups, problems, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from gitboot.diff.changes import Changes, compare
+from gitboot.diff.documents import DocumentChange
+from gitboot.diff.fields import FieldChange
+from gitboot.diff.risks import DANGEROUS, Risk
+from gitboot.errors import Problem, Severity
+from gitboot.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailer
+from gitboot.load import FleetRepository
+from gitboot.resolve import Decisions
+from gitboot.review import words
+from gitboot.review.causes import Causes
+from gitboot.review.groups import Cause, Commit, Group, groups, told
+from gitboot.review.rendered import RenderedDiff, shared_diffs, unknown_diffs
+
+
+class Outcome(StrEnum):
+    """What a review comes to."""
+
+    UNCHANGED = "unchanged"
+    FINE = "fine"
+    HELD = "held"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One of the two revisions: how it was named, what it is, and what it says, if that holds together."""
+
+    named: str
+    revision: str
+    decisions: Decisions | None
+    repository: FleetRepository | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def short(self) -> str:
+        """The revision in few characters, if it says more than the name."""
+        parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
+        return "" if self.revision == self.named else " ".join(parts)
+
+
+class Danger(NamedTuple):
+    """One dangerous class of changes: how many, of what, and why."""
+
+    risk: Risk
+    names: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """Something that changes for machines that are no servers, or for all: why, and how."""
+
+    title: str
+    causes: tuple[Cause, ...]
+    fields: tuple[FieldChange, ...]
+    rendered: tuple[RenderedDiff, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Review:
+    """All that a reviewer sees, in no format yet."""
+
+    base: Side
+    head: Side
+    changes: Changes | None  # None: HEAD is invalid
+    verdict: Verdict | None
+    unheeded: tuple[Unheeded, ...]
+    groups: tuple[Group, ...]
+    unknown: Shared | None  # what machines boot that no document describes; None: the same
+    shared: Shared | None  # what is published for all machines
+    command: str  # that shows it again
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.changes is None or self.verdict is None:
+            return Outcome.INVALID
+        if self.verdict.held:
+            return Outcome.HELD
+        return Outcome.UNCHANGED if self.changes.nothing else Outcome.FINE
+
+    @property
+    def headline(self) -> str:
+        """The outcome in a few words."""
+        match self.outcome:
+            case Outcome.INVALID:
+                errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
+                return f"invalid: {words.count(errors, 'error')}"
+            case Outcome.HELD:
+                assert self.verdict is not None  # noqa: S101 - it is what holds
+                return f"held by {', '.join(self.verdict.holding)}"
+            case Outcome.UNCHANGED:
+                return "unchanged: no decision is another"
+        acknowledged = dict.fromkeys(trip.guard for trip in self.verdict.trips) if self.verdict else ()
+        return f"fine, {', '.join(acknowledged)} acknowledged" if acknowledged else "fine: no guard holds it"
+
+    @property
+    def documents_only(self) -> tuple[DocumentChange, ...]:
+        """Documents that differ and from which no decision follows, for what that is told by a group."""
+        if self.changes is None or self.changes.first:
+            return ()
+        causes = {cause.id for group in self.groups for cause in group.causes}
+        causes |= {cause.id for each in (self.unknown, self.shared) if each is not None for cause in each.causes}
+        servers = {change.name for change in self.changes.servers}
+        return tuple(
+            change
+            for key, change in self.changes.documents.items()
+            if key not in causes and not (key.kind == "Server" and (key.name in servers or not change.fields))
+        )
+
+    def dangers(self) -> Iterator[Danger]:
+        """What is dangerous, the worst first."""
+        if self.changes is None:
+            return
+        for risk in (risk for risk in Risk if risk in DANGEROUS):
+            found = [group for group in self.groups if risk in group.risks]
+            names = tuple(sorted(name for group in found for name in group.names))
+            reasons: tuple[str, ...] = ()
+            if risk is Risk.REINSTALL:
+                asked = (words.reason(each) for group in found for each in group.reinstalls)
+                reasons = tuple(dict.fromkeys(asked))
+            elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
+                names = ("every machine that no document describes",)
+            elif risk is Risk.MUTATED_IMAGE:
+                reasons = names and tuple(f"BootImage/{each.name}" for each in self.changes.images if each.mutated)
+            elif risk is Risk.KERNEL_ARGUMENTS:
+                changed = (field for group in found for field in group.fields if "kernelArguments" in field.path)
+                reasons = tuple(dict.fromkeys(map(words.change, changed)))
+            if names:
+                yield Danger(risk, names, reasons)
+
+    def acknowledging(self) -> Iterator[tuple[Guard, str, str]]:
+        """For each guard that holds: the line for a commit's message, and the command for an instance."""
+        if self.verdict is None:
+            return
+        for guard in self.verdict.holding:
+            digest = self.verdict.digest
+            yield guard, trailer(digest, guard), f"gitboot approve {digest} --guard {guard} --reason …"
+
+
+def review(
+    base: Side,
+    head: Side,
+    *,
+    limits: Limits,
+    messages: Iterable[tuple[str, str]],
+    command: str,
+) -> Review:
+    """Compare and judge two sides; without decisions on one there is less to say.
+
+    The fleet's own guards count as they were and as they are: a commit that loosens them is judged by the old.
+    """
+    if head.decisions is None or head.repository is None:
+        return _without_changes(base, head, command)
+    changes = compare(base.decisions, head.decisions, base.repository, head.repository)
+    given = acknowledgements(messages, changes.digest)
+    for side in (base, head):
+        if side.repository is not None:
+            limits = limits.tightened_by(side.repository.fleet.spec.guards)
+    new = head.decisions, head.repository
+    old = (base.decisions, base.repository) if base.decisions and base.repository else None
+    causes = Causes(changes, base.repository, head.repository)
+    return Review(
+        base=base,
+        head=head,
+        changes=changes,
+        verdict=judge(changes, limits, given.given),
+        unheeded=given.unheeded,
+        groups=groups(changes, old, new, causes),
+        unknown=_unknown(changes, old, new, causes),
+        shared=_shared(changes, old, new, causes),
+        command=command,
+    )
+
+
+def _unknown(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -> Shared | None:
+    if changes.unknown is None or old is None:
+        return None
+    ids = causes.of_unknown((old[0].unknown, new[0].unknown))
+    return Shared(
+        title="what machines boot that no document describes",
+        causes=told(ids, changes, new[1]),
+        fields=(),
+        rendered=unknown_diffs(old[0], new[0]),
+    )
+
+
+def _shared(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -> Shared | None:
+    if changes.shared is None or old is None:
+        return None
+    return Shared(
+        title="what is published for all machines",
+        causes=told(causes.of_shared(), changes, new[1]),
+        fields=tuple(words.shared(changes.shared)),
+        rendered=shared_diffs(old[0], new[0]),
+    )
+
+
+def _without_changes(base: Side, head: Side, command: str) -> Review:
+    return Review(
+        base=base,
+        head=head,
+        changes=None,
+        verdict=None,
+        unheeded=(),
+        groups=(),
+        unknown=None,
+        shared=None,
+        command=command,
+    )

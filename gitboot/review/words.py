@@ -1,0 +1,211 @@
+"""Facts of a review in words: the same in every format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from gitboot.diff.changes import Area, Changes, SharedChange
+from gitboot.diff.documents import Fate
+from gitboot.diff.effects import Effect, When
+from gitboot.diff.fields import FieldChange, changed_fields
+from gitboot.diff.reinstalls import Reinstall, Why
+from gitboot.diff.risks import Risk
+from gitboot.guard import SMALL, Guard, Limits, Trip
+from gitboot.model.scalars import format_instant
+from gitboot.review.groups import Cause, Group
+
+ARROW: Final = "\N{RIGHTWARDS ARROW}"
+_LONGEST: Final = 160  # characters of one value
+
+
+def count(number: int, noun: str = "server") -> str:
+    """A count and its noun, in the plural where it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def share(number: int, of: int) -> str:
+    """A count, and how much of the whole it is; not 0 % where it is something."""
+    if not number or not of:
+        return f"{number:,}"
+    percent = number * 100 / of
+    return f"{number:,} ({'<1' if percent < 1 else f'{percent:.0f}'} %)"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def value(found: Any) -> str:
+    """A value as one line."""
+    if found is None:
+        return "(absent)"
+    text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def change(field: FieldChange) -> str:
+    """One field: what it was and what it is; of a list what comes and what goes."""
+    if isinstance(field.old, list) and isinstance(field.new, list):
+        signs = [f"-{value(each)}" for each in field.old if each not in field.new]
+        signs += [f"+{value(each)}" for each in field.new if each not in field.old]
+        return f"{field.dotted}: {' '.join(signs) or 'in another order'}"
+    if field.old == field.new:
+        return f"{field.dotted}: another"
+    return f"{field.dotted}: {value(field.old)} {ARROW} {value(field.new)}"
+
+
+def reason(asked: Reinstall) -> str:
+    """Why a server can ask for a disk-writing boot that it could not ask for before."""
+    where = f"Maintenance/{asked.maintenance}" if asked.maintenance else ""
+    match asked.why:
+        case Why.MAINTENANCE if asked.old is None:
+            return f"{where} is new: {asked.new}"
+        case Why.MAINTENANCE:
+            return f"{where}: {asked.old} {ARROW} {asked.new}"
+        case Why.UNCOVERED:
+            return f"{where or 'its policy'} is no longer behind Maintenance/{asked.old}"
+        case Why.WRITES_DISK:
+            return f"{asked.new} writes disks, {asked.old or 'the local disk'} did not"
+        case _:
+            return f"{asked.why} {asked.old or '(none)'} {ARROW} {asked.new}"
+
+
+def when(effect: Effect) -> str:
+    """When a change takes effect."""
+    if effect.when is not When.WINDOW:
+        return effect.when
+    if effect.start is None and effect.end is None:
+        return f"as long as Maintenance/{effect.maintenance} stands in Git"
+    start, end = (format_instant(each) if each else "-" for each in (effect.start, effect.end))
+    return f"in Maintenance/{effect.maintenance}, [{start}, {end})"
+
+
+def trip(tripped: Trip) -> str:
+    """What a guard counted, and what it allows."""
+    if tripped.guard is Guard.ALLOW_EMPTY:
+        return "no server is left"
+    if tripped.guard is Guard.ALLOW_REWIND:
+        return "the commit does not descend from the accepted one"
+    if tripped.guard is Guard.MAX_UNKNOWN_CHANGES:
+        return f"what machines boot that no document describes changes; the limit is {tripped.limit}"
+    number = share(tripped.number, tripped.of) if tripped.percent and tripped.of else f"{tripped.number:,}"
+    of = f" of {tripped.of:,}" if tripped.of is not None else ""
+    where = "" if tripped.area == "all" else f" in {tripped.area}"
+    return f"{tripped.what}{where}: {number}{of}; the limit is {tripped.limit}{' %' if tripped.percent else ''}"
+
+
+def counts(changes: Changes) -> str:
+    """How many servers, images and overrides change, on one line."""
+    renamed = sum(each.renamed for each in changes.servers)
+    changed = len(changes.having(Fate.EDITED))
+    parts = [
+        f"{count(changed)} changed" + (f" ({renamed:,} renamed)" if renamed else ""),
+        f"{len(changes.having(Fate.ADDED)):,} added",
+        f"{len(changes.having(Fate.REMOVED)):,} removed",
+        f"{changes.unchanged:,} unchanged",
+    ]
+    for fate in Fate:
+        if number := sum(image.fate is fate for image in changes.images):
+            parts.append(f"{count(number, 'image')} {fate}")
+    if overrides := len(changes.of(Risk.OVERRIDE_ONLY)):
+        parts.append(f"{count(overrides, 'override')} alone")
+    return " · ".join(parts)
+
+
+def shared(changed: SharedChange) -> Iterable[FieldChange]:
+    """What of something shared differs."""
+    return changed_fields(changed.old or {}, changed.new)
+
+
+# Groups
+
+
+def title(group: Group) -> str:
+    """Cause and effect in one sentence: ImageStream/flatcar-stable changes 312 servers."""
+    fate, number = group.servers[0].fate, len(group.servers)
+    if fate is not Fate.EDITED:
+        return f"{count(number)} {'is' if number == 1 else 'are'} {fate}"
+    causes = some([str(cause) for cause in group.causes], 3)
+    several = len(group.causes) > 1 or any(cause.number > 1 for cause in group.causes)
+    return f"{causes or 'The fleet'} {'change' if several else 'changes'} {count(number)}"
+
+
+def shared_title(causes: Sequence[Cause], what: str) -> str:
+    """The same for what no server is the only one to boot."""
+    names = some([str(each) for each in causes], 3)
+    return f"{names} {'changes' if len(causes) == 1 else 'change'} {what}" if names else f"{what} changes".capitalize()
+
+
+def cause(found: Cause) -> str:
+    """What was done to a document: its fields, with their values where they are short and no one's secret."""
+    if found.fate is not Fate.EDITED or not found.fields:
+        return "renamed" if found.fate is Fate.EDITED and found.id.kind == "Server" else found.fate
+    shown = [change(field) if _is_harmless(field) else field.dotted for field in found.fields]
+    return "; ".join(shown[:4]) + (f" and {len(shown) - 4} more fields" if len(shown) > 4 else "")
+
+
+_TOLD: Final = re.compile(
+    r"\.(?:boot|current|diskBoot|httpBoot|image|inherits|lifecycle|mac|method|networkBoot|override|percent|policy"
+    r"|power|priority|profile|provision|role|run|select|selector|site|stream|uuid|version|window|writesDisk)\b"
+)
+_FREE: Final = re.compile(r"\.(?:annotations|kernelArguments|reason|vars)\b")
+
+
+def _is_harmless(field: FieldChange) -> bool:
+    """Whether a field's value is a name, a number or an instant: free text may hold anything."""
+    return bool(_TOLD.search(field.dotted)) and not _FREE.search(field.dotted)
+
+
+def effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
+    """How many servers are affected when, the soonest first."""
+    found: Counter[Effect] = Counter()
+    for group in groups:
+        for effect in group.effects:
+            found[effect] += len(group.servers)
+    order = list(When)
+    ordered = sorted(found, key=lambda each: (order.index(each.when), when(each)))
+    return [(when(effect), found[effect]) for effect in ordered]
+
+
+# Blast radius
+
+
+def area_header(limits: Limits) -> tuple[str, ...]:
+    return (
+        "GROUP",
+        "SERVERS",
+        f"CHANGED (max {limits.max_update_percent} %)",
+        f"REMOVED (max {limits.max_delete_percent} %)",
+        "ADDED",
+        "REINSTALLS",
+    )
+
+
+def area_cells(area: Area, limits: Limits) -> tuple[str, ...]:
+    """A group's numbers beside what it may have; an exclamation mark is a limit exceeded."""
+    return (
+        str(area),
+        f"{area.size:,}",
+        _measured(area.changed, area.size, limits.max_update_percent, limits.max_small_group),
+        _measured(area.removed, area.size, limits.max_delete_percent, limits.max_small_group),
+        f"{area.added:,}",
+        f"{area.reinstalled:,}",
+    )
+
+
+def _measured(number: int, size: int, percent: int, small: int) -> str:
+    if size < SMALL:
+        mark = "!" if number > small else ""
+        return f"{number}{mark} (max {small})" if number else "0"
+    return share(number, size) + ("!" if number * 100 > percent * size else "")
+
+
+def touched(areas: Sequence[Area]) -> Iterator[Area]:
+    """The groups in which something happens, and the whole fleet."""
+    return (area for area in areas if area.label is None or area.changed or area.removed or area.added)

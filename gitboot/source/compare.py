@@ -1,0 +1,156 @@
+"""Two revisions of a fleet to compare: BASE..HEAD, BASE...HEAD, what lies in the work tree, what a merge would be."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pygit2
+from pygit2.enums import SortMode
+
+from gitboot.codes import Code
+from gitboot.errors import InvalidRepository, Problem, UsageError
+from gitboot.load import BlobId, Irregular, Revision, Snapshot
+from gitboot.source.repository import Stored, blaming, containing, files_of, words
+from gitboot.source.snapshot import folder_in
+from gitboot.source.tree import of_commit
+from gitboot.source.worktree import WORKTREE, of_worktree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Two snapshots of one fleet, and what the commits between them say."""
+
+    base: Snapshot
+    head: Snapshot
+    folder: str  # of the fleet in its repository
+    messages: tuple[tuple[Revision, str], ...]  # of BASE..HEAD, the newest first
+
+
+def open_range(path: Path, text: str, *, merge: bool = False) -> Range:
+    """The range ``text`` of the repository around ``path``; with ``merge`` HEAD is merged into BASE first.
+
+    Nothing is written, not even for a merge. Raises `UsageError` where there is no such range, and
+    `InvalidRepository` where the two do not merge.
+    """
+    base, dots, head = _parted(text)
+    root = path.resolve()
+    if not root.is_dir():
+        raise UsageError(f"{path} is no directory")
+    with blaming(path), containing(root) as repository:
+        if repository is None:
+            raise UsageError(f"{path} is in no Git repository, so there is nothing to compare with")
+        folder = folder_in(repository, root)
+        old, new = _commit(repository, base, path), _commit(repository, "HEAD" if head == WORKTREE else head, path)
+        stored = Stored(files_of(repository))
+        if head == WORKTREE:
+            if folder is None or merge or dots == "...":
+                raise UsageError(f"{path}: what lies in the work tree is compared as it is: BASE..WORKTREE")
+            snapshot = of_worktree(root, repository, folder)
+        else:
+            snapshot = of_commit(stored, Revision(str(new)), folder or "")
+        if merge:
+            snapshot = _merged(repository, old, new, folder or "", path)
+        elif dots == "...":
+            old = _merge_base(repository, old, new, path)
+        return Range(
+            base=of_commit(stored, Revision(str(old)), folder or ""),
+            head=snapshot,
+            folder=folder or "",
+            messages=tuple(_messages(repository, old, new)),
+        )
+
+
+def _parted(text: str) -> tuple[str, str, str]:
+    """BASE, dots and HEAD; one revision alone is compared with the work tree."""
+    dots = "..." if "..." in text else ".."
+    base, found, head = text.partition(dots)
+    if not base or base == WORKTREE or ".." in head:
+        raise UsageError(f"{text!r} is no range: write BASE..HEAD, BASE...HEAD, or BASE for what lies uncommitted")
+    return base, dots, (head or "HEAD") if found else WORKTREE
+
+
+def _commit(repository: pygit2.Repository, rev: str, path: Path) -> pygit2.Oid:
+    try:
+        return repository.revparse_single(rev).peel(pygit2.Commit).id
+    except (pygit2.GitError, KeyError, ValueError) as error:
+        shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
+        raise UsageError(f"{path} has no commit {rev}: {words(error)}{shallow}") from error
+
+
+def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:
+    found = repository.merge_base(old, new)
+    if found is None:
+        hint = "fetch more of the history" if repository.is_shallow else "write BASE..HEAD"
+        raise UsageError(f"{path}: the two commits have no common ancestor here; {hint}")
+    return found
+
+
+def _messages(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> Iterator[tuple[Revision, str]]:
+    walker = repository.walk(new, SortMode.TOPOLOGICAL)
+    walker.hide(old)
+    for commit in walker:
+        yield Revision(str(commit.id)), commit.raw_message.decode(errors="replace")
+
+
+# What a merge would be
+
+_IRREGULAR: Final = {0o120000: Irregular.SYMLINK, 0o160000: Irregular.SUBMODULE}
+
+
+def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path) -> Snapshot:
+    """The files below ``folder`` after HEAD was merged into BASE."""
+    _merge_base(repository, old, new, path)
+    # libgit2 writes the files that it merges: into a repository that is thrown away, beside which ours is read.
+    with tempfile.TemporaryDirectory() as scratch:
+        aside = pygit2.init_repository(scratch, bare=True)
+        try:
+            aside.odb.add_disk_alternate(str(_objects_of(repository)))
+            index = aside.merge_commits(old, new)
+            prefix = f"{folder}/" if folder else ""
+            if clashing := list(_conflicts(index.conflicts or (), prefix)):
+                raise InvalidRepository(clashing)
+            blobs, irregular = {}, {}
+            for entry in index:
+                name = entry.path.removeprefix(prefix)
+                if not entry.path.startswith(prefix) or _is_in_dot_folder(name):
+                    continue
+                if entry.mode in _IRREGULAR:
+                    irregular[name] = _IRREGULAR[entry.mode]
+                else:
+                    blobs[name] = BlobId(str(entry.id))
+            made = {blob: aside.odb.read(blob)[1] for blob in blobs.values() if blob not in repository.odb}
+        finally:
+            aside.free()
+    stored = of_commit(Stored(files_of(repository)), Revision(str(old)), folder)
+    return Snapshot(
+        revision=Revision(f"{new} merged into {old}"),
+        blobs=blobs,
+        read=lambda blob: made[blob] if blob in made else stored.read(blob),
+        irregular=irregular,
+    )
+
+
+def _objects_of(repository: pygit2.Repository) -> Path:
+    """Where a repository keeps its objects; a linked work tree has them elsewhere (gitrepository-layout(5))."""
+    files = files_of(repository)
+    common = files / "commondir"
+    return (files / common.read_text().strip() if common.exists() else files) / "objects"
+
+
+def _is_in_dot_folder(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/")[:-1])
+
+
+def _conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:
+    """A problem for each file of the fleet that does not merge; what clashes beside the fleet is not its own."""
+    code = Code.MERGE_CONFLICT
+    for sides in conflicts:
+        path = str(next(side.path for side in sides if side is not None))
+        if not path.startswith(prefix):
+            continue
+        path = path.removeprefix(prefix)
+        yield Problem(path=path, line=1, column=1, code=code, message="the two branches do not merge", mend=code.hint)
