@@ -1,6 +1,6 @@
-"""Write docs/reference/: every field of every kind, every problem code, every command, from the code itself.
+"""Write docs/reference/ (every field, every problem code, every command) and the example's CI, from the code itself.
 
-`scripts/reference.py --check` says which page differs from what the code says.
+`scripts/reference.py --check` says which file differs from what the code says.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 from gitboot.cli import cli
+from gitboot.cli.init import CI, seed
 from gitboot.codes import Code
 from gitboot.model.schema import KINDS, schema
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "docs" / "reference"
 
 
 def fields_page() -> str:
@@ -92,28 +92,37 @@ def codes_page() -> str:
 
 
 def commands_page() -> str:
-    lines = ["# Every command", ""]
     context = click.Context(cli, info_name="gitboot", max_content_width=100, terminal_width=100)
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
+    return "\n".join(["# Every command", "", *_commands(cli, context)])
+
+
+def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         assert command is not None
         shown = click.Context(command, info_name=name, parent=context, max_content_width=100, terminal_width=100)
-        lines += [f"## gitboot {name}", "", "```", command.get_help(shown), "```", ""]
-    return "\n".join(lines)
+        yield from (f"## {shown.command_path}", "", "```", command.get_help(shown), "```", "")
+        if isinstance(command, click.Group):
+            yield from _commands(command, shown)
 
 
-PAGES = {"fields.md": fields_page, "problems.md": codes_page, "commands.md": commands_page}
+def files() -> Iterator[tuple[Path, str]]:
+    """Every file that is made from the code, and its text."""
+    for name, page in (("fields", fields_page), ("problems", codes_page), ("commands", commands_page)):
+        yield ROOT / "docs" / "reference" / f"{name}.md", page()
+    for name in CI:
+        yield ROOT / "example-repo" / name, seed(name)
 
 
 def main() -> int:
     if "--check" in sys.argv[1:]:
-        differ = [name for name, page in PAGES.items() if not _is(FOLDER / name, page())]
-        for name in differ:
-            print(f"docs/reference/{name} is not what the code says: scripts/reference.py")
+        differ = [path.relative_to(ROOT) for path, text in files() if not _is(path, text)]
+        for path in differ:
+            print(f"{path} is not what the code says: scripts/reference.py")
         return 1 if differ else 0
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, page in PAGES.items():
-        (FOLDER / name).write_text(page())
+    for path, text in files():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     return 0
 
 

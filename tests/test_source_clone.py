@@ -20,7 +20,7 @@ import watchfiles
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Irregular, Revision
-from gitboot.source import Remote, Source, clone
+from gitboot.source import Commit, Remote, Source, clone
 from tests.repositories import ENVIRONMENT, Work
 
 NOWHERE = Revision("1" * 40)
@@ -325,7 +325,7 @@ def test_a_commit_tells_who_when_and_why(work: Work, state: Path) -> None:
     revision = work.commit(message="Drain rack r12\n\nNET-412")
     source = follow(work.path, state)
     source.fetch()
-    assert source.commit(revision) == clone.Commit(
+    assert source.commit(revision) == Commit(
         revision=revision,
         author="Ada Lovelace <ada@example.net>",
         date=datetime(2026, 11, 20, 21, tzinfo=UTC),

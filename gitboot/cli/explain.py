@@ -14,10 +14,11 @@ import click
 from gitboot.cli.inputs import Output, at_option, fleet_options, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
+from gitboot.source import WORKTREE
 
 if TYPE_CHECKING:
-    from gitboot.explain import Explanation
-
+    from gitboot.explain import Explanation, Reason
+    from gitboot.source import Blame
 
 _WIDTH: Final = 40
 
@@ -38,7 +39,7 @@ def command(
     records: str | None,
     outputs: tuple[Output, ...],
 ) -> None:
-    """Say why SERVER boots what it boots: each field, who wrote it and where, and who lost by which rule.
+    """Say why SERVER boots what it boots: each field, who wrote it, where and when, and who lost by which rule.
 
     FIELD narrows it: image, kernelArguments, vars.console. With a problem's CODE, such as GB2011: what the
     code means, why gitboot refuses it, and how it is mended.
@@ -48,17 +49,32 @@ def command(
         return
     from gitboot.explain import explain
     from gitboot.resolve import plan
+    from gitboot.source import open_blame
 
     fleet = planned_fleet(path, rev, at or now(), records)
     decision = fleet.decision(subject)
     found = explain(fleet.repository, decision, plan(decision, fleet.at, fleet.records.get(decision.uuid)))
     if field is not None:
         found = _narrowed(found, field)
+    blame = open_blame(path, rev)
     for output in outputs:
         if output.format == "json":
-            output.write(json.dumps(found.facts(), indent=2, sort_keys=True))
+            facts = found.facts()
+            for each, reason in zip(facts["reasons"], found.reasons, strict=True):
+                each["commit"] = _commit(reason, blame)
+            output.write(json.dumps(facts, indent=2, sort_keys=True))
         else:
-            output.write(_as_text(found))
+            output.write(_as_text(found, blame))
+
+
+def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
+    """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
+    if blame is None or reason.path is None or reason.line is None:
+        return None
+    commit = blame.line(reason.path, reason.line)
+    if commit is None:
+        return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
+    return {**commit.facts()}
 
 
 def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
@@ -90,7 +106,7 @@ def _narrowed(found: Explanation, field: str) -> Explanation:
     return replace(found, reasons=reasons, lost=tuple(each for each in found.lost if each.rule in rules))
 
 
-def _as_text(found: Explanation) -> str:
+def _as_text(found: Explanation, blame: Blame | None) -> str:
     from gitboot.cli.table import table
 
     rows = [
@@ -99,14 +115,26 @@ def _as_text(found: Explanation) -> str:
             _shortened(each.value) if len(found.reasons) > 1 else each.value,
             each.rule,
             f"{each.path}:{each.line}:{each.column}" if each.path else "-",
+            *([_wrote(_commit(each, blame))] if blame is not None else []),
             each.why,
         )
         for each in found.reasons
     ]
-    text = table(("FIELD", "VALUE", "RULE", "WRITTEN AT", "WHY"), rows)
+    written = ("WRITTEN AT", "BY") if blame is not None else ("WRITTEN AT",)
+    text = table(("FIELD", "VALUE", "RULE", *written, "WHY"), rows)
     rules = {each.rule for each in found.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
     return f"{text}\n\n{table(('LOST', 'RULE', 'WHY'), lost)}" if lost else text
+
+
+def _wrote(commit: dict[str, str | None] | None) -> str:
+    """A commit, its day and its author's name, in a cell."""
+    if commit is None:
+        return "-"
+    revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
+    if revision == WORKTREE:
+        return "not committed yet"
+    return f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
 
 
 def _shortened(value: str) -> str:

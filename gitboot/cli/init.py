@@ -11,6 +11,12 @@ import click
 from gitboot.errors import UsageError
 
 SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
+CI: Final = (  # dot-files, so that they are no part of the fleet
+    ".github/workflows/gitboot.yml",
+    ".gitlab-ci.yml",
+    ".pre-commit-config.yaml",
+    ".gitboot/comment.py",
+)
 SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of the fleet
 
 
@@ -19,8 +25,9 @@ SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of th
 def command(directory: Path) -> None:
     """Write a small fleet repository into DIR, ready to be changed into yours.
 
-    One server, what it boots, a maintenance, a CI job for GitHub and one for GitLab that validate every change, and
-    the schemas that editors check documents by. DIR is new or empty; it may be a Git repository without a file.
+    One server, what it boots, a maintenance; for GitHub and for GitLab a CI job that validates every change and shows
+    what it would do; a hook for pre-commit; the schemas that editors check documents by. DIR is new or empty; it may
+    be a Git repository without a file.
     """
     try:
         if directory.exists() and any(path.name != ".git" for path in directory.iterdir()):
@@ -35,14 +42,21 @@ def command(directory: Path) -> None:
 
 def _files() -> Iterator[tuple[str, str]]:
     """The path and the text of each file."""
-    from gitboot import __version__
     from gitboot.model.schema import schemas
 
     for path in sorted(SEED.rglob("*")):
-        if path.is_file():
-            yield path.relative_to(SEED).as_posix(), path.read_text().replace("@VERSION@", __version__)
+        if path.is_file() and path.suffix != ".pyc":
+            name = path.relative_to(SEED).as_posix()
+            yield name, seed(name)
     for name, text in schemas().items():
         yield f"{SCHEMAS}/{name}", text
+
+
+def seed(name: str) -> str:
+    """A file as it is written: for this version of gitboot."""
+    from gitboot import __version__
+
+    return (SEED / name).read_text().replace("@VERSION@", __version__)
 
 
 _NEXT: Final = """\

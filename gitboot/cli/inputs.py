@@ -33,13 +33,15 @@ def fleet_argument(command: Command) -> Command:
 
 def fleet_options(command: Command) -> Command:
     """--path and --rev: the same, for commands whose argument is something in the fleet."""
-    path = click.option(
-        "--path",
-        default=".",
-        type=click.Path(path_type=Path),
-        help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
-    )
-    return path(_rev_option(command))
+    return path_option(_rev_option(command))
+
+
+path_option = click.option(
+    "--path",
+    default=".",
+    type=click.Path(path_type=Path),
+    help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
+)
 
 
 def state_option(command: Command) -> Command:

@@ -53,7 +53,7 @@ def command(
         items.append(summary(decision, plan, boot_files))
     for output in outputs:
         if output.format == "text":
-            _print_table(items, output)
+            output.write(_as_table(items) if items else "")
         else:
             document = {
                 "apiVersion": "gitboot.dev/v1alpha1",
@@ -61,6 +61,10 @@ def command(
                 "items": items,
             }
             output.write(_as_json(document) if output.format == "json" else _as_yaml(document))
+    if not items:
+        asked = f" with the labels {selector}" if selector else ""
+        among = f" among {', '.join(names)}" if names else ""
+        click.echo(f"no server{among}{asked}; the fleet has {len(fleet.decisions.servers)}", err=True)
     tell_held_back(held_back(plans))
 
 
@@ -75,7 +79,7 @@ def _as_yaml(document: dict[str, Any]) -> str:
     return str(yaml.safe_dump(plain, sort_keys=True, allow_unicode=True, width=100))
 
 
-def _print_table(items: list[dict[str, Any]], output: Output) -> None:
+def _as_table(items: list[dict[str, Any]]) -> str:
     from gitboot.cli.table import source, table
 
     rows = [
@@ -89,4 +93,4 @@ def _print_table(items: list[dict[str, Any]], output: Output) -> None:
         )
         for item in items
     ]
-    output.write(table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows))
+    return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows)

@@ -1,13 +1,18 @@
-"""Problems as text, JSON and GitHub annotations: the same facts in the same order."""
+"""Problems as text, as JSON, and as code hosts and CI systems show them: the same facts in each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import click
 
+from gitboot.annotate import github, junit, sarif
+from gitboot.annotate.order import printable
 from gitboot.errors import Problem, Severity
 
 
@@ -42,39 +47,31 @@ def as_json(problems: Sequence[Problem], prefix: str) -> str:
     return json.dumps({"apiVersion": "gitboot.dev/v1alpha1", "items": items}, indent=2, sort_keys=True)
 
 
-def as_github(problems: Sequence[Problem], prefix: str) -> str:
-    """GitHub's workflow commands, which show each problem at its line in a pull request."""
-    lines = []
-    for problem in problems:
-        level = "error" if problem.severity is Severity.ERROR else "warning"
-        properties = {
-            "file": f"{prefix}{problem.path}",
-            "line": str(problem.line),
-            "col": str(problem.column),
-            "title": str(problem.code),
-        }
-        joined = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-        mend = f" ({problem.mend})" if problem.mend else ""
-        lines.append(f"::{level} {joined}::{_data(problem.message + mend)}")
-    return "\n".join(lines)
+def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:
+    """A format of a code host or a CI system, which knows files by their path from where it checked out."""
+
+    def written(problems: Sequence[Problem], prefix: str) -> str:
+        root = _from_here(prefix)
+        return write([replace(problem, path=f"{root}{problem.path}") for problem in problems])
+
+    return written
 
 
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+def _from_here(prefix: str) -> str:
+    """A prefix relative to the current directory; nothing where it leads out of it."""
+    path = os.path.relpath(prefix or ".")
+    return "" if path == "." or path.split(os.sep)[0] == ".." else f"{path}/"
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-FORMATS = {"text": as_text, "json": as_json, "github": as_github}
+FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {
+    "text": as_text,
+    "json": as_json,
+    "github": _annotated(github),
+    "sarif": _annotated(sarif),
+    "junit": _annotated(junit),
+}
 
 
 def prefix_of(path: Path) -> str:
     """What stands before a problem's path so that it leads from here to the file."""
     return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"
-
-
-def printable(text: str) -> str:
-    """Text without what could move a terminal's cursor."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

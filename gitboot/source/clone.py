@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -83,6 +84,18 @@ class Source:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
         with self._clone.reading() as ours:
             return accepted != latest and not ours.descendant_of(latest, accepted)
+
+    def messages(self, since: Revision | None, revision: Revision) -> list[tuple[str, str]]:
+        """The commits that ``revision`` has and ``since`` has not, the newest first: (id, message).
+
+        Without ``since`` that is the one commit: what led to it is no part of what a new instance accepts.
+        """
+        with self._clone.reading() as ours:
+            walker = ours.walk(revision, pygit2.enums.SortMode.TOPOLOGICAL)
+            if since is not None:
+                walker.hide(since)
+            found = ((str(commit.id), commit.raw_message.decode(errors="replace")) for commit in walker)
+            return list(found if since is not None else islice(found, 1))
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""

@@ -37,7 +37,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
             return of_worktree(root, repository, folder)
         if rev == WORKTREE:
             raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
-        commit = _commit_at(repository, "HEAD" if rev is None else rev, str(path))
+        commit = commit_at(repository, "HEAD" if rev is None else rev, str(path))
         return of_commit(Stored(files_of(repository)), commit, folder or "")
 
 
@@ -50,7 +50,8 @@ def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
     return "" if root == top else root.relative_to(top).as_posix()
 
 
-def _commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
+def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
+    """The commit that a Git revision means; raise `UsageError` naming ``where`` when it means none."""
     try:
         return Revision(str(repository.revparse_single(rev).peel(pygit2.Commit).id))
     except pygit2.GitError as error:

@@ -26,9 +26,9 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
     with repository.reading() as git:
         base, blobs, irregular = None, {}, {}
         if previous is not None and previous.revision in git:
-            base = _tree(git, previous.revision, folder)
+            base = tree_at(git, previous.revision, folder)
             blobs, irregular = dict(previous.blobs), dict(previous.irregular)
-        for path, mode, blob in _differences(git.odb, base, _tree(git, revision, folder)):
+        for path, mode, blob in _differences(git.odb, base, tree_at(git, revision, folder)):
             blobs.pop(path, None)
             irregular.pop(path, None)
             if mode in _IRREGULAR:
@@ -46,7 +46,7 @@ _IRREGULAR: Final = {
 }
 
 
-def _tree(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
+def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
     """The id of a commit's tree at ``folder``; None where there is none."""
     found: pygit2.Object = git[revision].peel(pygit2.Tree)
     for name in folder.split("/") if folder else ():

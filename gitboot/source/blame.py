@@ -1,0 +1,78 @@
+"""Who wrote a line, in which commit: Git's blame, one look into a file."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pygit2
+from pygit2.enums import DiffOption
+
+from gitboot.load import Revision
+from gitboot.source.commits import Commit, described
+from gitboot.source.repository import Stored, blaming, containing, files_of
+from gitboot.source.snapshot import commit_at, folder_in
+from gitboot.source.worktree import WORKTREE
+
+
+class Blame:
+    """The lines of a fleet's files as of a revision, or as they lie in the work tree; made by `open_blame`.
+
+    Each file is looked into when one of its lines is first asked for.
+    """
+
+    def __init__(self, repository: Stored, commit: Revision | None, folder: str, root: Path | None) -> None:
+        self._repository, self._commit = repository, commit  # None: there is no commit yet
+        self._prefix = f"{folder}/" if folder else ""
+        self._root = root  # where the fleet lies, where it is looked at uncommitted
+        self._lines = cache(self._looked_into)
+
+    def line(self, path: str, number: int) -> Commit | None:
+        """Who wrote a line, 1-based, of a file of the fleet; None where it is not committed yet."""
+        return self._lines(path).get(number)
+
+    def _looked_into(self, path: str) -> dict[int, Commit]:
+        with self._repository.reading() as git:
+            if self._commit is None:
+                return {}
+            tree = git[self._commit].peel(pygit2.Tree)
+            name = self._prefix + path
+            if name not in tree:
+                return {}
+            lines = _blamed(git, name, self._commit)
+            if self._root is None:
+                return lines
+            old, new = git[tree[name].id].peel(pygit2.Blob).data, (self._root / path).read_bytes()
+        return {now: lines[before] for now, before in _kept(old, new).items() if before in lines}
+
+
+def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
+    """The blame of the fleet at ``path`` as of ``rev``, both as `open_snapshot` has them; None without Git."""
+    root = Path(path).resolve()
+    with blaming(path), containing(root) as git:
+        if git is None:
+            return None
+        folder = folder_in(git, root)
+        uncommitted = folder is not None and rev in (None, WORKTREE)
+        unborn = uncommitted and git.head_is_unborn
+        commit = None if unborn else commit_at(git, "HEAD" if uncommitted or rev is None else rev, str(path))
+        return Blame(Stored(files_of(git)), commit, folder or "", root if uncommitted else None)
+
+
+def _blamed(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, Commit]:
+    lines: dict[int, Commit] = {}
+    for hunk in git.blame(path, newest_commit=pygit2.Oid(hex=commit)):
+        start = hunk.final_start_line_number
+        wrote = described(git[hunk.final_commit_id].peel(pygit2.Commit))
+        lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
+    return lines
+
+
+def _kept(old: bytes, new: bytes) -> dict[int, int]:
+    """The lines of ``new`` that stand in ``old`` too, and where; a checkout may have changed their ends."""
+    everything = max(old.count(b"\n"), new.count(b"\n")) + 1
+    patch = pygit2.Patch.create_from(old, new, flag=DiffOption.IGNORE_WHITESPACE_EOL, context_lines=everything)
+    if not patch.hunks:
+        return {number: number for number in range(1, everything + 1)}
+    return {line.new_lineno: line.old_lineno for line in patch.hunks[0].lines if line.origin == " "}

@@ -1,0 +1,48 @@
+"""Commits: who made one, when and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import pygit2
+
+from gitboot.load import Revision
+from gitboot.model.scalars import format_instant
+from gitboot.source.repository import printable
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_YEAR_9999: Final = 253_370_764_800  # s; Git has room for later dates, datetime has not
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """Who made a commit, when and why."""
+
+    revision: Revision
+    author: str  # Name <address>
+    date: datetime  # when it was written
+    subject: str
+
+    def facts(self) -> dict[str, str]:
+        return {
+            "revision": self.revision,
+            "author": self.author,
+            "date": format_instant(self.date),
+            "subject": self.subject,
+        }
+
+
+def described(commit: pygit2.Commit) -> Commit:
+    """What a commit says of itself, each on one line."""
+    return Commit(
+        revision=Revision(str(commit.id)),
+        author=printable(f"{_text(commit.author.raw_name)} <{_text(commit.author.raw_email)}>"),
+        date=_EPOCH + timedelta(seconds=min(max(commit.author.time, 0), _YEAR_9999)),
+        subject=printable(_text(commit.raw_message).lstrip().partition("\n")[0]),
+    )
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode(errors="replace")

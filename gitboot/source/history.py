@@ -1,0 +1,66 @@
+"""The commits that led to a revision, first parents only, and the fleet of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pygit2
+
+from gitboot.errors import UsageError
+from gitboot.load import Revision, Snapshot
+from gitboot.source.commits import Commit, described
+from gitboot.source.repository import Stored, blaming, containing, files_of
+from gitboot.source.snapshot import commit_at, folder_in
+from gitboot.source.tree import of_commit, tree_at
+from gitboot.source.worktree import WORKTREE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A commit, and the tree that the fleet is in it."""
+
+    commit: Commit
+    tree: str | None  # the fleet's folder; two with one id are the same fleet, None: there is no such folder
+
+
+class History:
+    """The commits that led to a revision, the newest first; made by `open_history`."""
+
+    def __init__(self, repository: Stored, folder: str, steps: tuple[Step, ...], *, shallow: bool) -> None:
+        self._repository, self._folder = repository, folder
+        self.steps = steps
+        self.shallow = shallow  # whether the clone has not all that came before
+        self._previous: Snapshot | None = None
+
+    def snapshot(self, commit: Commit) -> Snapshot:
+        """The fleet of a commit; only what differs from the one asked for before is read."""
+        self._previous = of_commit(self._repository, commit.revision, self._folder, self._previous)
+        return self._previous
+
+
+def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
+    """What led to ``rev`` (HEAD, if None) of the fleet at ``path``, as `open_snapshot` has it."""
+    root = Path(path).resolve()
+    if rev == WORKTREE:
+        raise UsageError("what lies uncommitted has no history; name a revision, or none for HEAD")
+    with blaming(path), containing(root) as git:
+        if git is None:
+            raise UsageError(f"{path} is in no Git repository, so it has no history")
+        folder = folder_in(git, root) or ""
+        start = git[commit_at(git, rev or "HEAD", str(path))].peel(pygit2.Commit)
+        steps = tuple(
+            Step(commit=described(commit), tree=None if tree is None else tree.hex())
+            for commit in _first_parents(start)
+            for tree in (tree_at(git, Revision(str(commit.id)), folder),)
+        )
+        return History(Stored(files_of(git)), folder, steps, shallow=git.is_shallow)
+
+
+def _first_parents(commit: pygit2.Commit) -> Iterator[pygit2.Commit]:
+    yield commit
+    while commit.parent_ids:
+        commit = commit.parents[0]
+        yield commit

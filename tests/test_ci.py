@@ -1,0 +1,355 @@
+"""The CI that fleets get: its shell steps, out of the YAML, on a real repository with a base and a branch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from gitboot import __version__
+from gitboot.cli import cli
+from gitboot.cli.init import CI, seed
+from gitboot.load import load
+from gitboot.source import open_snapshot
+from tests.fleets import server
+from tests.repositories import ENVIRONMENT, Work
+
+ROOT = Path(__file__).parent.parent
+
+HARMLESS = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
+REINSTALLS = {"servers/web01.yaml": ("provision: 1", "provision: 2")}
+INVALID = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}
+
+
+@dataclass
+class Host:
+    """The part of GitHub's and GitLab's API that comments go through."""
+
+    url: str = ""
+    comments: list[dict[str, Any]] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+
+    def answer(self, method: str, path: str, body: str) -> Any:
+        parts = urlsplit(path)
+        lists = ("/repos/acme/fleet/issues/7/comments", "/projects/3/merge_requests/7/notes")
+        if method == "GET" and parts.path in lists:
+            query = parse_qs(parts.query)
+            page, size = int(query["page"][0]), int(query["per_page"][0])
+            return self.comments[(page - 1) * size : page * size]
+        if method == "POST" and parts.path in lists:
+            self.comments.append({"id": len(self.comments), "body": body})
+            return self.comments[-1]
+        one, _, number = parts.path.rpartition("/")
+        assert (method, one) in (("PATCH", "/repos/acme/fleet/issues/comments"), ("PUT", lists[1]))
+        self.comments[int(number)]["body"] = body
+        return self.comments[int(number)]
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length))["body"] if length else ""
+            host.tokens.add(self.headers.get("Authorization") or self.headers.get("PRIVATE-TOKEN"))
+            answer = json.dumps(host.answer(self.command, self.path, body)).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = do_PATCH = do_PUT = handle_any  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quietly."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        host.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield host
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH, with this gitboot as `gitboot`, and this Python."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "gitboot").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m gitboot "$@"\n')
+    (folder / "gitboot").chmod(0o755)
+    (folder / "python").symlink_to(sys.executable)
+    return folder
+
+
+class Fleet:
+    """What `gitboot init` writes, on a remote with main and a branch, and a clone as a CI job has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.work = Work(folder / "work")
+        cli.main(["init", str(self.work.path)], prog_name="gitboot", standalone_mode=False)
+        self.work.commit(message="Begin")
+        self.remote = self.work.bare(folder / "remote.git")
+        self.work.git("switch", "--quiet", "--create", "change")
+        self.job = folder / "job"
+
+    def change(self, edits: dict[str, tuple[str, str]], message: str = "Change") -> None:
+        for name, (old, new) in edits.items():
+            path = self.work.path / name
+            assert old in path.read_text()
+            path.write_text(path.read_text().replace(old, new, 1))
+        self.work.commit(message=message)
+
+    def checkout(self, *, merged: bool) -> None:
+        """Push both branches, and clone as GitHub (``merged``) or GitLab do for a job."""
+        self.work.git("push", "--quiet", "--force", "origin", "main", "change")
+        shutil.rmtree(self.job, ignore_errors=True)
+        self.work.git("clone", "--quiet", str(self.remote), str(self.job))
+        if merged:
+            self.git("merge", "--quiet", "--no-ff", "--message=Merge", "origin/change")
+        else:
+            self.git("checkout", "--quiet", "--detach", "origin/change")
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", *arguments]
+        ran = subprocess.run(command, cwd=self.job, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+        return ran.stdout.strip()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+@dataclass(frozen=True)
+class Ran:
+    codes: dict[str, int]  # by step
+    out: str
+
+    @property
+    def failed(self) -> dict[str, int]:
+        return {step: code for step, code in self.codes.items() if code}
+
+
+def shell(fleet: Fleet, script: str, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a step as a runner does: bash that ends at the first command that fails."""
+    ran = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=fleet.job,
+        env={**ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return ran.returncode, ran.stdout
+
+
+def on_github(fleet: Fleet, host: Host, programs: Path) -> Ran:
+    """The workflow's steps on a pull request, the later ones where they are to run always."""
+    fleet.checkout(merged=True)
+    workflow = yaml.safe_load((fleet.job / ".github/workflows/gitboot.yml").read_text())
+    steps = workflow["jobs"]["review"]["steps"]
+    summary = fleet.job.parent / "summary.md"
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "GITHUB_BASE_REF": "main",
+        "GITHUB_REF": "refs/pull/7/merge",
+        "GITHUB_REPOSITORY": "acme/fleet",
+        "GITHUB_API_URL": host.url,
+        "GITHUB_STEP_SUMMARY": str(summary),
+    }
+    expressions = {"github.event.pull_request.head.sha": fleet.work.head, "github.token": "secret"}
+    codes: dict[str, int] = {}
+    told = ""
+    for step in steps:
+        if "run" not in step or step["name"] == "Install":
+            continue
+        condition = step.get("if", "")
+        if any(codes.values()) and "always()" not in condition:
+            continue
+        files = re.findall(r"hashFiles\('([^']+)'\) != ''", condition)
+        if not all((fleet.job / name).exists() for name in files):
+            continue
+        given = {
+            name: re.sub(r"\$\{\{ (.+?) \}\}", lambda match: expressions[match[1]], value)
+            for name, value in step.get("env", {}).items()
+        }
+        codes[step["name"]], out = shell(fleet, step["run"], environment | given)
+        told += out
+    return Ran(codes, told)
+
+
+def on_gitlab(fleet: Fleet, host: Host, programs: Path, **more: str) -> Ran:
+    """The job on a merge request; before_script installs gitboot, which is there."""
+    fleet.checkout(merged=False)
+    job = yaml.safe_load((fleet.job / ".gitlab-ci.yml").read_text())["gitboot"]
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "GITLAB_CI": "true",
+        "CI_API_V4_URL": host.url,
+        "CI_PROJECT_ID": "3",
+        "CI_MERGE_REQUEST_IID": "7",
+        "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
+        "CI_COMMIT_SHA": fleet.work.head,
+        "GITBOOT_TOKEN": "secret",
+        **more,
+    }
+    code, out = shell(fleet, "\n".join(job["script"]), environment)
+    after, told = shell(fleet, "\n".join(job["after_script"]), environment)
+    return Ran({"script": code, "after_script": after}, out + told)
+
+
+JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
+
+
+# What a pull request gets
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: Host, programs: Path) -> None:
+    fleet.change(HARMLESS)
+    ran = job(fleet, host, programs)
+    assert ran.failed == {}, ran.out
+    (comment,) = host.comments
+    assert comment["body"].startswith("<!-- gitboot diff -->")
+    assert "1 server" in comment["body"] and "debug" in comment["body"]
+    assert host.tokens in ({"Bearer secret"}, {"secret"})
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_second_push_changes_the_comment_and_nobody_elses(job: Any, fleet: Fleet, host: Host, programs: Path) -> None:
+    host.comments += [{"id": number, "body": "LGTM"} for number in range(120)]  # more than a page
+    for argument in ("debug", "verbose"):
+        fleet.change(HARMLESS if argument == "debug" else {"servers/web01.yaml": ("[debug]", "[verbose]")})
+        assert job(fleet, host, programs).failed == {}
+    assert {comment["body"] for comment in host.comments[:120]} == {"LGTM"}
+    (comment,) = host.comments[120:]
+    assert "verbose" in comment["body"] and "debug" not in comment["body"].replace("gitboot diff", "")
+
+
+@pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+def test_what_a_guard_holds_fails_until_the_line_that_is_shown_is_in_the_commit(
+    job: Any, step: str, fleet: Fleet, host: Host, programs: Path
+) -> None:
+    fleet.change(REINSTALLS)
+    ran = job(fleet, host, programs)
+    assert ran.failed == {step: 4}
+    acknowledgements = re.findall(r"Gitboot-Ack: \S+ \w+", host.comments[0]["body"])
+    assert acknowledgements and acknowledgements[0] in ran.out
+    fleet.work.git("commit", "--quiet", "--amend", f"--message=Reinstall web01\n\n{acknowledgements[0]}")
+    assert job(fleet, host, programs).failed == {}
+
+
+@pytest.mark.parametrize(("job", "step"), [(on_github, "Validate"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+def test_what_is_invalid_fails_at_its_line(job: Any, step: str, fleet: Fleet, host: Host, programs: Path) -> None:
+    fleet.change(INVALID)
+    ran = job(fleet, host, programs)
+    assert ran.failed == {step: 3}
+    assert re.search(r"^servers/web01\.yaml:\d+:3: GB1022: ", ran.out, re.MULTILINE)
+    assert host.comments == []
+    if job is on_github:
+        assert re.search(r"^::error file=servers/web01\.yaml,line=\d+,col=3,title=GB1022::", ran.out, re.MULTILINE)
+        assert '"GB1022"' in (fleet.job / "gitboot.sarif").read_text()
+    else:
+        assert 'classname="GB1022"' in (fleet.job / "gitboot.xml").read_text()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_only_what_the_merge_brings_is_compared(job: Any, fleet: Fleet, host: Host, programs: Path) -> None:
+    fleet.change(HARMLESS)
+    fleet.work.git("switch", "--quiet", "main")
+    fleet.work.commit({"servers/web02.yaml": server("web02", "role: web")}, "Meanwhile")
+    fleet.work.git("switch", "--quiet", "change")
+    ran = job(fleet, host, programs)
+    assert ran.failed == {}, ran.out
+    assert "1 server changed · 0 added · 0 removed · 1 unchanged" in host.comments[0]["body"]
+
+
+def test_github_shows_the_comment_as_the_summary_too(fleet: Fleet, host: Host, programs: Path) -> None:
+    fleet.change(HARMLESS)
+    on_github(fleet, host, programs)
+    assert (fleet.job.parent / "summary.md").read_text() == host.comments[0]["body"]
+
+
+def test_gitlab_without_a_token_says_so(fleet: Fleet, host: Host, programs: Path) -> None:
+    fleet.change(HARMLESS)
+    ran = on_gitlab(fleet, host, programs, GITBOOT_TOKEN="")
+    assert (ran.failed, host.comments) == ({}, [])
+    assert "no GITBOOT_TOKEN: nothing is commented" in ran.out
+
+
+def test_main_is_validated_and_compared_with_nothing(fleet: Fleet, host: Host, programs: Path) -> None:
+    ran = on_gitlab(fleet, host, programs, CI_MERGE_REQUEST_IID="")
+    assert ran.failed == {} and not (fleet.job / "gitboot.md").exists()
+
+
+# pre-commit
+
+
+@pytest.mark.parametrize("path", [".pre-commit-hooks.yaml", "example-repo/.pre-commit-config.yaml"])
+def test_the_hook_keeps_an_invalid_commit_from_being_made(path: str, fleet: Fleet, programs: Path) -> None:
+    read = yaml.safe_load((ROOT / path).read_text())
+    (hook,) = read if isinstance(read, list) else read["repos"][0]["hooks"]
+    assert (hook["id"], hook["pass_filenames"], hook["always_run"]) == ("gitboot-validate", False, True)
+    git_hook = fleet.work.path / ".git" / "hooks" / "pre-commit"
+    git_hook.parent.mkdir(exist_ok=True)
+    git_hook.write_text(f"#!/bin/sh\nPATH={programs}:$PATH exec {hook['entry']}\n")
+    git_hook.chmod(0o755)
+    before = fleet.work.head
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        fleet.change(INVALID)
+    assert "GB1022" in refused.value.stdout + refused.value.stderr
+    assert fleet.work.head == before
+    fleet.change({"servers/web01.yaml": ("kernelArgument:", "kernelArguments:")})
+    assert fleet.work.head != before
+
+
+# What is written
+
+
+@pytest.mark.parametrize("path", CI)
+def test_the_example_has_the_same_ci(path: str) -> None:
+    assert (ROOT / "example-repo" / path).read_text() == seed(path)
+
+
+@pytest.mark.parametrize("path", CI[:2])
+def test_ci_installs_the_gitboot_that_wrote_it(path: str) -> None:
+    text = (ROOT / "example-repo" / path).read_text()
+    assert f"GITBOOT: gitboot=={__version__} " in text
+    assert 'pip install --quiet "$GITBOOT"' in text
+    assert "@VERSION@" not in text
+
+
+@pytest.mark.parametrize(("schema", "path"), [("github-workflows", CI[0]), ("gitlab-ci", CI[1])])
+def test_it_is_what_the_host_reads(schema: str, path: str) -> None:
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+    checked = subprocess.run([*check, str(ROOT / "example-repo" / path)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_step_of_the_workflow_is_run_here_but_those_of_others() -> None:
+    steps = yaml.safe_load(seed(CI[0]))["jobs"]["review"]["steps"]
+    assert [step.get("name") for step in steps if "run" in step] == [
+        *("Install", "Validate", "Diff", "Summary", "Comment")
+    ]
+    assert max(len(step.get("run", "").splitlines()) for step in steps) == 1
+
+
+def test_dot_files_are_no_part_of_a_fleet() -> None:
+    snapshot = open_snapshot(ROOT / "example-repo", None)
+    assert {".gitlab-ci.yml", ".pre-commit-config.yaml"} <= set(snapshot.blobs)
+    assert not any(origin.path.startswith(".") for origin in load(snapshot).origins.values())
