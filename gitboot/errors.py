@@ -11,6 +11,7 @@
     ├── InvalidRepository           the author: a commit's problems, all of them
     └── OperatorError               the operator: it does not go away by itself
         ├── UsageError              a flag, a setting, a path is wrong
+        ├── StaleDigest             an acknowledgement of changes that are not the ones at hand
         ├── SourceRefused           authentication, host key, signature
         ├── LockedByAnother         another instance holds this directory
         ├── PublishError            the tree cannot be written
@@ -106,6 +107,10 @@ class OperatorError(GitbootError):
 
 class UsageError(OperatorError):
     """A flag, a setting or a path that cannot be what was meant."""
+
+
+class StaleDigest(OperatorError):
+    """An acknowledgement of changes that are not, or not any more, the ones that are held."""
 
 
 class SourceRefused(OperatorError):

@@ -26,7 +26,8 @@ class Evidence:
 
     def __init__(self, ledger: Ledger, provisioning: Provisioning, journal: Journal) -> None:
         self._ledger, self._provisioning, self._journal = ledger, provisioning, journal
-        self._versions = ledger.latest_versions()  # whose plan an entry was noted for last, by path
+        self._versions: dict[str, Digest] = {}  # whose plan each entry is of, as it was published last
+        self._expected: dict[str, Digest] = {}  # and is to be published next
         self.observations: SimpleQueue[Observation] = SimpleQueue()  # filled by the endpoint's threads
         self._pending: dict[SystemUuid, list[Pending]] = {}  # to be judged by a reading of the BMC
         self._judging: dict[SystemUuid, tuple[Pending, ...]] = {}  # from when the BMC was asked until it has answered
@@ -40,11 +41,16 @@ class Evidence:
     def expect(self, plans: Mapping[str, Digest], dated: Callable[[str], int]) -> None:
         """Note whose plan each entry is of that is about to be published, and what it will be dated.
 
-        An access log is read later, perhaps much later, and has only the date of what was sent.
+        An access log is read later, perhaps much later, and has only the date of what was sent. What was not
+        published after all has another date when it is, and is noted once more.
         """
+        self._expected = dict(plans)
         if fresh := [(path, dated(path), plan) for path, plan in plans.items() if self._versions.get(path) != plan]:
             self._ledger.note_versions(fresh)
-            self._versions |= {path: plan for path, _, plan in fresh}
+
+    def published(self) -> None:
+        """Take what was expected as published."""
+        self._versions = self._expected
 
     def take(
         self, kind: fleet.Evidence, monitors: Networks, has_bmc: Callable[[SystemUuid], bool], at: datetime
@@ -66,7 +72,7 @@ class Evidence:
         if (offer := self._offered(observation)) is None:
             return
         if observation.evidence is fleet.Evidence.REPORTED:
-            if kind is fleet.Evidence.REPORTED:
+            if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
                 self._provisioning.meet(offer, observation.at, "Reported", at)
         elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
             if has_bmc(offer.uuid) and any(map(_is_armed_once, self._ledger.armed(offer.uuid))):
@@ -79,6 +85,8 @@ class Evidence:
     def _keep(self, observation: Observation, offer: Offer) -> None:
         """Note it, durably, until the machine's BMC was read."""
         pending = self._ledger.observe(observation, offer.plan)
+        if pending is None:
+            return  # a spool that is read once more
         kept = self._pending.setdefault(offer.uuid, [])
         if all(each.id != pending.id for each in kept):
             kept.append(pending)
@@ -123,36 +131,40 @@ class Evidence:
                 self._settle(uuid, pending, "Met" if believed else "Dropped")
             self._judging.pop(uuid, None)
 
-    def judge(self, state: ServerState, seen: Observed, kind: fleet.Evidence, at: datetime) -> bool:
-        """Tell what a reading proves; return whether a fetch was judged by it."""
-        records = self._ledger.armed(state.decision.uuid)
+    def judge(
+        self, uuid: SystemUuid, state: ServerState | None, seen: Observed, kind: fleet.Evidence, at: datetime
+    ) -> bool:
+        """Tell what a reading proves; return whether a fetch was judged by it.
+
+        ``state`` is None for a machine that has left the fleet: what it fetched before that still counts.
+        """
+        records = self._ledger.armed(uuid)
         judged = False
-        for pending in self._judging.get(state.decision.uuid, ()):
-            judged |= self._judge(pending, state, seen, records, kind, at)
-        self._judging.pop(state.decision.uuid, None)
-        if not judged:
+        for pending in self._judging.get(uuid, ()):
+            judged |= self._judge(pending, uuid, seen, records, kind, at)
+        self._judging.pop(uuid, None)
+        if state is not None and not judged:
             self._judge_spent(state, records, at)
-        if kind is fleet.Evidence.PROGRESS:
+        if state is not None and kind is fleet.Evidence.PROGRESS:
             self._judge_progress(state, seen, records, at)
         return judged
 
     def _judge(
         self,
         pending: Pending,
-        state: ServerState,
+        uuid: SystemUuid,
         seen: Observed,
         records: tuple[Armed, ...],
         kind: fleet.Evidence,
         at: datetime,
     ) -> bool:
-        observation, uuid = pending.observation, state.decision.uuid
-        offer = self._offered(observation)
-        name, client = state.decision.server, observation.client
+        observation = pending.observation
+        client, offer = observation.client, self._offered(observation)
         if offer is None:
             self._settle(uuid, pending, "Unknown")
         elif any(_stood(record, observation) and stands(record.override, seen) for record in records):
-            message = f"{name}: {client} fetched its entry, but the override still stands: another client"
-            self._journal.event(at, "FetchIgnored", message, {"server": name, "client": client})
+            message = f"{offer.server}: {client} fetched its entry, but the override still stands: another client"
+            self._journal.event(at, "FetchIgnored", message, {"server": offer.server, "client": client})
             self._settle(uuid, pending, "Ignored")
         elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
             self._provisioning.meet(offer, observation.at, "Fetched", at)

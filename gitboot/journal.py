@@ -30,6 +30,11 @@ class Journal:
         self._conditions[type] = now
         return before is None or (before.status, before.reason, before.message) != (status, reason, message)
 
+    def status(self, type: str) -> bool | None:
+        """Whether a condition holds; None where nothing is known of it."""
+        found = self._conditions.get(type)
+        return found.status if found is not None else None
+
     def forget(self, type: str) -> None:
         """Drop a condition that no longer means anything."""
         self._conditions.pop(type, None)

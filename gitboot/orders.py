@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gitboot.errors import UsageError
 from gitboot.journal import Journal
-from gitboot.ledger import Ledger, Order
-from gitboot.model.scalars import SystemUuid
+from gitboot.ledger import Ledger, Order, Suspension
+from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
 from gitboot.override import Armed, State
 from gitboot.overriding import Overriding
 from gitboot.plan import Record
@@ -20,6 +20,9 @@ from gitboot.records import record_of
 RECORDS: Final = "records"  # {"items": [{"uuid", "server", "notMet", …a record}], "reason"}
 RESOLVE: Final = "resolve"  # {"uuid", "server", "armed", "key", "bmc", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
+APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
+SUSPEND: Final = "suspend"  # {"reason", "until"}
+RESUME: Final = "resume"  # {}
 
 
 class Orders:
@@ -34,7 +37,7 @@ class Orders:
         for order in self._ledger.orders():
             try:
                 outcome = self._do(order, at)
-            except (UsageError, ValueError, KeyError, TypeError) as error:
+            except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
                 outcome = f"refused: {error}"
             self._journal.event(at, "Ordered", f"{order.who}: {outcome}", {"who": order.who, "order": order.what})
             self._ledger.carried_out(order, outcome, at)
@@ -42,29 +45,57 @@ class Orders:
     def _do(self, order: Order, at: datetime) -> str:
         match order.what:
             case "records":
-                return self._set_records(order.facts, at)
+                return self._set_records(order, at)
             case "resolve":
                 return self._resolve(order.facts, at)
             case "retry":
-                uuids = [SystemUuid(uuid) for uuid in order.facts["uuids"]]
+                uuids = [parse_uuid(uuid) for uuid in order.facts["uuids"]]
                 self._overriding.hurry(uuids, at)
                 return f"{len(uuids)} BMCs are asked now"
+            case "approve":
+                return self._approve(order, at)
+            case "suspend":
+                until = datetime.fromisoformat(order.facts["until"])
+                self._ledger.suspension = Suspension(order.who, order.facts["reason"], until)
+                return f"suspended until {format_instant(until)}: {order.facts['reason']}"
+            case "resume":
+                was, self._ledger.suspension = self._ledger.suspension, None
+                return "resumed" if was is not None else "it was not suspended"
         raise UsageError(f"this gitboot knows no order {order.what!r}")
 
-    def _set_records(self, facts: Mapping[str, Any], at: datetime) -> str:
-        items = [(SystemUuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
+    def _approve(self, order: Order, at: datetime) -> str:
+        digest, guards, reason = order.facts["digest"], order.facts["guards"], order.facts["reason"]
+        self._ledger.approve(digest, guards, at=at, who=order.who, reason=reason)
+        return f"{', '.join(guards)} acknowledged for the changes {digest[:12]} ({reason})"
+
+    def _set_records(self, order: Order, at: datetime) -> str:
+        facts = order.facts
+        items = [(parse_uuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
         for uuid, server, record in items:
+            if record.provision is None and self._was_met_since(order, uuid):
+                raise UsageError(f"{server} was provisioned after that was asked for; ask again if it is meant still")
+        self._provisioning.set(items)
+        for uuid, _, record in items:
             if record.provision is None:  # what was armed before says nothing of the boot that is asked for now
                 self._overriding.settle(uuid, State.WITHDRAWN, _is_provision, at)
-            self._provisioning.set(uuid, server, record)
         reason = f" ({facts['reason']})" if facts.get("reason") else ""
         if len(items) == 1:
             _, server, record = items[0]
             return f"{server} is {_worded(record)}{reason}"
         return f"{len(items)} records are set{reason}"
 
+    def _was_met_since(self, order: Order, uuid: SystemUuid) -> bool:
+        """Whether a boot has overtaken an order: after a crash in the middle of it, say, which carries it out again."""
+        record = self._provisioning.recorded(uuid)
+        return (
+            record is not None
+            and record.provision is not None
+            and record.met_at is not None
+            and record.met_at > order.at
+        )
+
     def _resolve(self, facts: Mapping[str, Any], at: datetime) -> str:
-        uuid, server = SystemUuid(facts["uuid"]), facts["server"]
+        uuid, server = parse_uuid(facts["uuid"]), facts["server"]
 
         def is_meant(armed: Armed) -> bool:
             """It is open to doubt; or it counts as consumed, and is wanted; or it stands where nobody looks now."""
@@ -76,7 +107,7 @@ class Orders:
         changed = self._overriding.settle(uuid, became, is_meant, at)
         record = self._provisioning.recorded(uuid)
         if not facts["armed"] and record is not None and record.spent_key == facts["key"]:
-            self._provisioning.set(uuid, server, replace(record, spent_at=None, spent_key=None))
+            self._provisioning.set([(uuid, server, replace(record, spent_at=None, spent_key=None))])
         if not changed:
             return f"{server}: there was nothing to resolve"
         what = "is consumed, and is not armed again" if facts["armed"] else "was never set, and is armed where wanted"

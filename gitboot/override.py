@@ -280,6 +280,8 @@ def _uri_matters(override: Override, observed: Observed) -> bool:
 def _let_go(record: Armed, observed: Observed, at: datetime) -> Step:
     """Withdraw what is no longer wanted, or settle what has become of it."""
     if not stands(record.override, observed):
+        if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
+            return Wait(why="it was set a moment ago, and is not shown yet")
         return Confirm(record=replace(record, state=_what_became_of(record, observed)))
     if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
         return Wait(why="it was cleared a moment ago, and is still shown")

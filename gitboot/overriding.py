@@ -62,6 +62,7 @@ class _Schedule:
     name: str
     due: datetime
     wanted: Wanted | None = None  # what it was asked for last
+    bmc: BmcAccess | None = None  # and where
     outcome: Outcome | None = None  # of the last job
     failures: int = 0
     late_since: datetime | None = None  # since when what is wanted could not be brought about
@@ -122,18 +123,21 @@ class Overriding:
             idle.discard(ask.uuid)
             only_read, is_new = self._evidence.wants_reading(ask.uuid), self._evidence.is_new(ask.uuid)
             schedule = self._schedules.setdefault(ask.uuid, _Schedule(ask.name, due=at))
-            if at < schedule.due and schedule.wanted == ask.wanted and not is_new:
+            same = (schedule.wanted, schedule.bmc) == (ask.wanted, ask.bmc)
+            if at < schedule.due and same and not is_new:
                 continue
             jobs.append((_job(ask, only_read=only_read), schedule))
         self._forget(idle)
         spec = fleet.repository.fleet.spec.provisioning
         self._evidence.uncontradicted(self._schedules.keys(), spec.evidence, at)
         for job, schedule in self._admitted(jobs, at):
-            if self._bmcs.submit([job]):
+            if not self._bmcs.submit([job]):
+                self._asked = {}  # its last job still runs: what is wanted now is asked for after it
+            else:
                 every = ONCE_READ_EVERY if _is_urgent(job) else READ_EVERY
                 if schedule.wanted != job.wanted:
                     schedule.late_since = None
-                schedule.wanted, schedule.due = job.wanted, at + every
+                schedule.wanted, schedule.bmc, schedule.due = job.wanted, job.bmc, at + every
                 self._evidence.asked(job.uuid)
 
     def _forget(self, idle: Iterable[SystemUuid]) -> None:
@@ -201,13 +205,14 @@ class Overriding:
         by_uuid = {state.decision.uuid: state for state in fleet.servers.values()}
         spec = fleet.repository.fleet.spec.provisioning
         for uuid, result in self._bmcs.finished(wait_all=wait).items():
+            if result.wrote:
+                self._asked = {}  # it may have armed what is no longer wanted
             self._count(result, at)
             self._reschedule(uuid, result, at)
             self._note(result, fleet, at)
             self.would[result.server] = result.message
-            state = by_uuid.get(uuid)
-            if state is not None and result.observed is not None:
-                judged = self._evidence.judge(state, result.observed, spec.evidence, at)
+            if result.observed is not None:
+                judged = self._evidence.judge(uuid, by_uuid.get(uuid), result.observed, spec.evidence, at)
                 if judged and (schedule := self._schedules.get(uuid)) is not None:
                     schedule.due = at  # it was only read; now it may be set again
         monitors = [ip_network(network) for network in spec.monitors]
@@ -224,8 +229,9 @@ class Overriding:
                 f"{self._failures} BMCs in a row have failed, the last {result.server}: {result.message}; nothing is "
                 "armed until one answers"
             )
-            self._resting_until = self._resting_until or at + _REST
-            if self._journal.condition("BmcsReachable", False, "FailuresInARow", message, at):
+            begins, self._resting_until = self._resting_until is None, self._resting_until or at + _REST
+            self._journal.condition("BmcsReachable", False, "FailuresInARow", message, at)
+            if begins:
                 self._journal.event(at, "BmcsFailing", message, warning=True)
         else:
             self._resting_until = None

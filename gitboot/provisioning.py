@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.answers import ServerState
+from gitboot.errors import UsageError
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.machines import Machine, taken_over
@@ -17,9 +18,10 @@ from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record
 from gitboot.records import adopted, first_records
+from gitboot.render.provisioned import report_token
 from gitboot.report import Condition
 from gitboot.resolve import Decisions
-from gitboot.resolve.instant import is_met
+from gitboot.resolve.instant import is_met, provision_reason
 
 Told = str | Mapping[SystemUuid, Record]  # fresh, adopt, or exported records
 
@@ -69,6 +71,26 @@ class Provisioning:
             self._usable = self._provable()
         return self._usable
 
+    def left_to_install(self, decisions: Decisions) -> int:
+        """How many servers a first commit would install, by what is known or told."""
+        return sum(
+            each.policy is not None
+            and each.policy.boot is not None
+            and each.policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+            and (record := self._foretold(each)) is not None
+            and not is_met(each.policy, record)
+            for each in decisions.servers.values()
+        )
+
+    def _foretold(self, decision: Decision) -> Record | None:
+        """The record that a server will have."""
+        if self._ledger.told:
+            return self._records.get(decision.uuid, Record())
+        if isinstance(self._told, str):
+            fresh = self._told == "fresh" and decision.provision > 0
+            return Record() if fresh else adopted(decision)
+        return self._told.get(decision.uuid) if self._told is not None else None
+
     def recorded(self, uuid: SystemUuid) -> Record | None:
         """What the ledger has of a server, whether it is made use of or not."""
         return self._records.get(uuid)
@@ -94,9 +116,7 @@ class Provisioning:
             return
         seen = self._ledger.machines()
         fresh = [decision for decision in decisions.servers.values() if decision.uuid not in seen]
-        others = taken_over(
-            [machines[decision.uuid] for decision in fresh], [seen[uuid] for uuid in self._records if uuid in seen]
-        )
+        others = taken_over([machines[decision.uuid] for decision in fresh], seen.values())
         self._write(
             first_records(
                 [decision for decision in fresh if decision.uuid not in others], self._records, adopt_all=False
@@ -120,7 +140,11 @@ class Provisioning:
     def _adopt_late(self, decisions: Decisions) -> None:
         """Adopt what no policy described when it was seen first, parked perhaps: as the first policy wants it."""
         late = [
-            (each.uuid, each.server, replace(adopted(each), runs=record.runs))
+            (
+                each.uuid,
+                each.server,
+                replace(adopted(each), provision=record.provision, met_at=record.met_at, runs=record.runs),
+            )
             for each in decisions.servers.values()
             if (record := self._records.get(each.uuid)) is not None
             and (record.evidence, record.pool) == ("Adopted", None)
@@ -158,7 +182,8 @@ class Provisioning:
         if told == "adopt":
             self._write([(each.uuid, each.server, adopted(each, at)) for each in servers])
         elif not isinstance(told, str):
-            self._write([(each.uuid, each.server, told[each.uuid]) for each in servers if each.uuid in told])
+            names = {each.uuid: each.server for each in servers}  # one that is not in the fleet now may come back
+            self._write([(uuid, names.get(uuid, uuid), record) for uuid, record in told.items()])
             self._note_machines(self._unmarked(decisions), {})  # who is not in the file stays unknown
         self._ledger.tell(told if isinstance(told, str) else "records")
         self._foreign = self._ledger.foreign = False
@@ -208,7 +233,7 @@ class Provisioning:
 
     def _provable(self) -> Mapping[SystemUuid, Record]:
         if self._known is None:
-            return self._records
+            return {}  # it is not settled yet whether the ledger is believed
         unseen = {each.uuid for each in self._known.servers.values() if self._goes_unseen(each)}
         return (
             {uuid: record for uuid, record in self._records.items() if uuid not in unseen}
@@ -246,11 +271,13 @@ class Provisioning:
         match evidence:
             case Evidence.DECLARED:
                 return True
-            case Evidence.PROGRESS:
-                return has_bmc
-            case Evidence.FETCHED if has_bmc and not fetches(boot) and override is not OverrideMode.NONE:
-                return True  # its override is seen being consumed
-        return self._observes
+            case Evidence.REPORTED:
+                return self._observes
+        arms = has_bmc and override is not OverrideMode.NONE  # it is seen when its override is consumed
+        notices = self._observes and fetches(boot)
+        if evidence is Evidence.PROGRESS:
+            return has_bmc and (arms or notices)
+        return notices or (arms and not fetches(boot))
 
     # What was published
 
@@ -279,6 +306,7 @@ class Provisioning:
         record = self._records.get(offer.uuid)
         if record is None:
             return
+        made_at = min(made_at, at)  # a mirror's clock may be ahead, and would keep the boot served
         if offer.phase is Phase.MAINTENANCE:
             met, what = _run_made(offer, record, made_at)
         else:
@@ -299,9 +327,11 @@ class Provisioning:
         if record is not None and record.spent_key != key:
             self._write([(uuid, server, replace(record, spent_at=at, spent_key=key))])
 
-    def set(self, uuid: SystemUuid, server: str, record: Record) -> None:
-        """Replace what is known of a server, as an operator says."""
-        self._write([(uuid, server, record)])
+    def set(self, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
+        """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
+        if self._foreign or self._ledger.doubt is not None or not self._ledger.told:
+            raise UsageError("nothing of what this ledger has is believed: it has to be told first, with run --records")
+        self._write(records)
 
     def _declare(self, decisions: Decisions, at: datetime) -> None:
         """Take Git's word, where that is the evidence; each number is taken once."""
@@ -335,6 +365,29 @@ def _offers(state: ServerState) -> Iterable[Offer]:
     for plan in (state.plan, *(plan for _, plan in state.later)):
         if plan is not None and plan.key is not None and (offer := offer_of(state.decision, plan)) is not None:
             yield offer
+    if (report := _report_of(state.decision, state.record)) is not None:
+        yield report
+
+
+def _report_of(decision: Decision, record: Record | None) -> Offer | None:
+    """What the installer's report would meet, whatever is booted when it comes."""
+    policy, token = decision.policy, report_token(decision)
+    if token is None or record is None or policy is None or policy.boot is None:
+        return None
+    return Offer(
+        plan=token,
+        server=decision.server,
+        uuid=decision.uuid,
+        decision=decision.digest,
+        phase=Phase.NETWORK,
+        key=provision_reason(policy, record),
+        policy=policy.policy,
+        image=policy.boot.image,
+        provision=decision.provision,
+        on_image_change=policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
+        maintenance=None,
+        run=None,
+    )
 
 
 def offer_of(decision: Decision, plan: BootPlan) -> Offer | None:

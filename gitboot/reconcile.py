@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple, Protocol, TypedDict
 
+from gitboot.accepting import Accepting, Commit
 from gitboot.answers import ServerState, server_state
-from gitboot.errors import (
-    CorruptClone,
-    InvalidRepository,
-    LedgerError,
-    OperatorError,
-    Problem,
-    PublishError,
-    SourceError,
-    TryAgain,
-)
+from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.evidence import Evidence
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
-from gitboot.load import BlobId, FleetRepository, ParseCache, Revision, Snapshot, load
-from gitboot.machines import Machine, machines
+from gitboot.load import FleetRepository
 from gitboot.model.scalars import SystemUuid
 from gitboot.orders import Orders
 from gitboot.overriding import Fleetwide, Overriding
@@ -34,9 +24,8 @@ from gitboot.records import drift, exported
 from gitboot.render import shared_files
 from gitboot.render.tree import ContentType, File, Files
 from gitboot.report import Answers, EntryOf, Status
-from gitboot.resolve import Decisions, decide
+from gitboot.resolve import Decisions
 from gitboot.resolve.optouts import OptOut, opt_outs
-from gitboot.source import Source
 
 
 class _Planned(NamedTuple):
@@ -57,8 +46,8 @@ class Target(Protocol):
     def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
         """Bring the target to hold exactly ``files``."""
 
-    def dated(self, path: str, at: datetime) -> int:
-        """What a new version of ``path`` will be dated, in seconds since 1970, when it is published ``at``."""
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
 
 
 class Reconciler:
@@ -71,7 +60,7 @@ class Reconciler:
     def __init__(
         self,
         *,
-        source: Source,
+        accepting: Accepting,
         target: Target,
         ledger: Ledger,
         provisioning: Provisioning,
@@ -79,23 +68,12 @@ class Reconciler:
         overriding: Overriding,
         orders: Orders,
         journal: Journal,
-        parsed: ParseCache,
-        keep_parsed: Callable[[ParseCache], None],
-        allow_rewind: bool = False,
     ) -> None:
-        self._parsed, self._keep_parsed = parsed, keep_parsed
-        self._allow_rewind = allow_rewind
-        self._source, self._target, self._ledger = source, target, ledger
+        self._accepting, self._target, self._ledger = accepting, target, ledger
         self._provisioning, self._overriding, self._journal = provisioning, overriding, journal
         self._evidence, self._orders = evidence, orders
         self.answers: Answers | None = None  # what the endpoint answers from; replaced as a whole
         self.status = Status()
-        self._snapshot: Snapshot | None = None
-        self._repository: FleetRepository | None = None
-        self._machines: Mapping[SystemUuid, Machine] = {}
-        self._decisions: Decisions | None = None
-        self._attempted: Revision | None = None
-        self._problems: tuple[Problem, ...] = ()  # of the attempted commit
         self._applied: str | None = None
         self._planned_at: datetime | None = None
         self._servers: dict[str, ServerState] = {}
@@ -110,34 +88,39 @@ class Reconciler:
         ``wait``: until the BMC jobs of this pass and the one before have ended.
         """
         try:
-            self._accept(at)
+            self._orders.carry_out(at)
+            self._accepting.accept(at)
             self._learn(at)
         finally:  # a ledger that cannot be written keeps no window open
             self._bring_up_to_date(at)
-        if self._repository is not None and self._is_ours(at):
+        accepted = self._accepting.accepted
+        if accepted is not None and self._is_ours(accepted, at):
             # Armed is only what was published: a machine that resets at once finds its files.
-            fleet = Fleetwide(self._repository, self._machines, self._servers)
-            self._overriding.ask(fleet, at, may_arm=self._stands)
+            may_arm = self._stands and self._accepting.suspended(at) is None
+            self._overriding.ask(self._fleet(accepted), at, may_arm=may_arm)
             if wait:
-                self._overriding.collect(fleet, at, wait=True)
-            self._check_opt_outs(self._repository, at)
+                self._overriding.collect(self._fleet(accepted), at, wait=True)
+            self._check_opt_outs(accepted.repository, at)
         self._journal.condition("LedgerWritable", True, "Writable", "the last pass ended", at)
         return self._report()
 
+    def _fleet(self, accepted: Commit) -> Fleetwide:
+        return Fleetwide(accepted.repository, accepted.machines, self._servers)
+
     def _learn(self, at: datetime) -> None:
         """Take in evidence; what was fetched before this start is evidence of what is offered now."""
-        if self._repository is None or self._decisions is None or not self._is_ours(at):
+        accepted = self._accepting.accepted
+        if accepted is None or not self._is_ours(accepted, at):
             return
         if self._planned is None:
-            self._provisioning.know(self._decisions, self._machines, at)
-            self._plan(self._decisions, at)
-        self._overriding.collect(Fleetwide(self._repository, self._machines, self._servers), at)
-        self._provisioning.know(self._decisions, self._machines, at)
-        self._orders.carry_out(at)
+            self._provisioning.know(accepted.decisions, accepted.machines, at)
+            self._plan(accepted.decisions, at)
+        self._overriding.collect(self._fleet(accepted), at)
+        self._provisioning.know(accepted.decisions, accepted.machines, at)
 
-    def _is_ours(self, at: datetime) -> bool:
+    def _is_ours(self, accepted: Commit, at: datetime) -> bool:
         """Whether this instance may act for the accepted commit: a Fleet may name the one ledger that does."""
-        named = self._repository.fleet.spec.provisioning.ledger if self._repository is not None else None
+        named = accepted.repository.fleet.spec.provisioning.ledger
         if named is None or named == self._ledger.identity:
             self._journal.forget("LedgerNamed")
             return True
@@ -151,11 +134,12 @@ class Reconciler:
         return False
 
     def _bring_up_to_date(self, at: datetime) -> None:
-        if self._repository is None or self._decisions is None or not self._is_ours(at):
+        accepted = self._accepting.accepted
+        if accepted is None or not self._is_ours(accepted, at):
             return
-        self._plan(self._decisions, at)
+        self._plan(accepted.decisions, at)
         if not self._stands:
-            self._publish(self._repository, self._decisions, at)
+            self._publish(accepted.repository, accepted.decisions, at)
 
     def ledger_failed(self, error: LedgerError, at: datetime) -> None:
         """Note that a pass ended early because the ledger could not be written; what is answered goes on."""
@@ -168,98 +152,6 @@ class Reconciler:
             self._journal.condition("SourceReady", True, "Fetched", "the source was fetched", at)
         else:
             self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
-
-    # source -> load -> decide
-
-    def _accept(self, at: datetime) -> None:
-        """Take the newest commit if it holds together; else the one before goes on.
-
-        After a start that is first the one that was accepted before: bad commits and a lost remote keep it.
-        """
-        try:
-            try:
-                self._take_newest(at)
-            except CorruptClone as error:
-                if self._mend_clone(error, at):
-                    self._take_newest(at)
-        except SourceError as error:
-            self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
-
-    def _take_newest(self, at: datetime) -> None:
-        if self._attempted is None and (accepted := self._accepted()) is not None:
-            self._take(accepted, at)
-        latest = self._source.latest()
-        if latest is not None and latest != self._attempted and not self._is_held(latest, at):
-            self._take(latest, at)
-
-    def _accepted(self) -> Revision | None:
-        """The commit that was accepted last; the ledger knows it even where the clone was lost."""
-        accepted = self._source.accepted()
-        if accepted is None and self._ledger.accepted is not None and not self._allow_rewind:
-            raise CorruptClone(
-                f"the accepted commit {self._ledger.accepted} is not in gitboot's own clone (start once with "
-                "--allow-rewind to go on without it)"
-            )
-        return accepted
-
-    def _mend_clone(self, error: CorruptClone, at: datetime) -> bool:
-        """Make the clone anew, and tell whether that could be done; what is answered goes on meanwhile."""
-        self._journal.event(at, "CloneCorrupt", str(error), warning=True)
-        accepted = self._ledger.accepted
-        try:
-            self._source.restore(Revision(accepted) if accepted is not None else None)
-        except (TryAgain, OperatorError) as failure:
-            self._journal.condition("SourceReady", False, "CorruptClone", f"{error}; {failure}", at)
-            return False
-        self._journal.event(at, "CloneRestored", "gitboot's own clone was made anew")
-        self._snapshot = None
-        return True
-
-    def _is_held(self, latest: Revision, at: datetime) -> bool:
-        """Whether a commit leaves out something of what led to the accepted one, and nobody allowed that."""
-        accepted = self._accepted()
-        if self._allow_rewind or accepted is None or not self._source.is_rewind(accepted, latest):
-            return False
-        message = (
-            f"{latest[:12]} does not descend from the accepted {accepted[:12]}: the branch was rewound or "
-            "force-pushed; start once with --allow-rewind if that is meant"
-        )
-        self._attempted, self._problems = latest, ()
-        if self._journal.condition("CommitAccepted", False, "Rewound", message, at):
-            self._journal.event(at, "Held", message, {"commit": latest}, warning=True)
-        return True
-
-    def _take(self, revision: Revision, at: datetime) -> None:
-        """Accept a commit as a whole, or refuse it as a whole."""
-        known = dict(self._parsed)
-        try:
-            snapshot = self._source.snapshot(revision, previous=self._snapshot)
-            repository = load(snapshot, known)
-            decisions = decide(repository)
-        except InvalidRepository as error:
-            self._refuse(revision, error, at)
-            return
-        self._ledger.accept(revision)
-        self._source.accept(revision)
-        self._attempted, self._problems = revision, decisions.warnings
-        self._decisions, self._machines = decisions, machines(repository)
-        # Whatever can read the clone holds its packs open, and libgit2 to them after `restore` has replaced them.
-        self._snapshot, self._repository = replace(snapshot, read=_closed), replace(repository, read=_closed)
-        before = self._parsed
-        self._parsed = {blob: known[blob] for blob in snapshot.blobs.values() if blob in known}
-        if self._parsed.keys() != before.keys():
-            self._keep_parsed(self._parsed)
-        message = f"{revision[:12]} decides what {len(decisions.servers)} servers boot"
-        self._journal.condition("CommitAccepted", True, "Valid", message, at)
-        self._journal.event(at, "Accepted", message, {"commit": revision})
-
-    def _refuse(self, revision: Revision, error: InvalidRepository, at: datetime) -> None:
-        self._attempted, self._problems = revision, error.problems
-        rest = f", and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
-        message = f"{revision[:12]} is invalid: {error.problems[0]}{rest}"
-        self._journal.condition("CommitAccepted", False, "Invalid", message, at)
-        facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
-        self._journal.event(at, "Refused", message, facts, warning=True)
 
     # plan -> render
 
@@ -311,7 +203,7 @@ class Reconciler:
         files |= shared_files(decisions)
         files["ops/records.json"] = File(exported(known), ContentType.JSON)
         entries = {path: each for state in states for path, each in state.entries.items()}
-        unnoted = self._note_offers(entries, at)
+        unnoted = self._note_offers(entries, files, at)
         self.answers = Answers(
             files=files,
             turns={path: each for state in states for path, each in state.turns.items()},
@@ -320,14 +212,15 @@ class Reconciler:
             addresses=_addresses(repository),
         )
         self._planned_at = at
-        if unnoted is not None:
-            raise unnoted
         try:
+            if unnoted is not None:
+                raise unnoted
             published = self._target.publish(files, commit=decisions.revision, at=at)
         except PublishError as error:
             if self._journal.condition("Published", False, type(error).__name__, str(error), at):
                 self._journal.event(at, "PublishFailed", str(error), warning=True)
             return
+        self._evidence.published()
         self._applied, self._stands = decisions.revision, True
         self._journal.condition("Published", True, "Published", f"{len(files)} files stand", at)
         if published.written or published.withdrawn:
@@ -339,7 +232,9 @@ class Reconciler:
             message = ", ".join(f"{count} {what}" for what, count in counts.items())
             self._journal.event(at, "Published", message, {"commit": decisions.revision, **counts})
 
-    def _note_offers(self, entries: Mapping[str, EntryOf], at: datetime) -> LedgerError | None:
+    def _note_offers(
+        self, entries: Mapping[str, EntryOf], files: Files, at: datetime
+    ) -> LedgerError | PublishError | None:
         """Note what is about to be offered, before a machine can fetch it.
 
         Where that fails the endpoint answers all the same, and what it is asked counts for as long as this
@@ -349,8 +244,8 @@ class Reconciler:
         try:
             self._provisioning.offer(self._servers.values(), at)
             plans = {path: entry.digest for path, entry in entries.items() if entry.digest in offers}
-            self._evidence.expect(plans, lambda path: self._target.dated(path, at))
-        except LedgerError as error:
+            self._evidence.expect(plans, lambda path: self._target.dated(path, files[path], at))
+        except (LedgerError, PublishError) as error:
             return error
         return None
 
@@ -371,8 +266,9 @@ class Reconciler:
         next_transition = self._planned.until if self._planned is not None else None
         self.status = Status(
             ledger=self._ledger.identity,
-            attempted=self._attempted,
-            problems=self._problems,
+            attempted=self._accepting.attempted,
+            problems=self._accepting.problems,
+            held=self._accepting.held,
             applied=self._applied,
             planned_at=self._planned_at,
             next_transition=next_transition,
@@ -380,7 +276,7 @@ class Reconciler:
             bmcs=self._overriding.outcomes,
             conditions=self._journal.conditions,
         )
-        dues = (next_transition, self._overriding.next_due)
+        dues = (next_transition, self._overriding.next_due, self._accepting.suspended_until)
         return min((due for due in dues if due is not None), default=None)
 
 
@@ -400,11 +296,6 @@ def _counted(states: Iterable[ServerState]) -> _Counts:
         records[known] += 1
         drifts.update(drift(state.decision, state.record).keys())
     return _Counts(phases=phases, records=records, drift=drifts)
-
-
-def _closed(blob: BlobId) -> bytes:
-    """Read nothing: of an accepted commit everything has been read."""
-    raise KeyError(blob)
 
 
 def _addresses(repository: FleetRepository) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -33,7 +33,8 @@ def first_records(
 def adopted(decision: Decision, at: datetime | None = None) -> Record:
     """The record of a server that is as its decision wants it.
 
-    With an instant, the runs of maintenances that had begun by then count as made.
+    With an instant, the runs of maintenances that had begun by then count as made, and what was fetched before it
+    says nothing.
     """
     policy = decision.policy
     begun = [each for each in decision.maintenances if at is not None and (each.start is None or each.start <= at)]
@@ -43,13 +44,26 @@ def adopted(decision: Decision, at: datetime | None = None) -> Record:
         pool=policy.policy if policy else None,
         decision=decision.digest,
         evidence="Adopted",
+        met_at=at,
         runs={each.name: (each.run, at) for each in begun if at is not None},
     )
 
 
-def ahead(published: Mapping[SystemUuid, Record], known: Mapping[SystemUuid, Record]) -> list[SystemUuid]:
-    """The servers of which a published tree knew more than a ledger: that one is an older copy."""
-    return sorted(uuid for uuid, record in published.items() if _progress(record) > _progress(known.get(uuid)))
+def ahead(
+    published: Mapping[SystemUuid, Record],
+    known: Mapping[SystemUuid, Record],
+    reasons: Callable[[SystemUuid], Collection[str]],
+) -> list[SystemUuid]:
+    """The servers of which a published tree knew more than a ledger: that one is an older copy.
+
+    ``reasons`` gives what the ledger has armed a server for: what was spent was armed.
+    """
+    return sorted(
+        uuid
+        for uuid, record in published.items()
+        if _progress(record) > _progress(known.get(uuid))
+        or (record.spent_key is not None and record.spent_key not in reasons(uuid))
+    )
 
 
 def _progress(record: Record | None) -> tuple[bool, datetime, datetime]:
@@ -126,14 +140,14 @@ def record_of(item: Mapping[str, Any]) -> Record:
         met_at=optional(_instant, "metAt"),
         grace_until=optional(_instant, "graceUntil"),
         spent_at=optional(_instant, "spentAt"),
-        spent_key=item["spentKey"],
+        spent_key=optional(text, "spentKey"),
         runs={name: (_number(made["run"]), _instant(made["at"])) for name, made in item["runs"].items()},
     )
 
 
 def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"expected a whole number, found {shown(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:  # as the ledger has them
+        raise ValueError(f"expected a whole number from 0, found {shown(value)}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class Settings:
     bmc_parallel: int  # how many BMCs are asked at a time
     bmc_per_site: int  # of one site
     bmc_failures: int  # in a row, until nothing more is armed for a while
+    limits: Mapping[str, int | None]  # guards, by name; None: the default
+    allow_empty: bool
     allow_rewind: bool
     once: bool
     dry_run: bool

@@ -34,16 +34,25 @@ class Bench:
         told: Told | None = "fresh",
         credentials: Path | None = None,
         observes: bool = True,
+        foreign: bool = False,
         most_failures: int = 20,
+        parallel: int = 32,
+        per_site: int = 16,
     ) -> None:
         self.now = NOON
         self.events: list[Event] = []
         self.ledger = Ledger.open(folder / "ledger.sqlite")
         self.ledger._store._connection.execute("PRAGMA synchronous = OFF")  # no power cut is tested with it
         self.journal = Journal(self.ledger, self.events.append)
-        self.provisioning = Provisioning(self.ledger, self.journal, told=told, observes=observes)
+        self.provisioning = Provisioning(self.ledger, self.journal, told=told, foreign=foreign, observes=observes)
         self.evidence = Evidence(self.ledger, self.provisioning, self.journal)
-        self.bmcs = Fleet(credentials=credentials, write=self.ledger.write_armed, clock=lambda: self.now)
+        self.bmcs = Fleet(
+            credentials=credentials,
+            write=self.ledger.write_armed,
+            clock=lambda: self.now,
+            parallel=parallel,
+            per_site=per_site,
+        )
         self.overriding = Overriding(
             self.bmcs,
             self.ledger,
@@ -101,14 +110,16 @@ class Bench:
         self.overriding.collect(self.fleet, self.now, wait=True)
         return planned
 
-    def fetch(self, plan: BootPlan | None, client: str = "10.0.0.7") -> None:
-        """A client fetches the entry of a plan, whole."""
+    def fetch(self, plan: BootPlan | None, client: str = "10.0.0.7", path: str = "boot/v1/boot/m/boot.ipxe") -> None:
+        """A client fetches the entry of a plan, whole, or another of its paths."""
         assert plan is not None
         self.evidence.observations.put(
-            Observation(
-                server=plan.server, path="boot/v1/boot/m/boot.ipxe", digest=plan.digest, client=client, at=self.now
-            )
+            Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=self.now)
         )
+
+    def order(self, what: str, **facts: object) -> int:
+        """Leave an order, as the command line does; it is carried out by the next pass."""
+        return self.ledger.give(self.now, "ada", what, facts)
 
     @property
     def record(self) -> Record | None:

@@ -7,9 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final
 
+from gitboot.accepting import Accepting
 from gitboot.bmc.fleet import Fleet
 from gitboot.evidence import Evidence
+from gitboot.guard import Limits
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.orders import Orders
@@ -19,6 +22,8 @@ from gitboot.publish.directory import Directory
 from gitboot.reconcile import Reconciler
 from gitboot.report import Event
 from gitboot.source import Remote, Source
+
+UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
 
 
 @dataclass
@@ -35,24 +40,35 @@ def in_process(
     repository: Path,
     *,
     allow_rewind: bool = False,
+    limits: Limits | None = None,
+    told: str | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator[Parts]:
     """All the parts of an instance with OUTPUT and STATE in ``folder``; nothing is fetched yet."""
     state = folder / "state"
-    state.mkdir(exist_ok=True)
+    state.mkdir(parents=True, exist_ok=True)
     events: list[Event] = []
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(state / "ledger.sqlite"))
         target = stack.enter_context(Directory.open(folder / "output", ledger=ledger.identity))
         source = Source(Remote(url=str(repository)), state)
         journal = Journal(ledger, events.append)
-        provisioning = Provisioning(ledger, journal, told=None)
+        provisioning = Provisioning(ledger, journal, told=told)
         bmcs = Fleet(credentials=None, write=ledger.write_armed, clock=clock)
         stack.callback(bmcs.close)
         evidence = Evidence(ledger, provisioning, journal)
         overriding = Overriding(bmcs, ledger, evidence, journal)
+        accepting = Accepting(
+            source,
+            ledger,
+            provisioning,
+            journal,
+            limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
+            parsed={},
+            keep_parsed=lambda parsed: None,
+        )
         reconciler = Reconciler(
-            source=source,
+            accepting=accepting,
             target=target,
             ledger=ledger,
             provisioning=provisioning,
@@ -60,8 +76,5 @@ def in_process(
             overriding=overriding,
             orders=Orders(ledger, provisioning, overriding, journal),
             journal=journal,
-            parsed={},
-            keep_parsed=lambda parsed: None,
-            allow_rewind=allow_rewind,
         )
         yield Parts(source=source, ledger=ledger, reconciler=reconciler, events=events)

@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 
+from gitboot.accepting import Accepting
 from gitboot.errors import OperatorError, PublishError, TryAgain
+from gitboot.guard import Limits
 from gitboot.load import BlobId, ParseCache, Revision, Snapshot
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.reconcile import Reconciler
-from gitboot.render.tree import Files
+from gitboot.render.tree import File, Files
 from gitboot.report import Observation
 from gitboot.source import Remote, Source
 from tests.bench import Bench
 from tests.fleets import SEED, at, mac_of, maintenance, policy, server
+from tests.inprocess import UNGUARDED
 from tests.instance import Repository, git
 from tests.test_run import images_in
 
@@ -46,8 +49,8 @@ class Brittle:
             raise PublishError("no space left on device")
         return self.directory.publish(files, commit=commit, at=at)
 
-    def dated(self, path: str, at: datetime) -> int:
-        return self.directory.dated(path, at)
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        return self.directory.dated(path, file, at)
 
 
 class CountingSource(Source):
@@ -78,8 +81,20 @@ class Instance:
         self.bench = Bench(self.state)
         self.target = Brittle(Directory.open(self.output, ledger=self.bench.ledger.identity))
         self.kept: list[ParseCache] = []
+        self.accepting = Accepting(
+            self.source,
+            self.bench.ledger,
+            self.bench.provisioning,
+            self.bench.journal,
+            **{
+                "limits": Limits(**UNGUARDED, allow_rewind=given.pop("allow_rewind", False)),
+                "parsed": {},
+                "keep_parsed": self.kept.append,
+                **given,
+            },
+        )
         self.reconciler = Reconciler(
-            source=self.source,
+            accepting=self.accepting,
             target=self.target,
             ledger=self.bench.ledger,
             provisioning=self.bench.provisioning,
@@ -87,7 +102,6 @@ class Instance:
             overriding=self.bench.overriding,
             orders=self.bench.orders,
             journal=self.bench.journal,
-            **{"parsed": {}, "keep_parsed": self.kept.append, **given},
         )
 
     def __enter__(self) -> Instance:
@@ -359,12 +373,12 @@ def test_a_rewound_branch_is_held_until_that_is_allowed(tmp_path: Path, reposito
             instance.reconcile(BEFORE)
         status = instance.reconciler.status
         assert (status.attempted, status.applied, instance.boots(BEFORE)) == (rewound, accepted, "flatcar-1")
-        assert instance.condition("CommitAccepted") == (False, "Rewound")
+        assert instance.condition("CommitAccepted") == (False, "GuardTripped")
         (event,) = [event for event in instance.bench.events if event.type == "Held"]
-        assert "start once with --allow-rewind" in event.message
+        assert "allowRewind" in event.message and "gitboot approve" in event.message
     with Instance(tmp_path) as instance:
         instance.reconcile(OPEN)
-        assert (instance.boots(OPEN), instance.condition("CommitAccepted")) == ("memtest-7", (False, "Rewound"))
+        assert (instance.boots(OPEN), instance.condition("CommitAccepted")) == ("memtest-7", (False, "GuardTripped"))
     with Instance(tmp_path, allow_rewind=True) as instance:
         instance.reconcile(BEFORE)
         assert (instance.reconciler.status.applied, instance.boots(BEFORE)) == (rewound, "memtest-7")
@@ -469,7 +483,7 @@ def test_deleting_the_clone_lets_no_rewound_branch_in(repository: Repository, in
     for _ in range(2):
         instance.reconcile(BEFORE)
     assert (instance.reconciler.status.applied, instance.boots(BEFORE)) == (accepted, "flatcar-1")
-    assert instance.condition("CommitAccepted") == (False, "Rewound")
+    assert instance.condition("CommitAccepted") == (False, "GuardTripped")
 
 
 def test_an_accepted_commit_that_is_nowhere_any_more_stops_new_ones_until_a_person_allows_them(

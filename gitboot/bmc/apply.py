@@ -11,7 +11,7 @@ from typing import Final
 
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import Bmc
-from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
 from gitboot.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.override import (
@@ -129,7 +129,7 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[Armed], None], clock: Calla
                 case Withdraw(record=record):
                     keep(record)
                     bmc.clear(seen)
-    except BmcBusy as error:
+    except (BmcBusy, LedgerError) as error:  # what cannot be written down is not done
         return done(Outcome.WAITING, str(error))
     except BmcUnreachable as error:
         return done(Outcome.WAITING, str(error), answered=False)

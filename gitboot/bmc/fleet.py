@@ -124,7 +124,7 @@ class Fleet:
         for uuid, job in list(self._waiting.items()):
             if len(self._running) >= self.parallel:
                 return
-            if busy[job.site] >= self.per_site:
+            if job.site is not None and busy[job.site] >= self.per_site:
                 continue
             busy[job.site] += 1
             del self._waiting[uuid]

@@ -6,12 +6,14 @@ from enum import IntEnum
 from typing import Final
 
 from gitboot.errors import (
+    AssetError,
     GitbootError,
     InvalidRepository,
     LockedByAnother,
     PublishError,
     SourceError,
     SourceRefused,
+    StaleDigest,
     UsageError,
 )
 
@@ -33,7 +35,9 @@ _EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (InvalidRepository, Exit.INVALID),
     (SourceError, Exit.SOURCE),
     (SourceRefused, Exit.SOURCE),
+    (StaleDigest, Exit.STALE),
     (PublishError, Exit.PARTIAL),
+    (AssetError, Exit.PARTIAL),
     (UsageError, Exit.USAGE),
     (LockedByAnother, Exit.USAGE),
 )

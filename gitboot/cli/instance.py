@@ -112,7 +112,7 @@ def _carry_out(ledger: Ledger) -> None:
     from gitboot.overriding import Overriding
 
     journal = Journal(ledger, _nobody)
-    provisioning = Provisioning(ledger, journal, told=None, observes=ledger.observes)
+    provisioning = Provisioning(ledger, journal, told=None, observes=ledger.observes, foreign=ledger.foreign)
     bmcs = Fleet(credentials=None, write=ledger.write_armed, clock=lambda: datetime.now(UTC))
     try:
         evidence = Evidence(ledger, provisioning, journal)

@@ -6,11 +6,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -24,6 +24,7 @@ from gitboot.settings import Settings
 if TYPE_CHECKING:
     from gitboot.bmc.fleet import Fleet as Bmcs
     from gitboot.evidence import Evidence
+    from gitboot.guard import Limits
     from gitboot.ledger import Ledger
     from gitboot.loop import Loop
     from gitboot.overriding import Overriding
@@ -35,6 +36,24 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+_LIMITS: Final = {
+    "max_update_percent": "Servers that one commit may change, of the fleet and of each site and role. Default: 30.",
+    "max_delete_percent": "Servers that it may remove, likewise. Default: 10.",
+    "max_deletes": "Servers that it may remove. Default: 25.",
+    "max_small_group": "Servers, instead of percentages, in a group or fleet under 10. Default: 3.",
+    "max_reinstalls": "Servers that it may let be installed again. Default: 0, always acknowledged.",
+    "max_installs": "New servers that it may let be installed. Default: 50.",
+}
+
+
+def _limit_options(command: Any) -> Any:
+    """The guards: more than that in one commit is held until it is acknowledged."""
+    for name, text in reversed(_LIMITS.items()):
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, name, type=click.IntRange(min=0), metavar="N", help=f"Guard. {text}")(command)
+    return command
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -120,20 +139,23 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="After so many failures in a row, over all BMCs, nothing more is armed until one answers.",
 )
+@_limit_options
+@click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
 @click.option("--dry-run", is_flag=True, help="Say what one pass would write and override, in full, and do none of it.")
-def command(**settings: Any) -> None:
+def command(**given: Any) -> None:
     """Watch REPOSITORY and do what its newest valid commit says, until interrupted.
 
     REPOSITORY is a path or URL of a Git repository. Each pass resolves what every server boots, publishes it
-    as files, serves them, and sets boot overrides at BMCs. Every valid commit is accepted: guards against
-    dangerous ones come with a later version. A commit that is invalid changes nothing: the last accepted one
-    goes on. Each option has a GITBOOT_ variable
+    as files, serves them, and sets boot overrides at BMCs. A commit that is invalid changes nothing: the last
+    accepted one goes on. One that changes more than the guards allow is held until it is acknowledged, by a
+    line of a commit's message or by `gitboot approve`; `gitboot status` has both. Each option has a GITBOOT_ variable
     (GITBOOT_OUTPUT, GITBOOT_POLL …) and a key in the file of --config.
     """
-    given = Settings(**settings)
-    sys.exit(_dry_run(given) if given.dry_run else _run(given))
+    limits = {name: given.pop(name) for name in _LIMITS}
+    settings = Settings(**given, limits=limits)
+    sys.exit(_dry_run(settings) if settings.dry_run else _run(settings))
 
 
 def _run(settings: Settings) -> Exit:
@@ -213,6 +235,7 @@ def _assembled(
     told: Told | None,
     foreign: bool = False,
 ) -> _Parts:
+    from gitboot.accepting import Accepting
     from gitboot.bmc.fleet import Fleet as Bmcs
     from gitboot.cache import read_parsed, write_parsed
     from gitboot.evidence import Evidence
@@ -236,8 +259,17 @@ def _assembled(
     )
     stack.callback(bmcs.close)
     overriding = Overriding(bmcs, ledger, evidence, journal, most_failures=settings.bmc_failures)
+    accepting = Accepting(
+        source,
+        ledger,
+        provisioning,
+        journal,
+        limits=_limits(settings),
+        parsed=read_parsed(settings.state / "cache"),
+        keep_parsed=lambda parsed: None if settings.dry_run else write_parsed(settings.state / "cache", parsed),
+    )
     reconciler = Reconciler(
-        source=source,
+        accepting=accepting,
         target=target,
         ledger=ledger,
         provisioning=provisioning,
@@ -245,11 +277,16 @@ def _assembled(
         overriding=overriding,
         orders=Orders(ledger, provisioning, overriding, journal),
         journal=journal,
-        parsed=read_parsed(settings.state / "cache"),
-        keep_parsed=lambda parsed: None if settings.dry_run else write_parsed(settings.state / "cache", parsed),
-        allow_rewind=settings.allow_rewind,
     )
     return _Parts(reconciler=reconciler, evidence=evidence, overriding=overriding, bmcs=bmcs)
+
+
+def _limits(settings: Settings) -> Limits:
+    """This instance's guards: the defaults, or what its settings say."""
+    from gitboot.guard import Limits
+
+    given: dict[str, Any] = {name: limit for name, limit in settings.limits.items() if limit is not None}
+    return replace(Limits(allow_rewind=settings.allow_rewind, allow_empty=settings.allow_empty), **given)
 
 
 def _told(records: str | None) -> Told | None:
@@ -290,7 +327,8 @@ def _compare_with_tree(ledger: Ledger, output: Path) -> None:
 
     path = output / "ops" / "records.json"
     with suppress(OSError, UsageError):
-        if ahead(imported(path.read_bytes(), str(path)), ledger.records()):
+        published = imported(path.read_bytes(), str(path))
+        if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.armed(uuid)]):
             ledger.doubt_it("RestoredLedger")
 
 
@@ -366,6 +404,10 @@ def _exit_of(status: Status) -> Exit:
     """What a single pass ends with: the worst that it met."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE
+    if any(each.type == "Accepting" and not each.status for each in status.conditions):
+        return Exit.SUSPENDED
+    if status.held is not None:
+        return Exit.HELD
     if not status.condition("CommitAccepted"):
         return Exit.INVALID
     if not all(condition.status for condition in status.conditions):

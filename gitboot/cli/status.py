@@ -47,6 +47,8 @@ def _as_text(status: dict[str, Any]) -> str:
         f"planned    {_to_the_second(status['plannedAt']) if status['plannedAt'] else 'not since the start'}",
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
+    if held := status["attempted"].get("held"):
+        lines.insert(3, f"held       {held['digest']} by {', '.join(held['guards'])}")
     lines += [f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:10]]
     rows = [
         (

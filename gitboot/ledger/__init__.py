@@ -16,7 +16,7 @@ from gitboot.override import Armed, Marks
 from gitboot.plan import Offer, Record
 from gitboot.report import Event, Observation
 
-__all__ = ["VERSION", "Ledger", "Order", "Pending", "copy_ledger", "set_aside"]
+__all__ = ["VERSION", "Ledger", "Order", "Pending", "Suspension", "copy_ledger", "set_aside"]
 
 
 class Order(NamedTuple):
@@ -27,6 +27,14 @@ class Order(NamedTuple):
     who: str
     what: str  # one word: records, resolve, retry …
     facts: Mapping[str, Any]  # JSON values
+
+
+class Suspension(NamedTuple):
+    """No commit is accepted, and nothing armed, until an instant."""
+
+    who: str
+    reason: str
+    until: datetime
 
 
 class Pending(NamedTuple):
@@ -53,10 +61,13 @@ class Ledger:
         """
         store = Store.open(path)
         try:
-            return cls(store)
+            ledger = cls(store)
+            for read in (ledger.machines, ledger.records, ledger.pending, ledger.orders):
+                read()  # what does not hold together is noticed now, not in a pass
         except BaseException:
             store.close()
             raise
+        return ledger
 
     def close(self) -> None:
         self._store.close()
@@ -101,7 +112,15 @@ class Ledger:
         return self._store.fact("doubt")
 
     def doubt_it(self, why: str) -> None:
-        self._store.set_fact("doubt", why)
+        """Believe nothing of it until it is told, and count on from where the one had come that stood here."""
+        _, changes = self._store.mark or ("", 0)
+        with self._store.writing(marked=True) as connection:
+            connection.execute("INSERT OR REPLACE INTO facts VALUES ('doubt', ?)", (why,))
+            connection.execute(
+                "INSERT INTO facts VALUES ('changes', ?) ON CONFLICT DO UPDATE SET value ="
+                " CAST(MAX(CAST(value AS INTEGER), CAST(excluded.value AS INTEGER)) AS TEXT)",
+                (str(changes),),
+            )
 
     @property
     def observes(self) -> bool:
@@ -131,6 +150,37 @@ class Ledger:
         """
         mark = self._store.mark
         return mark is not None and (mark[0] != self.identity or mark[1] > int(self._store.fact("changes") or 0))
+
+    # What holds commits back, and what lets them pass
+
+    @property
+    def suspension(self) -> Suspension | None:
+        """Why and until when no commit is accepted, as it was ordered last."""
+        with reading(self._store.path):
+            text = self._store.fact("suspension")
+            if text is None:
+                return None
+            facts = rows.json_value(text)
+            return Suspension(facts["who"], facts["reason"], rows.instant(facts["until"]))
+
+    @suspension.setter
+    def suspension(self, suspension: Suspension | None) -> None:
+        facts = None
+        if suspension is not None:
+            facts = {**suspension._asdict(), "until": format_instant(suspension.until)}
+        self._store.set_fact("suspension", rows.json_of(facts) if facts is not None else None)
+
+    def approve(self, digest: str, guards: Iterable[str], *, at: datetime, who: str, reason: str) -> None:
+        """Let changes with this digest pass these guards."""
+        with self._store.writing() as connection:
+            connection.executemany(
+                "INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?)",
+                [(digest, guard, format_instant(at), who, reason) for guard in guards],
+            )
+
+    def approved(self, digest: str) -> frozenset[str]:
+        """The guards that changes with this digest may pass."""
+        return frozenset(guard for (guard,) in self._store.rows("SELECT guard FROM approvals WHERE digest = ?", digest))
 
     # Machines, as the accepted commits have described them
 
@@ -248,25 +298,16 @@ class Ledger:
         found = self._store.rows("SELECT plan FROM versions WHERE path = ? AND modified = ?", path, modified)
         return Digest(found[0][0]) if found else None
 
-    def latest_versions(self) -> dict[str, Digest]:
-        """The plan that each entry was noted for last, by path."""
-        found = self._store.rows("SELECT path, plan, MAX(modified) FROM versions GROUP BY path ORDER BY path")
-        return {path: Digest(plan) for path, plan, _ in found}
-
-    def observe(self, observation: Observation, plan: Digest) -> Pending:
-        """Note an observation that is to be judged; noting one twice gives the first one's number."""
+    def observe(self, observation: Observation, plan: Digest) -> Pending | None:
+        """Note an observation that is to be judged; None where it was noted before."""
         at, facts = format_instant(observation.at), rows.of_observation(observation)
+        same = "SELECT 1 FROM observations WHERE at = ? AND plan = ? AND json_remove(facts, '$.marks') = json(?)"
         with self._store.writing() as connection:
-            found = connection.execute(
-                "SELECT id FROM observations WHERE at = ? AND plan = ? AND facts = ?", (at, plan, facts)
-            ).fetchone()
-            number = (
-                found[0]
-                if found
-                else connection.execute(
-                    "INSERT INTO observations (at, plan, facts) VALUES (?, ?, ?)", (at, plan, facts)
-                ).lastrowid
-            )
+            if connection.execute(same, (at, plan, facts)).fetchone():
+                return None
+            number = connection.execute(
+                "INSERT INTO observations (at, plan, facts) VALUES (?, ?, ?)", (at, plan, facts)
+            ).lastrowid
         return Pending(int(number or 0), observation, None)
 
     def pending(self) -> list[Pending]:

@@ -49,6 +49,10 @@ _MIGRATIONS: Final = (
         id INTEGER PRIMARY KEY, at TEXT NOT NULL, plan TEXT NOT NULL, facts TEXT NOT NULL, verdict TEXT
     ) STRICT;
     CREATE INDEX pending ON observations (id) WHERE verdict IS NULL;
+    CREATE TABLE approvals (
+        digest TEXT NOT NULL, guard TEXT NOT NULL, at TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (digest, guard)
+    ) STRICT;
     CREATE TABLE orders (
         id INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, facts TEXT NOT NULL,
         done_at TEXT, outcome TEXT
@@ -192,14 +196,16 @@ def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged ledger out of the way, with all that belongs to it; return where it is now."""
+    """Move a damaged ledger out of the way, with all that belongs to it; return where it is now.
+
+    Its mark stays: whatever comes in its place knows less.
+    """
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     for suffix in ("-wal", "-shm", ""):  # the ledger last: a crash in between leaves a damaged one, not a new one
         with suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-    path.with_suffix(".mark").unlink(missing_ok=True)
     return aside
 
 

@@ -1,0 +1,43 @@
+"""`gitboot approve`: let a held commit pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gitboot.cli.inputs import state_option
+from gitboot.guard import Guard
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.argument("digest")
+@state_option
+@click.option(
+    "--guard",
+    "guards",
+    required=True,
+    multiple=True,
+    type=click.Choice([str(guard) for guard in Guard]),
+    help="What is acknowledged; may be given several times.",
+)
+@click.option("--reason", required=True, help="Why, for those who find it later.")
+def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> None:
+    """Acknowledge what holds the newest commit; DIGEST is of all that it changes, as `gitboot status` shows it.
+
+    It counts for exactly these changes: one more commit, and they are to be looked at again. The line
+    `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
+    """
+    from gitboot.cli.instance import order
+    from gitboot.errors import StaleDigest
+    from gitboot.orders import APPROVE
+    from gitboot.state import read_status
+
+    held = read_status(state)["attempted"].get("held")
+    if held is None:
+        raise StaleDigest("no commit is held: there is nothing to acknowledge")
+    if held["digest"] != digest:
+        raise StaleDigest(f"the commit that is held changes {held['digest']}, not {digest}: look at it again")
+    if others := sorted(set(guards) - set(held["guards"])):
+        raise StaleDigest(f"{', '.join(others)} does not hold it; {', '.join(held['guards'])} does")
+    click.echo(order(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))

@@ -1,0 +1,19 @@
+"""`gitboot resume`: end a suspension."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gitboot.cli.inputs import state_option
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+def command(state: Path) -> None:
+    """Let the instance on STATE accept commits and arm overrides again."""
+    from gitboot.cli.instance import order
+    from gitboot.orders import RESUME
+
+    click.echo(order(state, RESUME, {}))

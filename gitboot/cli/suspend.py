@@ -1,0 +1,29 @@
+"""`gitboot suspend`: accept and arm nothing for a while."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from gitboot.cli.inputs import InstantType, now, state_option
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@click.option("--reason", required=True, help="Why, for those who find it later.")
+@click.option("--until", required=True, type=InstantType(), metavar="INSTANT", help="When it ends by itself.")
+def command(state: Path, reason: str, until: datetime) -> None:
+    """Let the instance on STATE accept no new commit and arm nothing, until an instant or `gitboot resume`.
+
+    Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
+    """
+    from gitboot.cli.instance import order
+    from gitboot.errors import UsageError
+    from gitboot.model.scalars import format_instant
+    from gitboot.orders import SUSPEND
+
+    if until <= now():
+        raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")
+    click.echo(order(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))
