@@ -169,10 +169,14 @@ def _print_what_to_look_at(fleet: Path, base: str, redfish: str) -> None:
     plans = {name: _get(f"{base}/api/v1/servers/{name}/plan")["plan"] for name in names}
     name = next(name for name, plan in plans.items() if plan["override"] and plan["override"]["target"] == "Pxe")
     entry = f"{base}/v1/boot/{plans[name]['macs'][0]}/boot.ipxe"
-    change = (
-        f"sed -i 's/current: {current}/current: {following}/' streams/flatcar-stable.yaml"
-        f" && git {' '.join(IDENTITY)} commit -qam 'Move to {following}'"
+    batch = next(
+        each for each in _get(f"{base}/api/v1/servers")["items"] if each["policy"] == "batch" and each["image"]
     )
+    argument = "sed -i 's/,115200\"]/,115200\", quiet]/' profiles/batch.yaml"
+    stream_change = f"sed -i 's/current: {current}/current: {following}/' streams/flatcar-stable.yaml"
+    commit = f"git {' '.join(IDENTITY)} commit -qam"
+    there = shlex.quote(str(fleet))
+    gitboot = shlex.quote(str(Path(PYTHON).parent / "gitboot"))
     authority = fleet / "certs" / "bmc-ca.pem"
     reset = f"{redfish}/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset"
     print(
@@ -184,16 +188,27 @@ gitboot runs on the example fleet, a Git repository in {fleet}
   every server          {base}/api/v1/servers
   status                {base}/api/v1/status
 
-Change a boot image, commit it, and see the new entry:
+Change how batch servers boot, commit it, and see the new entry of {batch["name"]}:
 
-  (cd {shlex.quote(str(fleet))} && {change}) && sleep 1 && curl -s {entry}
+  (cd {there} && {argument} && {commit} 'Boot quietly') && sleep 1 \\
+    && curl -s {base}/v1/boot/{batch["macs"][0]}/boot.ipxe
 
-(It logs FetchIgnored: curl is not the machine, and its boot override still stands.)
+Move a stream to its next image. That would reinstall servers, so the commit is held; see why, and the lines that let
+it pass:
 
-Reset that machine through its BMC, and watch it boot once from the network; a minute later its entry is its disk's:
+  export GITBOOT_STATE={shlex.quote(str(fleet.parent / "state"))}
+  (cd {there} && {stream_change} && {commit} 'Move to {following}') && sleep 1
+  {gitboot} status
+  {gitboot} diff HEAD~1..HEAD {there}
+
+Reset {name} through its BMC, and watch it boot once from the network; a minute later its entry is its disk's:
 
   curl -s --cacert {shlex.quote(str(authority))} -u gitboot:example -H 'Content-Type: application/json' \\
     -d '{{"ResetType": "ForceRestart"}}' {reset}
+
+What every BMC was told, and why:
+
+  {gitboot} bmc get --credentials {shlex.quote(str(fleet.parent / "credentials"))}
 
 Ctrl-C ends it.
 """,

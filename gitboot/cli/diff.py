@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gitboot.cli.exit import Exit
+from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.inputs import Output, output_option
 from gitboot.cli.problems import FORMATS, prefix_of
 
@@ -25,6 +26,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @click.argument("path", default=".", type=click.Path(path_type=Path))
 @click.option("--merge", is_flag=True, help="Compare BASE with HEAD merged into it, as the branch will be.")
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
+@limit_options
 @output_option(*_FORMATS)
 def command(
     range: str,
@@ -32,6 +34,7 @@ def command(
     merge: bool,
     detailed_exitcode: bool,
     outputs: tuple[Output, ...],
+    **limits: int | None,
 ) -> None:
     """Show what BASE..HEAD changes in the fleet at PATH, and whether guards would hold it.
 
@@ -39,16 +42,17 @@ def command(
     BASE..WORKTREE, with what lies in the work tree. Nothing but these is looked at: no clock, no network, no instance.
 
     The exit code is 3 where HEAD is invalid, 4 where a guard holds it that no `Gitboot-Ack:` line of the commits
-    acknowledges.
+    acknowledges. Give the limits that the instance has, if they are not the defaults.
     """
     from gitboot.cli.ranges import compared
-    from gitboot.guard import Limits
     from gitboot.review import Outcome, review
 
     gc.disable()  # two fleets are loaded once and all of them kept
     found = compared(path, range, merge=merge)
-    again = shlex.join(["gitboot", "diff", range, *([str(path)] if path != Path() else []), *(["--merge"] * merge)])
-    result = review(found.base, found.head, limits=Limits(), messages=found.messages, command=again)
+    again = shlex.join(
+        ["gitboot", "diff", range, *([str(path)] if path != Path() else []), *(["--merge"] * merge), *_flags(limits)]
+    )
+    result = review(found.base, found.head, limits=limits_of(limits), messages=found.messages, command=again)
     for output in outputs:
         output.write(_written(output.format, result, prefix_of(path)))
     if result.outcome is Outcome.INVALID:
@@ -57,6 +61,11 @@ def command(
         sys.exit(Exit.HELD)
     if detailed_exitcode and result.outcome is Outcome.FINE:
         sys.exit(Exit.CHANGES)
+
+
+def _flags(limits: dict[str, int | None]) -> list[str]:
+    given = {f"--{name.replace('_', '-')}": str(limit) for name, limit in limits.items() if limit is not None}
+    return [word for flag in given.items() for word in flag]
 
 
 def _written(format: str, result: Review, prefix: str) -> str:

@@ -6,15 +6,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gitboot.cli.exit import Exit
+from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import config_option
 from gitboot.cli.telling import tell
 from gitboot.errors import DamagedLedger, UsageError
@@ -24,7 +25,6 @@ from gitboot.settings import Settings
 if TYPE_CHECKING:
     from gitboot.bmc.fleet import Fleet as Bmcs
     from gitboot.evidence import Evidence
-    from gitboot.guard import Limits
     from gitboot.ledger import Ledger
     from gitboot.loop import Loop
     from gitboot.overriding import Overriding
@@ -36,24 +36,6 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
-
-
-_LIMITS: Final = {
-    "max_update_percent": "Servers that one commit may change, of the fleet and of each site and role. Default: 30.",
-    "max_delete_percent": "Servers that it may remove, likewise. Default: 10.",
-    "max_deletes": "Servers that it may remove. Default: 25.",
-    "max_small_group": "Servers, instead of percentages, in a group or fleet under 10. Default: 3.",
-    "max_reinstalls": "Servers that it may let be installed again. Default: 0, always acknowledged.",
-    "max_installs": "New servers that it may let be installed. Default: 50.",
-}
-
-
-def _limit_options(command: Any) -> Any:
-    """The guards: more than that in one commit is held until it is acknowledged."""
-    for name, text in reversed(_LIMITS.items()):
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, type=click.IntRange(min=0), metavar="N", help=f"Guard. {text}")(command)
-    return command
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -139,7 +121,7 @@ def _limit_options(command: Any) -> Any:
     show_default=True,
     help="After so many failures in a row, over all BMCs, nothing more is armed until one answers.",
 )
-@_limit_options
+@limit_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
@@ -153,7 +135,7 @@ def command(**given: Any) -> None:
     line of a commit's message or by `gitboot approve`; `gitboot status` has both. Each option has a GITBOOT_ variable
     (GITBOOT_OUTPUT, GITBOOT_POLL …) and a key in the file of --config.
     """
-    limits = {name: given.pop(name) for name in _LIMITS}
+    limits = {name: given.pop(name) for name in LIMITS}
     settings = Settings(**given, limits=limits)
     sys.exit(_dry_run(settings) if settings.dry_run else _run(settings))
 
@@ -264,7 +246,7 @@ def _assembled(
         ledger,
         provisioning,
         journal,
-        limits=_limits(settings),
+        limits=limits_of(settings.limits, allow_rewind=settings.allow_rewind, allow_empty=settings.allow_empty),
         parsed=read_parsed(settings.state / "cache"),
         keep_parsed=lambda parsed: None if settings.dry_run else write_parsed(settings.state / "cache", parsed),
     )
@@ -279,14 +261,6 @@ def _assembled(
         journal=journal,
     )
     return _Parts(reconciler=reconciler, evidence=evidence, overriding=overriding, bmcs=bmcs)
-
-
-def _limits(settings: Settings) -> Limits:
-    """This instance's guards: the defaults, or what its settings say."""
-    from gitboot.guard import Limits
-
-    given: dict[str, Any] = {name: limit for name, limit in settings.limits.items() if limit is not None}
-    return replace(Limits(allow_rewind=settings.allow_rewind, allow_empty=settings.allow_empty), **given)
 
 
 def _told(records: str | None) -> Told | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.codes import Code
-from gitboot.errors import Problem, Severity
+from gitboot.errors import Problem
 from gitboot.load import FleetRepository, Id
-from gitboot.model.fleet import Guards, Output, UnknownProfile
+from gitboot.model.fleet import Output, UnknownProfile
 from gitboot.model.policy import MaintenancePower, Method, PolicyPower
 
 
@@ -18,11 +18,6 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
     for number, output in enumerate(fleet.spec.outputs):
         if output in (Output.MIRROR, Output.PAGES):
             yield _later(repository, f"the output {output}", key, "spec", "outputs", number)
-    if fleet.spec.guards != Guards():
-        message = "guards are not enforced by this version of gitboot: run accepts every valid commit"
-        yield repository.problem(
-            Code.NOT_YET, message, key, "spec", "guards", mend="review with care", severity=Severity.WARNING
-        )
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         templates = repository.profiles[unknown.profile].spec.templates
         if templates.ipxe or templates.grub:
