@@ -172,6 +172,8 @@ class Evidence:
         elif pending.marks is None:
             marked = self._ledger.note_marks(pending, seen.marks)
             self._pending[uuid] = [marked if each.id == pending.id else each for each in self._pending[uuid]]
+            if kind is fleet.Evidence.PROGRESS:  # it is being installed: armed now, it would be once more
+                self._provisioning.spent(uuid, offer.server, offer.key, at)
         else:
             return False
         return True

@@ -16,7 +16,7 @@ import pytest
 from gitboot.bmc.apply import Job, Outcome, Result, bring_about
 from gitboot.bmc.fleet import Fleet, connections, read_credentials
 from gitboot.bmc.redfish import Bmc, Credentials
-from gitboot.errors import UsageError
+from gitboot.errors import LedgerError, UsageError
 from gitboot.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.override import Armed, Enabled, Override, State, Target, Wanted
@@ -436,6 +436,49 @@ def test_a_dry_run_is_one_for_every_job(rack: Rack) -> None:
     with rack.fleet(dry_run=True) as fleet:
         assert finished(fleet, rack.job()).message.startswith("would PATCH")
     assert (rack.written, rack.machine.writes) == ([], [])
+
+
+def test_what_cannot_be_written_down_is_not_done_and_spoils_no_other_job(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(*three_machines())
+
+    def write(uuid: SystemUuid, record: Armed) -> None:
+        if uuid == uuid_of("web02"):
+            raise LedgerError("the disk is full")
+        rack.write(uuid, record)
+
+    with rack.fleet(write=write) as fleet:
+        fleet.submit([rack.job(machine=machine) for machine in rack.machines])
+        results = fleet.finished(wait_all=True)
+    assert {result.server: (result.outcome, result.answered) for result in results.values()} == {
+        "web01": (Outcome.APPLIED, True),
+        "web02": (Outcome.WAITING, True),
+        "web03": (Outcome.APPLIED, True),
+    }
+    assert results[SystemUuid(uuid_of("web02"))].message == "the disk is full"
+    assert [len(machine.writes) for machine in rack.machines] == [1, 0, 1]
+
+
+def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(*three_machines())
+    gate = Gate(rack, "web01")
+    web01, web02, web03 = rack.machines
+    with rack.fleet(write=gate.write, parallel=1) as fleet:
+        fleet.submit([rack.job(machine=web01), rack.job(machine=web02), rack.job(machine=web03)])
+        assert gate.reached.wait(10)
+        assert fleet.submit([rack.job(ALWAYS, machine=web02)]) == {web02.uuid}
+        fleet.forget([SystemUuid(web03.uuid)])
+        gate.opened.set()
+        fleet.finished(wait_all=True)
+    assert [each["Boot"]["BootSourceOverrideEnabled"] for each in web02.writes] == ["Continuous"]
+    assert web03.requests == []
+
+
+@pytest.mark.parametrize(("until_s", "armed"), [(1, 1), (0, 0), (-1, 0)])
+def test_nothing_is_armed_from_the_instant_on_at_which_something_else_may_be_wanted(
+    rack: Rack, until_s: int, armed: int
+) -> None:
+    result = rack.bring_about(replace(ONCE, until=rack.now + timedelta(seconds=until_s)))
+    assert (len(rack.machine.writes), result.outcome) == (armed, Outcome.APPLIED if armed else Outcome.WAITING)
 
 
 # Trust and secrets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,17 +18,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.errors import LedgerError
-from gitboot.ledger import VERSION, Ledger, copy_ledger
-from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.cli.run import _opened_ledger
+from gitboot.errors import DamagedLedger, LedgerError
+from gitboot.ledger import VERSION, Ledger, copy_ledger, rows, set_aside
+from gitboot.machines import BmcAccess, Machine
+from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.override import Armed, Enabled, Marks, Override, State, Target
-from gitboot.plan import Record
-from gitboot.report import Event
+from gitboot.plan import Offer, Phase, Record
+from gitboot.report import Event, Observation
 from tests.fleets import at, uuid_of
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 NOON = at("20T12:00")
 ONCE = Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI")
+
+
+PLAN, OTHER_PLAN = Digest("a" * 64), Digest("b" * 64)
+ENTRY = "boot/v1/boot/m/boot.ipxe"
+OBSERVATION = Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.7", at=NOON)
+BMC = BmcAccess(address="https://10.0.0.1", system="/redfish/v1/Systems/1", credentials="rack", verify=True, ca="PEM")
+MACHINE = Machine(uuid=WEB01, name="web01", macs=(MacAddress("52-54-00-00-00-01"),), serial="S1", bmc=BMC)
+OFFER = Offer(
+    plan=PLAN,
+    server="web01",
+    uuid=WEB01,
+    decision=Digest("d" * 64),
+    phase=Phase.NETWORK,
+    key="provision/1",
+    policy="web",
+    image="flatcar-1",
+    provision=1,
+    on_image_change=False,
+    maintenance=None,
+    run=None,
+)
 
 
 def armed(reason: str = "provision/1", state: State = State.RECORDED) -> Armed:
@@ -47,6 +71,11 @@ def written(path: Path) -> None:
         ledger.write_records([(WEB01, "web01", Record(provision=1, runs={"repair": (0, NOON)}))])
         ledger.write_armed(WEB01, armed())
         ledger.write_event(Event(at=NOON, type="Accepted", message="c0ffee"))
+        ledger.write_machines([MACHINE])
+        ledger.offer([OFFER], NOON)
+        ledger.note_versions([(ENTRY, 1, PLAN)])
+        ledger.observe(OBSERVATION, PLAN)
+        ledger.give(NOON, "ada", "retry", {"uuids": [WEB01]})
 
 
 # Opening
@@ -88,6 +117,11 @@ def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, case
         "UPDATE armed SET state = 'Nonsense'",
         "UPDATE armed SET at = 'yesterday'",
         "UPDATE armed SET override = '{}'",
+        "UPDATE records SET met_at = 'yesterday'",
+        "UPDATE runs SET made_at = ''",
+        "UPDATE machines SET macs = '{'",
+        "UPDATE observations SET facts = '[]'",
+        "UPDATE orders SET facts = '7'",
         "DROP TABLE armed",
     ],
 )
@@ -107,6 +141,84 @@ def test_the_ledger_of_a_newer_gitboot_is_refused_and_left_alone(path: Path) -> 
     with pytest.raises(LedgerError, match=f"is of version {VERSION + 1}, this gitboot knows {VERSION}; use a newer"):
         Ledger.open(path)
     assert path.read_bytes() == before
+
+
+_FIRST_VERSION = """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    CREATE TABLE records (
+        uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision INTEGER, image TEXT, pool TEXT, decision TEXT,
+        evidence TEXT, met_at TEXT, grace_until TEXT, spent_at TEXT, spent_key TEXT
+    ) STRICT;
+    CREATE TABLE runs (
+        uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run INTEGER NOT NULL, made_at TEXT NOT NULL,
+        PRIMARY KEY (uuid, maintenance)
+    ) STRICT;
+    CREATE TABLE armed (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, plan_digest TEXT NOT NULL, override TEXT NOT NULL,
+        marks TEXT NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL, corrections TEXT NOT NULL,
+        PRIMARY KEY (uuid, reason)
+    ) STRICT;
+    CREATE TABLE events (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL, message TEXT NOT NULL, facts TEXT NOT NULL
+    ) STRICT;
+    INSERT INTO facts VALUES ('identity', '1b4e28ba-2fa1-41d2-883f-0016d3cca427');
+    INSERT INTO facts VALUES ('accepted', 'c0ffee');
+    INSERT INTO facts VALUES ('told', 'fresh');
+    INSERT INTO records VALUES (
+        'UUID', 'web01', 1, 'flatcar-1', 'web', 'DIGEST', 'Fetched', '2026-11-20T11:00:00Z', '2026-11-20T11:01:00Z',
+        '2026-11-20T10:00:00Z', 'provision/1'
+    );
+    INSERT INTO runs VALUES ('UUID', 'repair', 3, '2026-11-20T09:00:00Z');
+    INSERT INTO armed VALUES (
+        'UUID', 'provision/1', 'DIGEST',
+        '{"enabled": "Once", "target": "Pxe", "mode": "UEFI", "http_boot_uri": null}',
+        '{"last_reset_time": "then", "boot_progress_time": null, "settled": true}',
+        'Confirmed', '2026-11-20T12:00:00Z', '["2026-11-20T11:30:00Z"]'
+    );
+    INSERT INTO events VALUES (1, '2026-11-20T12:00:00Z', 'Accepted', 'm', '{"server": "web01"}');
+    PRAGMA user_version = 1;
+"""
+
+
+def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path: Path) -> None:
+    digest = Digest("d" * 64)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(_FIRST_VERSION.replace("UUID", WEB01).replace("DIGEST", digest))
+    for _ in range(2):
+        with Ledger.open(path) as ledger:
+            assert ledger.identity == "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+            assert (ledger.accepted, ledger.told, ledger.doubt, ledger.is_behind) == ("c0ffee", True, None, False)
+            assert ledger.records() == {
+                WEB01: Record(
+                    provision=1,
+                    image="flatcar-1",
+                    pool="web",
+                    decision=digest,
+                    evidence="Fetched",
+                    met_at=at("20T11:00"),
+                    grace_until=at("20T11:01"),
+                    spent_at=at("20T10:00"),
+                    spent_key="provision/1",
+                    runs={"repair": (3, at("20T09:00"))},
+                )
+            }
+            assert ledger.armed(WEB01) == (
+                Armed(
+                    reason="provision/1",
+                    plan_digest=digest,
+                    override=ONCE,
+                    marks=Marks(last_reset_time="then", settled=True),
+                    state=State.CONFIRMED,
+                    at=NOON,
+                    corrections=(at("20T11:30"),),
+                ),
+            )
+            assert [event["server"] for event in ledger.events()] == ["web01"]
+            assert ledger.machines() == {WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)}
+            assert ledger.standing() == {"web01": WEB01}
+            assert (ledger.pending(), ledger.orders(), ledger.offered(PLAN)) == ([], [], None)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
 def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
@@ -145,6 +257,14 @@ RECORDS = st.builds(
     spent_at=st.none() | INSTANTS,
     runs=st.dictionaries(TEXTS, st.tuples(st.integers(0, 10**9), INSTANTS), max_size=3),
 )
+BMCS = st.builds(
+    BmcAccess,
+    address=TEXTS,
+    system=st.none() | TEXTS,
+    credentials=TEXTS,
+    verify=st.booleans(),
+    ca=st.none() | TEXTS,
+)
 ARMED = st.builds(
     Armed,
     reason=st.sampled_from(["provision/1", "maintenance/repair/0", "disk"]),
@@ -162,6 +282,30 @@ ARMED = st.builds(
     state=st.sampled_from(State),
     at=INSTANTS,
     corrections=st.lists(INSTANTS, max_size=3).map(tuple),
+    bmc=st.none() | BMCS,
+)
+MACHINES = st.builds(
+    Machine,
+    uuid=st.sampled_from([WEB01, WEB02]),
+    name=TEXTS,
+    macs=st.lists(TEXTS, max_size=3).map(tuple),
+    serial=st.none() | TEXTS,
+    bmc=st.none() | BMCS,
+)
+OFFERS = st.builds(
+    Offer,
+    plan=st.sampled_from([PLAN, OTHER_PLAN]),
+    server=TEXTS,
+    uuid=st.just(WEB01),
+    decision=st.just(Digest("d" * 64)),
+    phase=st.sampled_from(Phase),
+    key=TEXTS,
+    policy=st.none() | TEXTS,
+    image=TEXTS,
+    provision=st.integers(0, 10**18),
+    on_image_change=st.booleans(),
+    maintenance=st.none() | TEXTS,
+    run=st.none() | st.integers(0, 10**9),
 )
 
 
@@ -201,6 +345,36 @@ def test_what_was_armed_comes_back_one_a_reason(given_armed: list[tuple[SystemUu
             for uuid in (WEB01, WEB02):
                 expected = tuple(each for (of, _), each in sorted(last.items()) if of == uuid)
                 assert ledger.armed(uuid) == again.armed(uuid) == expected
+
+
+@given(MACHINES)
+def test_a_machine_comes_back_from_its_row(machine: Machine) -> None:
+    assert rows.machine(rows.of_machine(machine)) == machine
+
+
+@given(OFFERS)
+def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
+    assert rows.offer(offer.plan, rows.of_offer(offer)) == offer
+
+
+@given(client=TEXTS, path=TEXTS, marks=st.none() | st.builds(Marks, last_reset_time=st.none() | TEXTS))
+def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
+    observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
+    row = (format_instant(NOON), PLAN, rows.of_observation(observation, marks))
+    assert rows.observation(*row) == (observation, marks)
+
+
+@settings(max_examples=15)
+@given(st.lists(MACHINES, max_size=4))
+def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known(described: list[Machine]) -> None:
+    with reopened() as (ledger, path):
+        for machine in described:
+            ledger.write_machines([machine])
+        ledger.write_machines([], gone=[WEB02])
+        with Ledger.open(path) as again:
+            last = {machine.uuid: machine for machine in described}
+            assert again.machines() == ledger.machines() == last
+            assert again.standing() == {last[WEB01].name: WEB01} if WEB01 in last else again.standing() == {}
 
 
 def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
@@ -249,6 +423,207 @@ def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -
         assert ledger.accepted == "two"
         ledger.forget_accepted()
         assert ledger.accepted is None
+
+
+# What was offered and fetched
+
+
+def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.offer([OFFER], NOON)
+        ledger.offer([OFFER], NOON + timedelta(days=1))
+    with Ledger.open(path) as ledger:
+        assert (ledger.offered(PLAN), ledger.offered(OTHER_PLAN)) == (OFFER, None)
+
+
+def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.note_versions([(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)])
+        found = [ledger.version(ENTRY, modified) for modified in (100, 200, 150)]
+        assert found == [PLAN, OTHER_PLAN, None]
+        ledger.note_versions([(ENTRY, 200, PLAN)])  # the same bytes are another plan's now
+        assert ledger.version(ENTRY, 200) == PLAN
+
+
+def test_an_observation_is_pending_until_it_is_judged_and_noted_only_once(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        pending = ledger.observe(OBSERVATION, PLAN)
+        assert pending is not None
+        assert ledger.observe(OBSERVATION, PLAN) is None
+        marked = ledger.note_marks(pending, Marks(last_reset_time="then"))
+        assert ledger.observe(OBSERVATION, PLAN) is None  # whatever was noted with it
+        other = ledger.observe(Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.8", at=NOON), PLAN)
+        assert other is not None and other.id != pending.id
+    with Ledger.open(path) as ledger:
+        assert ledger.pending() == [marked, other]
+        ledger.judge(pending, "Met")
+        assert ledger.pending() == [other]
+        assert ledger.observe(OBSERVATION, PLAN) is None  # a spool that is read twice
+
+
+def test_what_a_mirror_saw_is_kept_by_its_plan(path: Path) -> None:
+    seen = Observation(server="", path=ENTRY, modified=100, client="10.0.0.7", at=NOON)
+    with Ledger.open(path) as ledger:
+        ledger.observe(seen, PLAN)
+        (pending,) = ledger.pending()
+    assert pending.observation == Observation(server="", path=ENTRY, digest=PLAN, client="10.0.0.7", at=NOON)
+
+
+def test_what_is_current_is_never_pruned(path: Path) -> None:
+    before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
+    old, now = int(long_ago.timestamp()), int(NOON.timestamp())
+    plans = [Digest(letter * 64) for letter in "abc"]
+    with Ledger.open(path) as ledger:
+        ledger.offer([rows.offer(plan, rows.of_offer(OFFER)) for plan in plans], long_ago)
+        ledger.note_versions([(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])])
+        judged = Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.7", at=long_ago)
+        if (pending := ledger.observe(judged, PLAN)) is not None:
+            ledger.judge(pending, "Met")
+        ledger.observe(Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.8", at=long_ago), PLAN)
+        ledger.prune(before)
+        assert [ledger.version(ENTRY, old), ledger.version(ENTRY, old + 1)] == [None, plans[1]]
+        assert [ledger.offered(plan) is not None for plan in plans] == [False, True, True]
+        assert [each.observation.client for each in ledger.pending()] == ["10.0.0.8"]
+        assert ledger.observe(judged, PLAN) is not None  # forgotten
+
+
+def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        numbers = [ledger.give(NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
+    with Ledger.open(path) as ledger:
+        first, second = ledger.orders()
+        assert (first.id, first.at, first.who, first.what, first.facts) == (
+            numbers[0],
+            NOON,
+            "ada",
+            "retry",
+            {"uuids": [WEB01]},
+        )
+        ledger.carried_out(first, "done", NOON)
+        assert [ledger.outcome(number) for number in numbers] == ["done", None]
+        assert ledger.orders() == [second]
+
+
+# An older copy, another ledger, a damaged one
+
+
+def backup(path: Path, name: str = "backup.sqlite") -> Path:
+    copy = path.with_name(name)
+    with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(copy)) as new:
+        ours.backup(new)
+    return copy
+
+
+def put_back(copy: Path, path: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    shutil.copyfile(copy, path)
+
+
+def is_behind(path: Path) -> bool:
+    with Ledger.open(path) as ledger:
+        return ledger.is_behind
+
+
+CHANGES = {
+    "a record": lambda ledger: ledger.write_records([(WEB01, "web01", Record(provision=2))]),
+    "what was armed": lambda ledger: ledger.write_armed(WEB01, armed(state=State.CONFIRMED)),
+    "what was forgotten": lambda ledger: ledger.forget_records(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> None:
+    written(path)
+    copy = backup(path)
+    with Ledger.open(path) as ledger:
+        CHANGES[change](ledger)
+        assert not ledger.is_behind
+    assert not is_behind(path)
+    put_back(copy, path)
+    assert is_behind(path)
+
+
+def test_a_backup_of_this_instant_is_as_good_as_the_ledger(path: Path) -> None:
+    written(path)
+    put_back(backup(path), path)
+    assert not is_behind(path)
+
+
+def test_another_ledger_in_its_place_is_noticed(path: Path) -> None:
+    other = path.with_name("other.sqlite")
+    written(path)
+    with Ledger.open(other) as ledger:
+        for _ in range(9):
+            ledger.write_records([(WEB01, "web01", Record(provision=1))])
+    put_back(other, path)
+    assert is_behind(path)
+    path.unlink()  # and so is a new one
+    assert is_behind(path)
+
+
+def test_a_crash_between_a_change_and_its_mark_is_no_older_copy(path: Path) -> None:
+    written(path)
+    mark = path.with_suffix(".mark").read_bytes()
+    with Ledger.open(path) as ledger:
+        ledger.write_records([(WEB01, "web01", Record(provision=2))])
+    path.with_suffix(".mark").write_bytes(mark)
+    assert not is_behind(path)
+
+
+@pytest.mark.parametrize("mark", [b"", b"garbage", b"\xff\xfe 7", None])
+def test_a_mark_that_cannot_be_read_proves_nothing(path: Path, mark: bytes | None) -> None:
+    written(path)
+    if mark is None:
+        path.with_suffix(".mark").unlink()
+    else:
+        path.with_suffix(".mark").write_bytes(mark)
+    assert not is_behind(path)
+
+
+def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> None:
+    """The wrong backup was put back, and told, and then the right one, which had come further than it."""
+    written(path)
+    copies = []
+    for number in (1, 2):
+        copies.append(backup(path, f"{number}.sqlite"))
+        with Ledger.open(path) as ledger:
+            for _ in range(9):
+                ledger.write_records([(WEB01, "web01", Record(provision=number))])
+    for copy in copies:
+        put_back(copy, path)
+        with _opened_ledger(path) as ledger:
+            assert ledger.doubt == "RestoredLedger", copy.name
+            ledger.forget_records()
+            ledger.tell("adopt")
+    with _opened_ledger(path) as ledger:
+        assert ledger.doubt is None
+
+
+def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: Path) -> None:
+    for number in (1, 2):
+        written(path)
+        garbage = b"this was never a database\n" * 99
+        path.write_bytes(garbage)
+        with _opened_ledger(path) as ledger:
+            assert (ledger.doubt, ledger.records(), ledger.told) == ("DamagedLedger", {}, False)
+        aside = path.with_name(f"ledger.sqlite.damaged-{number}")
+        assert aside.read_bytes() == garbage
+        with _opened_ledger(path) as ledger:
+            assert ledger.doubt == "DamagedLedger"
+            ledger.tell("adopt")
+        path.unlink()
+        path.with_suffix(".mark").unlink()
+
+
+def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_in_doubt(path: Path) -> None:
+    written(path)
+    path.write_bytes(b"garbage" * 99)
+    with pytest.raises(DamagedLedger):
+        Ledger.open(path)
+    set_aside(path)
+    with _opened_ledger(path) as ledger:
+        assert ledger.doubt is not None
 
 
 # Crashes, threads, copies

@@ -50,6 +50,7 @@ INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
 ALWAYS = replace(INSTALL, override=CONTINUOUS)
 REARM = replace(INSTALL, rearm=True)
 OTHER_URI = replace(INSTALL, override=HTTP)
+OTHER_REASON = replace(INSTALL, reason="provision 4")
 UNHEARD_OF = replace(INSTALL, override=replace(ONCE, target="Floppy"))
 
 THEN = Marks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
@@ -166,6 +167,10 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[Armed, ...], str]] = [
     ("no longer wanted, in POST", None, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, perhaps set", None, _seen(ONCE), (_record(RECORDED),), WITHDRAW),
     ("no longer wanted, never set", None, _seen(OFF), (_record(RECORDED),), "Confirm Withdrawn"),
+    ("no longer wanted, set a moment ago, not shown yet", None, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
+    ("no longer wanted, set a moment ago, and shown", None, _seen(ONCE), (_ago(1, RECORDED),), WITHDRAW),
+    ("no longer wanted, set a minute ago", None, _seen(OFF), (_ago(60, RECORDED),), "Confirm Withdrawn"),
+    ("another reason's, set a moment ago", OTHER_REASON, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
     ("no longer wanted, perhaps consumed", None, _seen(OFF, SINCE), (_record(RECORDED),), "Confirm Gone"),
     ("no longer wanted, consumed", None, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
     ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "Confirm Spent"),

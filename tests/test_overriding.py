@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -18,8 +19,8 @@ from gitboot.plan import BootPlan, Cause, Phase
 from tests.bench import Bench
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.redfish.double import Machine
-from tests.redfish.faults import Drop, Status
-from tests.redfish.profiles import GENERIC, Profile
+from tests.redfish.faults import Drop, Hang, Ignored, Slow, Status
+from tests.redfish.profiles import GENERIC, ILO6, Profile
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
@@ -34,6 +35,7 @@ class Site:
     bench: Bench
     machine: Machine
     bmc: RedfishServer
+    make_bench: Callable[..., Bench]
     spec: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +75,14 @@ class Site:
         self.machine.run_through()
         self.bench.now = self.machine.now
 
+    def restart(self, **given: Any) -> None:
+        """Another process on the same ledger, with the same commit."""
+        before = self.bench
+        before.close()
+        self.bench = self.make_bench(told=None, **given)
+        self.bench.now, self.bench.repository = before.now, before.repository
+        self.bench.decisions, self.bench.machines = before.decisions, before.machines
+
     @property
     def patches(self) -> int:
         return len(self.machine.writes)
@@ -107,8 +117,11 @@ def make_site(tmp_path: Path) -> Iterator[MakeSite]:
             (tmp_path / "rack" / "password").write_text(password)
             machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
             bmc = stack.enter_context(RedfishServer(Service(machine, credentials={"root": PASSWORD})))
-            bench = stack.enter_context(Bench(tmp_path, told=told, credentials=tmp_path))
-            return Site(bench, machine, bmc)
+
+            def make_bench(**given: Any) -> Bench:
+                return stack.enter_context(Bench(tmp_path, credentials=tmp_path, **given))
+
+            return Site(make_bench(told=told), machine, bmc, make_bench)
 
         yield make_site
 
@@ -449,3 +462,334 @@ def test_a_fetch_whose_bmc_does_not_answer_waits_with_it_and_counts_in_the_end(s
         site.bench.reconcile()
     assert site.bench.told("Provisioned") == ["Provisioned"]
     assert site.bench.record is not None and site.bench.record.met_at == site.bench.now - timedelta(seconds=15)
+
+
+# What is left behind
+
+
+@pytest.fixture
+def other(tmp_path: Path, site: Site) -> Iterator[RedfishServer]:
+    """Another BMC, on which web01's new document finds another machine."""
+    machine = Machine("other", uuid=uuid_of("other"))
+    machine.now = site.machine.now
+    with RedfishServer(Service(machine, credentials={"root": PASSWORD})) as server:
+        yield server
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+@pytest.mark.parametrize("gone", ["the server", "its BMC", "its UUID"])
+def test_what_stands_on_a_bmc_that_no_document_names_any_more_is_withdrawn(site: Site, gone: str, again: bool) -> None:
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+    if gone == "the server":
+        site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    elif gone == "its BMC":
+        site.decide(bmc=False)
+    else:
+        documents = [fleet(MONITORS), server("web01", "", f"provision: 1, {site.spec}"), image("flatcar-1")]
+        documents[1] = documents[1].replace(uuid_of("web01"), uuid_of("a new board"))
+        site.bench.decide(*documents, profile("web", "flatcar-1"), policy("web", often="Once"))
+    if again:
+        site.restart()
+    site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    requests = len(site.machine.requests)
+    for _ in range(3):
+        site.wait(60)
+        site.bench.reconcile()
+    assert (len(site.machine.requests), site.patches) == (requests, 2)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_nothing_is_armed_at_a_new_address_before_the_old_one_is_cleared(
+    site: Site, other: RedfishServer, again: bool
+) -> None:
+    site.decide()
+    site.bench.reconcile()
+    (new,) = other.service.machines
+    site.spec = f"bmc: {{address: '{other.url}', system: {new.path}, credentials: rack}}"
+    site.decide()
+    site.bmc.fault(Drop(applied=False), times=2)
+    if again:
+        site.restart()
+    for wait_s in (5, 10):
+        site.bench.reconcile()
+        assert (site.shown, new.requests) == ("Once Pxe", [])
+        site.wait(wait_s)
+    site.bench.reconcile()
+    assert (site.shown, new.writes) == ("Disabled Pxe", [])
+    site.bench.reconcile()
+    assert new.system()["Boot"]["BootSourceOverrideEnabled"] == "Once"
+    assert site.shown == "Disabled Pxe"
+
+
+def test_a_fetch_by_a_machine_that_then_left_the_fleet_keeps_nothing_standing(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.bench.fetch(plan, client="10.0.0.99")
+    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    for _ in range(3):
+        site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+def test_other_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(password="wrong")
+    site.decide()
+    site.bench.reconcile()
+    (tmp_path / "mended").mkdir()
+    for part, value in (("username", "root"), ("password", PASSWORD)):
+        (tmp_path / "mended" / part).write_text(value)
+    site.spec = site.spec.replace("credentials: rack", "credentials: mended")
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+# What changes while a job is under way
+
+
+@dataclass
+class Held:
+    """Holds the jobs of a site where they are about to write to the BMC."""
+
+    bench: Bench
+    recorded: bool = True  # or before even that
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._write, self.bench.bmcs.write = self.bench.bmcs.write, self
+
+    def __call__(self, uuid: SystemUuid, record: Armed) -> None:
+        if self.recorded:
+            self._write(uuid, record)
+        if record.state is State.RECORDED:
+            self.reached.set()
+            assert self.opened.wait(10)
+        if not self.recorded:
+            self._write(uuid, record)
+
+
+@pytest.mark.parametrize("then", ["parked", "another number", "its window is over"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded before", "recorded after"])
+def test_what_was_armed_while_the_plan_changed_is_withdrawn_with_the_next_pass(
+    site: Site, then: str, recorded: bool
+) -> None:
+    window = maintenance("repair", "20T11:00 20T14:00")
+    site.decide("Never" if "window" in then else "Once", *([window] if "window" in then else []))
+    bench, held = site.bench, Held(site.bench, recorded)
+    bench.plan()
+    bench.overriding.ask(bench.fleet, bench.now)
+    assert held.reached.wait(10)
+    if then == "parked":
+        site.decide(spec="provision: 1, lifecycle: Parked")
+    elif then == "another number":
+        site.decide(spec="provision: 2")
+    else:
+        site.decide("Never")
+    bench.plan()
+    bench.overriding.ask(bench.fleet, bench.now)
+    held.opened.set()
+    for _ in range(3):  # as the end of a job wakes the loop: no time passes
+        bench.overriding.collect(bench.fleet, bench.now, wait=True)
+        bench.overriding.ask(bench.fleet, bench.now)
+    bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    assert site.shown == ("Once Pxe" if then == "another number" else "Disabled Pxe")
+    assert [state for state in site.states.values() if state.is_open] == (
+        [State.CONFIRMED] if then == "another number" else []
+    )
+    assert next(iter(site.states.values())) is State.WITHDRAWN
+
+
+def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after(site: Site) -> None:
+    site.decide()
+    bench = site.bench
+    bench.reconcile()
+    site.wait(30)
+    site.bmc.fault(Slow(every_s=0.0002))
+    bench.overriding.ask(bench.fleet, bench.now)
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    bench.plan()
+    for _ in range(2):
+        bench.overriding.ask(bench.fleet, bench.now)
+        bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+def test_what_is_wanted_until_an_instant_is_not_armed_after_it(site: Site) -> None:
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    bench = site.bench
+    bench.plan()
+    site.wait(3600)  # the job was planned before, and begins now
+    bench.overriding.ask(bench.fleet, bench.now)
+    bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    assert (site.patches, site.states) == (0, {})
+    bench.reconcile()
+    assert (site.patches, site.states) == (0, {})
+
+
+def test_an_override_that_is_shown_late_is_withdrawn_all_the_same(site: Site) -> None:
+    """The BMC took it, and shows it only after the server was parked."""
+    site.decide()
+    site.bmc.fault(Ignored(), on="PATCH")
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.RECORDED}
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    site.wait(20)
+    site.bench.reconcile()
+    site.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="Pxe")
+    site.wait(40)
+    site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+# Withdrawals do not back off
+
+
+def test_a_withdrawal_is_tried_every_ten_seconds_while_its_bmc_refuses_in_post(make_site: MakeSite) -> None:
+    site = make_site(profile=ILO6)
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    site.bench.reconcile()
+    assert site.shown == "Continuous Pxe"
+    site.machine.post_s = 700
+    site.wait(3600)
+    site.machine.reset()
+    tried: list[int] = []
+    while site.machine.in_post or not tried:
+        patches = site.patches
+        site.bench.reconcile()
+        tried.append(site.patches - patches)
+        conditions = site.bench.condition("Bmc/web01")
+        if site.machine.in_post:
+            assert site.due_in_s == 10
+            late = len(tried) > 30
+            assert conditions is not None and conditions[1] == ("Overdue" if late else "Waiting"), len(tried)
+        site.wait(10)
+    site.bench.reconcile()
+    assert set(tried[:60]) == {1}
+    assert site.shown.startswith("Disabled")
+    assert site.bench.condition("Bmc/web01") is None
+
+
+# Many
+
+
+class Many:
+    """Machines with a BMC each, at one Redfish service."""
+
+    def __init__(self, folder: Path, stack: ExitStack, count: int, **given: Any) -> None:
+        names = [f"web{number:02}" for number in range(count)]
+        self.machines = [Machine(name, uuid=uuid_of(name), system=name) for name in names]
+        self.bmc = stack.enter_context(RedfishServer(Service(*self.machines, credentials={"root": PASSWORD})))
+        (folder / "rack").mkdir()
+        (folder / "rack" / "username").write_text("root")
+        (folder / "rack" / "password").write_text(PASSWORD)
+        self.bench = stack.enter_context(Bench(folder, credentials=folder, **given))
+        self.bench.now = self.machines[0].now
+
+    def decide(self, *sites: str, spec: str = "provision: 1") -> None:
+        """Accept a commit; ``sites`` are given to the machines in turn."""
+        named = ", ".join(
+            f"{{name: {each}, baseURL: 'http://{each}.test', select: {{matchLabels: {{site: {each}}}}}}}"
+            for each in dict.fromkeys(sites)
+        )
+        servers = [
+            server(
+                machine.name,
+                f"site: {sites[number % len(sites)]}" if sites else "",
+                f"{spec}, bmc: {{address: '{self.bmc.url}', system: {machine.path}, credentials: rack}}",
+            )
+            for number, machine in enumerate(self.machines)
+        ]
+        self.bench.decide(
+            fleet(f"baseURL: 'http://boot.test', sites: [{named}]"),
+            *servers,
+            image("flatcar-1"),
+            profile("web", "flatcar-1"),
+            policy("web", often="Once"),
+        )
+
+    def wait(self, seconds: float) -> None:
+        for machine in self.machines:
+            machine.advance(seconds)
+        self.bench.now = self.machines[0].now
+
+    @property
+    def armed(self) -> int:
+        return sum(each.system()["Boot"]["BootSourceOverrideEnabled"] == "Once" for each in self.machines)
+
+
+@pytest.fixture
+def make_many(tmp_path: Path) -> Iterator[Callable[..., Many]]:
+    with ExitStack() as stack:
+        yield lambda count, **given: Many(tmp_path, stack, count, **given)
+
+
+def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_many: Callable[..., Many]) -> None:
+    many = make_many(6, most_failures=3)
+    many.decide()
+    many.bench.reconcile()
+    assert many.armed == 6
+    many.decide(spec="provision: 2")
+    many.bmc.fault(Drop(applied=False), times=6)
+    many.bench.reconcile()
+    condition = many.bench.condition("BmcsReachable")
+    assert condition is not None and condition[:2] == (False, "FailuresInARow")
+    many.wait(5)
+    many.bench.reconcile()  # all have something to withdraw, so all are asked
+    assert many.armed == 6 and (many.bench.condition("BmcsReachable") or (None,))[0]
+    assert many.bench.told("BmcsFailing") == ["BmcsFailing"]
+
+
+def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_the_others(
+    make_many: Callable[..., Many],
+) -> None:
+    many = make_many(6, most_failures=3)
+    many.decide()
+    many.bmc.fault(Drop(applied=False), times=8)
+    many.bench.reconcile()
+    asked = []
+    for _ in range(12):
+        before = len(many.bmc.service.requests)
+        many.wait(20)
+        many.bench.reconcile()
+        asked.append(len(many.bmc.service.requests) - before)
+        if many.armed:
+            break
+    assert [count for count in asked if count][:2] == [1, 1], asked
+    assert asked[:3].count(0) == 2
+    for _ in range(6):
+        many.wait(20)
+        many.bench.reconcile()
+    assert many.armed == 6
+
+
+def held_connections(many: Many, most: int) -> int:
+    """How many requests wait at the double at the same time, once no more come."""
+    many.bmc.fault(Hang(seconds=0.4), times=most)
+    many.bench.plan()
+    many.bench.overriding.ask(many.bench.fleet, many.bench.now)
+    time.sleep(0.3)
+    waiting = len(many.bmc.service.requests)
+    many.bench.overriding.collect(many.bench.fleet, many.bench.now, wait=True)
+    return waiting
+
+
+@pytest.mark.parametrize(
+    ("case", "sites", "limits", "expected"),
+    [
+        ("overall", (), {"parallel": 3, "per_site": 2}, 3),
+        ("per site", ("a",), {"parallel": 6, "per_site": 2}, 2),
+        ("of two sites each its own", ("a", "b"), {"parallel": 6, "per_site": 2}, 4),
+        ("overall, of two sites", ("a", "b"), {"parallel": 3, "per_site": 2}, 3),
+    ],
+)
+def test_no_more_bmcs_are_asked_at_once_than_the_network_bears(
+    make_many: Callable[..., Many], case: str, sites: tuple[str, ...], limits: dict[str, int], expected: int
+) -> None:
+    many = make_many(8, **limits)
+    many.decide(*sites)
+    assert held_connections(many, 8) == expected, case

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger import Ledger
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import BootPlan, Cause, Phase, Record
-from gitboot.provisioning import offer_of
+from gitboot.provisioning import Told, offer_of
 from tests.bench import NOON, Bench
-from tests.fleets import SEED, image, maintenance, policy, profile, server, uuid_of
+from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
 
 def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "flatcar-1") -> tuple[str, ...]:
@@ -30,11 +31,11 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-def meet(bench: Bench, plan: BootPlan | None, evidence: str = "Fetched") -> None:
+def meet(bench: Bench, plan: BootPlan | None, evidence: str = "Fetched", made_at: datetime | None = None) -> None:
     assert plan is not None
     if (offer := bench.provisioning.offered(plan.digest)) is None:
         return
-    bench.provisioning.meet(offer, bench.now, evidence, bench.now)
+    bench.provisioning.meet(offer, made_at or bench.now, evidence, bench.now)
 
 
 def spend(bench: Bench) -> None:
@@ -111,11 +112,325 @@ def test_records_last_from_one_process_to_the_next(tmp_path: Path) -> None:
         record = bench.record
     with Bench(tmp_path) as bench:
         bench.decide(*fleet_of())
+        bench.plan()
         assert bench.record == record
         assert record is not None and record.provision == 1
 
 
+# A ledger in doubt
+
+
+def doubted(folder: Path, doubt: str, told: Told | None) -> Bench:
+    """An instance whose ledger had met web01's first number, and is not to be believed any more."""
+    with Bench(folder) as bench:
+        bench.decide(*fleet_of())
+        meet(bench, bench.plan())
+    bench = Bench(folder, told=told, foreign=doubt == "ForeignLedger")
+    if doubt != "ForeignLedger":
+        bench.ledger.doubt_it(doubt)
+    bench.wait(days=1)
+    return bench
+
+
+MET = Record(provision=2, image="flatcar-1", evidence="Fetched", met_at=NOON)
+
+
+@pytest.mark.parametrize("doubt", ["RestoredLedger", "ForeignLedger", "DamagedLedger"])
+@pytest.mark.parametrize(
+    ("case", "told", "expected"),
+    [
+        ("nothing", None, UNKNOWN),
+        ("fresh", "fresh", UNKNOWN),  # that may only be said of a new one
+        ("adopt", "adopt", INSTALLED),
+        ("a file that has it", {SystemUuid(uuid_of("web01")): MET}, INSTALLED),
+        ("a file that has it not met", {SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
+        ("a file that has it not", {}, UNKNOWN),
+    ],
+)
+def test_what_a_ledger_in_doubt_is_told(
+    tmp_path: Path, doubt: str, case: str, told: Told | None, expected: tuple[Phase, Cause]
+) -> None:
+    with doubted(tmp_path, doubt, told) as bench:
+        bench.decide(*fleet_of(provision=2))
+        for _ in range(2):
+            assert shown(bench.plan()) == expected, case
+        answered = told not in (None, "fresh")
+        status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
+        if not answered:
+            assert (status, reason, bench.told()) == (False, doubt, ["RecordsUnknown"])
+            assert "--records adopt" in message and "fresh" not in message
+        else:
+            assert bench.told("RecordsTold") == ["RecordsTold"]
+            assert (status, reason) == ((False, "UnknownServers") if expected == UNKNOWN else (True, "Known"))
+    with Bench(tmp_path, told=None) as bench:  # and it is remembered
+        bench.decide(*fleet_of(provision=2))
+        again = shown(bench.plan())
+        assert again == expected or (doubt == "ForeignLedger" and not answered)  # that is seen anew at each start
+
+
+@pytest.mark.parametrize(
+    ("told", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): MET}, UNKNOWN)]
+)
+def test_what_a_new_ledger_is_told_stays_so_for_each_server_over_restarts(
+    tmp_path: Path, told: Told, web02: tuple[Phase, Cause]
+) -> None:
+    for start in (told, None, "fresh", "adopt"):
+        with Bench(tmp_path, told=start) as bench:
+            bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1"))
+            bench.plan()
+            assert shown(bench.servers["web02"].plan) == web02, start
+            bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 2"))
+            bench.plan()
+            expected = TO_INSTALL if web02 == INSTALLED else web02
+            assert shown(bench.servers["web02"].plan) == expected, start
+
+
+def test_a_server_that_is_in_the_file_and_comes_back_later_is_known(tmp_path: Path) -> None:
+    with Bench(tmp_path, told={SystemUuid(uuid_of(name)): MET for name in ("web01", "web02")}) as bench:
+        bench.decide(*fleet_of(provision=1))
+        bench.plan()
+        bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1"))
+        bench.plan()
+        assert shown(bench.servers["web02"].plan) == INSTALLED
+
+
+def test_nothing_is_known_before_the_first_look_even_where_the_ledger_cannot_be_written(tmp_path: Path) -> None:
+    """An older copy on a full disk: its records are never planned from."""
+    with doubted(tmp_path, "RestoredLedger", None) as bench:
+        bench.decide(*fleet_of(provision=2))
+        bench.ledger._store._connection.execute("PRAGMA query_only = ON")
+        with pytest.raises(LedgerError):
+            bench.provisioning.know(bench.decisions, bench.machines, bench.now)
+        assert bench.provisioning.records == {}
+
+
+def test_an_operator_sets_no_single_record_while_the_ledger_is_in_doubt(tmp_path: Path) -> None:
+    with doubted(tmp_path, "RestoredLedger", None) as bench:
+        bench.decide(*fleet_of(provision=2))
+        bench.plan()
+        with pytest.raises(UsageError, match="--records"):
+            bench.provisioning.set([(SystemUuid(uuid_of("web01")), "web01", Record())])
+        assert shown(bench.plan()) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("case", "window", "expected"),
+    [
+        ("begun", "20T11:00 20T14:00", (Phase.DISK, Cause.MAINTENANCE_DONE)),
+        ("without a beginning", "- 20T14:00", (Phase.DISK, Cause.MAINTENANCE_DONE)),
+        ("still to come", "20T12:01 20T14:00", (Phase.MAINTENANCE, Cause.MAINTENANCE)),
+    ],
+)
+def test_what_is_adopted_has_made_the_boots_of_maintenances_that_have_begun(
+    tmp_path: Path, case: str, window: str, expected: tuple[Phase, Cause]
+) -> None:
+    with Bench(tmp_path, told="adopt") as bench:
+        bench.decide(*fleet_of(1, "Once", maintenance("repair", window, "networkBoot: Once, run: 2")))
+        bench.plan()
+        bench.wait(minutes=2)
+        assert shown(bench.plan()) == expected, case
+
+
+def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        earlier = bench.plan()
+    with Bench(tmp_path, told="adopt") as bench:
+        bench.ledger.doubt_it("RestoredLedger")
+        bench.wait(hours=1)
+        bench.decide(*fleet_of(1, "OnImageChange", boots="flatcar-2"))
+        assert shown(bench.plan()) == INSTALLED
+        meet(bench, earlier, made_at=NOON)
+        assert shown(bench.plan()) == INSTALLED
+
+
+# Who is who
+
+
+@pytest.mark.parametrize(
+    ("case", "spec"),
+    [
+        ("another name", server("web09", "role: web", "provision: 1").replace(uuid_of("web09"), uuid_of("web01"))),
+        ("new NICs", server("web01", "role: web", "provision: 1").replace(mac_of("web01"), mac_of("new"))),
+        ("a new serial", server("web01", "role: web", "provision: 1, serial: S2")),
+        ("a new BMC", server("web01", "role: web", "provision: 1, bmc: {address: 'https://10.0.0.9', credentials: c}")),
+    ],
+)
+def test_under_the_same_uuid_the_record_is_kept(bench: Bench, case: str, spec: str) -> None:
+    bench.decide(*fleet_of())
+    meet(bench, bench.plan())
+    bench.wait(hours=1)
+    bench.decide(SEED[0], spec, *fleet_of()[2:])
+    bench.plan()
+    (state,) = bench.servers.values()
+    assert shown(state.plan) == INSTALLED, case
+
+
+MARKED = "serial: S1, bmc: {address: 'https://10.0.0.9', credentials: c}"
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "mac", "spec", "expected"),
+    [
+        ("its name", "web01", "other", "", UNKNOWN),
+        ("its MAC", "web09", "web01", "", UNKNOWN),
+        ("its serial", "web09", "other", ", serial: S1", UNKNOWN),
+        ("its BMC", "web09", "other", ", bmc: {address: 'https://10.0.0.9', credentials: c}", UNKNOWN),
+        ("nothing of it", "web09", "other", "", TO_INSTALL),
+    ],
+)
+@pytest.mark.parametrize("gap", [False, True], ids=["at once", "removed before"])
+def test_a_new_motherboard_is_unknown_until_somebody_knows(
+    tmp_path: Path, case: str, name: str, mac: str, spec: str, expected: tuple[Phase, Cause], gap: bool
+) -> None:
+    board = server(name, "role: web", f"provision: 1{spec}")
+    board = board.replace(uuid_of(name), uuid_of("a new board")).replace(mac_of(name), mac_of(mac))
+    with Bench(tmp_path) as bench:
+        bench.decide(SEED[0], server("web01", "role: web", f"provision: 1, {MARKED}"), *fleet_of()[2:])
+        bench.plan()
+        if gap:
+            bench.decide(SEED[0], *fleet_of()[2:])
+            bench.plan()
+        bench.decide(SEED[0], board, *fleet_of()[2:])
+        bench.plan()
+        assert shown(bench.servers[name].plan) == expected, case
+        assert bench.told("ServerUnknown") == (["ServerUnknown"] if expected == UNKNOWN else [])
+    with Bench(tmp_path) as bench:
+        bench.decide(SEED[0], board, *fleet_of()[2:])
+        bench.plan()
+        assert shown(bench.servers[name].plan) == expected
+        if expected == UNKNOWN:
+            bench.provisioning.set([(SystemUuid(uuid_of("a new board")), name, Record())])
+            bench.plan()
+            assert shown(bench.servers[name].plan) == TO_INSTALL
+
+
+def test_the_new_motherboard_of_an_unknown_server_is_unknown_too(tmp_path: Path) -> None:
+    with Bench(tmp_path, told={}) as bench:
+        bench.decide(*fleet_of())
+        assert shown(bench.plan()) == UNKNOWN
+        for board in ("second", "third"):
+            bench.decide(*(text.replace(uuid_of("web01"), uuid_of(board)) for text in fleet_of()))
+            assert shown(bench.plan()) == UNKNOWN, board
+
+
+def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_number(tmp_path: Path) -> None:
+    with Bench(tmp_path, told="adopt") as bench:
+        alone = fleet_of(provision=2)[:6]
+        bench.decide(fleet("baseURL: 'http://boot.test', requirePolicy: false"), *alone[1:])
+        bench.plan()
+        for provision in (1, 2):  # lowered, and raised again
+            bench.decide(*fleet_of(provision))
+            assert shown(bench.plan()) == INSTALLED
+
+
+# Declared
+
+
+DECLARED = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Declared}")
+
+
+def declared(number: int | None, provision: int = 1, often: str = "Once", boots: str = "flatcar-1") -> tuple[str, ...]:
+    documents = fleet_of(provision, often, boots=boots)
+    web01 = documents[1]
+    if number is not None:
+        web01 = web01.replace("labels:", f"annotations: {{gitboot.dev/provisioned: '{number}'}}, labels:")
+        assert web01 != documents[1]
+    return (DECLARED, web01, *documents[2:])
+
+
+@pytest.mark.parametrize(
+    ("case", "commits", "expected"),
+    [
+        ("nothing is declared", [(None, 1)], TO_INSTALL),
+        ("the number that is wanted", [(None, 1), (1, 1)], INSTALLED),
+        ("an earlier number", [(None, 1), (1, 2)], TO_INSTALL),
+        ("a later number", [(None, 1), (3, 2)], INSTALLED),
+        ("declared, then raised", [(1, 1), (1, 2)], TO_INSTALL),
+        ("declared ahead, then raised up to it", [(3, 1), (3, 3)], INSTALLED),
+        ("declared, lowered, raised again", [(2, 2), (2, 1), (1, 1), (1, 2)], INSTALLED),
+    ],
+)
+def test_what_git_declares_is_taken_at_its_word(
+    bench: Bench, case: str, commits: list[tuple[int | None, int]], expected: tuple[Phase, Cause]
+) -> None:
+    for number, provision in commits:
+        bench.decide(*declared(number, provision))
+        plan = bench.plan()
+        bench.fetch(plan)  # which is no evidence here
+        bench.reconcile()
+    assert shown(bench.plan()) == expected, case
+
+
+def test_git_can_declare_what_nobody_knows(tmp_path: Path) -> None:
+    with Bench(tmp_path, told={}) as bench:
+        bench.decide(*declared(None))
+        assert shown(bench.plan()) == UNKNOWN
+        bench.decide(*declared(1))
+        assert shown(bench.plan()) == INSTALLED
+        assert bench.record is not None and bench.record.evidence == "Declared"
+
+
+def test_one_number_declares_one_image_only(bench: Bench) -> None:
+    bench.decide(*declared(1, often="OnImageChange"))
+    assert shown(bench.plan()) == INSTALLED
+    bench.decide(*declared(1, often="OnImageChange", boots="flatcar-2"))
+    assert shown(bench.plan()) == TO_INSTALL
+    bench.decide(*declared(2, often="OnImageChange", boots="flatcar-2"))
+    assert shown(bench.plan()) == INSTALLED
+
+
+# What this instance cannot see
+
+
+@pytest.mark.parametrize(
+    ("evidence", "observes", "bmc", "override", "boot", "known"),
+    [
+        ("Fetched", True, False, "Once", "loader", True),
+        ("Fetched", False, False, "Once", "loader", False),
+        ("Fetched", False, True, "Once", "loader", False),
+        ("Fetched", False, True, "Once", "direct", True),  # its override is seen to be consumed
+        ("Fetched", False, True, "None", "direct", False),
+        ("Fetched", True, True, "None", "direct", False),  # it fetches nothing, and nothing is armed
+        ("Fetched", True, False, "Once", "direct", False),
+        ("Fetched", True, False, "Once", "direct with its UUID", True),
+        ("Reported", True, False, "Once", "loader", True),
+        ("Reported", False, True, "Once", "loader", False),
+        ("Progress", False, True, "Once", "loader", True),
+        ("Progress", True, False, "Once", "loader", False),
+        ("Progress", True, True, "None", "loader", True),
+        ("Progress", False, True, "None", "loader", False),
+        ("Progress", True, True, "None", "direct", False),
+        ("Declared", False, False, "None", "loader", True),
+    ],
+)
+def test_a_boot_that_this_instance_could_not_see_is_not_made(
+    tmp_path: Path, evidence: str, observes: bool, bmc: bool, override: str, boot: str, known: bool
+) -> None:
+    direct = boot != "loader"
+    config = f"configFrom: {'SystemUUID' if 'UUID' in boot else 'None'}" if direct else ""
+    with Bench(tmp_path, observes=observes) as bench:
+        access = ", bmc: {address: 'https://10.0.0.9', credentials: c}" if bmc else ""
+        bench.decide(
+            fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"),
+            server("web01", "role: web", f"provision: 1{access}"),
+            image("flatcar-1", config, "uki" if direct else "kernel, initrd"),
+            profile("web", "flatcar-1", "httpBoot: uki" if direct else "", method="UefiHttp" if direct else "Pxe"),
+            policy("web", often="Once", spec=f"override: {override}"),
+        )
+        assert shown(bench.plan()) == (TO_INSTALL if known else UNKNOWN)
+        assert (bench.condition("Evidence") or (None,))[:2] == ((True, "Evident") if known else (False, "NoEvidence"))
+
+
 # Evidence
+
+
+def test_a_mirror_whose_clock_is_ahead_keeps_no_boot_served(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    plan = bench.plan()
+    meet(bench, plan, made_at=NOON + timedelta(days=1))
+    bench.wait(seconds=60)
+    assert shown(bench.plan()) == INSTALLED
 
 
 def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from gitboot.accepting import Accepting
-from gitboot.errors import OperatorError, PublishError, TryAgain
+from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.guard import Limits
+from gitboot.ledger import Ledger
 from gitboot.load import BlobId, ParseCache, Revision, Snapshot
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
@@ -580,3 +581,91 @@ def test_a_fetch_that_was_noted_while_this_instance_was_down_counts(tmp_path: Pa
         instance.reconcile(BEFORE.replace(minute=5))
         assert instance.told("Provisioned") == ["Provisioned"]
         assert (instance.boots(BEFORE.replace(minute=5)), instance.published) == ("disk", "disk")
+
+
+# What is offered is known before it is published
+
+ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")}
+
+
+def kept(instance: Instance, path: str = ENTRY) -> bool:
+    """Whether a fetch of what lies there now would be told from any other after a restart."""
+    modified = int((instance.output / "boot" / path).stat().st_mtime)
+    return instance.bench.ledger.version(f"boot/{path}", modified) is not None
+
+
+def test_while_offers_cannot_be_noted_the_endpoint_answers_and_nothing_new_is_published(
+    repository: Repository, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.reconcile(BEFORE)
+    repository.push(ONCE)
+
+    def refuse(*_: object) -> None:
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "offer", refuse)
+        for now, answered in ((BEFORE, "flatcar-1"), (OPEN, "memtest-7")):
+            with pytest.raises(LedgerError):
+                instance.reconcile(now)
+            assert (instance.boots(now), instance.target.calls) == (answered, 1)
+    instance.reconcile(OPEN)
+    assert instance.boots(OPEN) == instance.published == "memtest-7"
+    instance.reconcile(AFTER)
+    assert kept(instance)
+
+
+def test_an_entry_that_could_not_be_published_at_first_is_known_by_the_date_that_it_has_then(
+    repository: Repository, instance: Instance
+) -> None:
+    instance.reconcile(BEFORE)
+    repository.push(ONCE)
+    instance.target.full = True
+    instance.reconcile(BEFORE.replace(minute=1))
+    instance.target.full = False
+    instance.reconcile(BEFORE.replace(minute=2))
+    assert kept(instance)
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["before it was published", "after it was published"])
+def test_an_entry_is_known_by_its_date_after_a_crash(tmp_path: Path, repository: Repository, published: bool) -> None:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        repository.push(ONCE)
+        instance.target.full = not published
+        instance.reconcile(BEFORE.replace(minute=1))
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE.replace(minute=9))
+        assert kept(instance)
+        assert (
+            int((instance.output / "boot" / ENTRY).stat().st_mtime)
+            == BEFORE.replace(minute=1 if published else 9).timestamp()
+        )
+
+
+def test_a_mirrors_fetch_of_what_a_restarted_instance_published_before_counts(
+    tmp_path: Path, repository: Repository
+) -> None:
+    repository.push(ONCE)
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        modified = int((instance.output / "boot" / ENTRY).stat().st_mtime)
+    with Instance(tmp_path) as instance:
+        now = BEFORE.replace(minute=5)
+        instance.bench.evidence.observations.put(
+            Observation(server="", path=f"boot/{ENTRY}", modified=modified, client="10.0.0.7", at=BEFORE)
+        )
+        instance.reconcile(now)
+        assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "disk")
+
+
+def test_what_is_in_the_way_of_an_entry_is_a_failed_publication(repository: Repository, instance: Instance) -> None:
+    repository.push(ONCE)
+    (instance.output / "boot" / "v1").mkdir(parents=True)
+    (instance.output / "boot" / "v1" / "boot").write_text("a file where a folder has to be")
+    instance.reconcile(BEFORE)
+    assert instance.condition("Published")[0] is False
+    assert instance.boots(BEFORE) == "flatcar-1"
+    (instance.output / "boot" / "v1" / "boot").unlink()
+    instance.reconcile(BEFORE)
+    assert instance.published == "flatcar-1" and kept(instance)

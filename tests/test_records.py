@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gitboot.errors import UsageError
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
-from gitboot.records import exported, first_records, imported
+from gitboot.records import adopted, ahead, exported, first_records, imported
 from tests.fleets import SEED, at, decision, policy, profile, server, uuid_of
 from tests.test_ledger import RECORDS
 
@@ -69,6 +69,9 @@ def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
         ("a provision of text", item(provision="1")),
         ("a provision of true", item(provision=True)),
         ("a provision with a fraction", item(provision=1.5)),
+        ("a provision below zero", item(provision=-1)),
+        ("a provision that no ledger holds", item(provision=2**63)),
+        ("a key that is none", item(spentKey=7)),
         ("an image that is none", item(image=["flatcar-1"])),
         ("a pool of a number", item(pool=1)),
         ("a malformed digest", item(decisionDigest="a")),
@@ -136,3 +139,36 @@ def test_a_server_that_boots_its_disk_is_adopted_without_an_image() -> None:
     seed = (*SEED[:4], profile("disk", "", method="Disk"), policy("disk", boots="disk"))
     ((_, _, record),) = first_records([decision("web01", *seed)], {}, adopt_all=False)
     assert (record.image, record.pool, record.evidence) == (None, "disk", "Adopted")
+
+
+def test_what_is_adopted_at_an_instant_is_met_since_then() -> None:
+    record = adopted(decision("web01", *SEED), at("20T12:00"))
+    assert (record.evidence, record.met_at) == ("Adopted", at("20T12:00"))
+
+
+# An older copy
+
+EARLY, LATE = at("20T10:00"), at("20T12:00")
+SPENT = Record(spent_at=LATE, spent_key="provision/1")
+
+
+@pytest.mark.parametrize(
+    ("case", "published", "known", "armed", "is_ahead"),
+    [
+        ("the same", Record(provision=1, met_at=EARLY), Record(provision=1, met_at=EARLY), (), False),
+        ("a server that the ledger does not know", Record(), None, (), True),
+        ("it was met since", Record(provision=1, met_at=LATE), Record(), (), True),
+        ("it was met anew since", Record(provision=2, met_at=LATE), Record(provision=1, met_at=EARLY), (), True),
+        ("the ledger has come further", Record(provision=1, met_at=EARLY), Record(provision=2, met_at=LATE), (), False),
+        ("it was set not met since", Record(met_at=LATE), Record(provision=1, met_at=EARLY), (), True),
+        ("a maintenance was booted since", Record(runs={"m": (1, LATE)}), Record(runs={"m": (0, EARLY)}), (), True),
+        ("the ledger knows of a later run", Record(runs={"m": (0, EARLY)}), Record(runs={"m": (1, LATE)}), (), False),
+        ("it was armed and spent since", SPENT, Record(), (), True),
+        ("it was armed, and is resolved since", SPENT, Record(), ("provision/1",), False),
+    ],
+)
+def test_a_tree_that_knows_more_than_a_ledger_tells_that_it_is_an_older_copy(
+    case: str, published: Record, known: Record | None, armed: tuple[str, ...], is_ahead: bool
+) -> None:
+    ledger = {WEB01: known} if known is not None else {}
+    assert ahead({WEB01: published}, ledger, lambda _: armed) == ([WEB01] if is_ahead else []), case
