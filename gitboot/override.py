@@ -155,6 +155,7 @@ class Armed:
     state: State
     at: datetime  # when it was last to be set or cleared
     corrections: tuple[datetime, ...] = ()  # when it had to be set anew, in the last hour
+    replaces: Override | None = None  # what stood for the same reason, until this one is confirmed
     bmc: BmcAccess | None = None  # on which it was armed, in case no document names it any more
 
 
@@ -279,6 +280,8 @@ def _uri_matters(override: Override, observed: Observed) -> bool:
 
 def _let_go(record: Armed, observed: Observed, at: datetime) -> Step:
     """Withdraw what is no longer wanted, or settle what has become of it."""
+    if _was_not_replaced(record, observed):
+        record = replace(record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED)
     if not stands(record.override, observed):
         if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
             return Wait(why="it was set a moment ago, and is not shown yet")
@@ -286,6 +289,13 @@ def _let_go(record: Armed, observed: Observed, at: datetime) -> Step:
     if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
         return Wait(why="it was cleared a moment ago, and is still shown")
     return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=observed.marks, at=at))
+
+
+def _was_not_replaced(record: Armed, observed: Observed) -> bool:
+    """Whether what stands is what was to give way to the record's override: it is gitboot's own, too."""
+    if record.state is not State.RECORDED or record.replaces is None or stands(record.override, observed):
+        return False
+    return stands(record.replaces, observed)
 
 
 def _what_became_of(record: Armed, observed: Observed) -> State:
@@ -307,14 +317,15 @@ def _bring_about(wanted: Wanted, record: Armed | None, observed: Observed, at: d
     if record is None or record.state is State.WITHDRAWN or (wanted.rearm and record.state is State.SPENT):
         return _arm(wanted, override, observed, at)
     if not record.state.is_open:
-        return Leave()
+        lost = wanted.rearm and record.state is State.GONE
+        return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
     if not stands(record.override, observed):
         return _bring_back(wanted, record, override, observed, at)
     if record.override != override:
-        return _arm(wanted, override, observed, at, corrections=_recent(record, at))
+        return _arm(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
     if record.state is State.CONFIRMED:
         return Leave()
-    return Confirm(record=replace(record, state=State.CONFIRMED, marks=observed.marks))
+    return Confirm(record=replace(record, state=State.CONFIRMED, marks=observed.marks, replaces=None))
 
 
 def _bring_back(wanted: Wanted, record: Armed, override: Override, observed: Observed, at: datetime) -> Step:
@@ -324,6 +335,8 @@ def _bring_back(wanted: Wanted, record: Armed, override: Override, observed: Obs
         return Confirm(record=replace(record, state=became))
     if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
         return Wait(why="it was set a moment ago, and is not shown yet")
+    if _was_not_replaced(record, observed):
+        return _arm(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.replaces)
     if became is State.WITHDRAWN:
         corrections = _recent(record, at)
         if len(corrections) >= MAX_CORRECTIONS:
@@ -342,6 +355,7 @@ def _arm(
     observed: Observed,
     at: datetime,
     corrections: tuple[datetime, ...] = (),
+    replaces: Override | None = None,
 ) -> Step:
     if wanted.until is not None and at >= wanted.until:
         return Wait(why="what is wanted from now on is still to be planned")
@@ -356,6 +370,7 @@ def _arm(
             state=State.RECORDED,
             at=at,
             corrections=corrections,
+            replaces=replaces,
         )
     )
 
@@ -397,4 +412,11 @@ def _undecidable(record: Armed) -> str:
     return (
         f"{record.override.enabled} {record.override.target} was to be set for {record.reason} and does not"
         " stand: it was never set, or it was set and consumed"
+    )
+
+
+def _lost(record: Armed) -> str:
+    return (
+        f"{record.override.enabled} {record.override.target} for {record.reason} is gone, and nothing proves that a"
+        " reset consumed it: it is not armed anew"
     )

@@ -6,9 +6,43 @@ Neither has a deadline: a busy machine is not a wrong result.
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Final
 
+import pytest
 from hypothesis import settings
+
+_BOOTS: Final = Path(__file__).parent / "boots"
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lives", type=int, default=6, help="How many lives of a machine are searched for each BMC.")
+    parser.addoption("--boots", action="store_true", help="Boot real firmware as well (tests/boots).")
+    parser.addoption("--write-boots", action="store_true", help="Write what was booted to docs/boots.md.")
+
+
+_LEFT_OUT: Final = "boots real firmware, for which `make test-boot` installs what is needed"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_BOOTS):
+            item.add_marker(pytest.mark.boot)
+            if not config.getoption("boots"):
+                item.add_marker(pytest.mark.skip(reason=_LEFT_OUT))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = [report for report in terminalreporter.getreports("skipped") if "boot" in report.keywords]
+    if left_out:
+        names = sorted({report.nodeid.partition("::")[0] for report in left_out})
+        terminalreporter.write_line(f"Left out: {len(left_out)} tests of {', '.join(names)}: each {_LEFT_OUT}.")
+
+
+@pytest.fixture
+def lives(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--lives"))

@@ -274,7 +274,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
         ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
         ("validate {fleet} --rev HEAD", 64, "is in no Git repository"),
-        ("validate {fleet} -o sarif", 64, "'sarif' is none of text, json, github"),
+        ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
@@ -695,7 +695,7 @@ def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed:
         state = followed.folder / "state"
         with Ledger.open(state / "ledger.sqlite") as ledger:
             ledger.tell("fresh")
-            ledger._set_fact("note", "in the log")
+            ledger._store.set_fact("note", "in the log")
             shutil.copytree(state, followed.folder / "copy")
         shutil.rmtree(state)
         (followed.folder / "copy").rename(state)

@@ -18,6 +18,7 @@ from gitboot.override import (
     OFF,
     Armed,
     AskOperator,
+    Condition,
     Confirm,
     Enabled,
     Leave,
@@ -159,7 +160,7 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[Armed, ...], str]] = [
     ("spent", INSTALL, _seen(OFF, SINCE), (_record(SPENT),), "Leave"),
     ("spent, to be armed anew", REARM, _seen(OFF, SINCE), (_record(SPENT),), SET),
     ("spent, to be armed anew, in POST", REARM, _seen(OFF, SINCE, in_post=True), (_record(SPENT),), "Wait"),
-    ("gone, to be armed anew: not proven", REARM, _seen(OFF, SINCE), (_record(GONE),), "Leave"),
+    ("gone, to be armed anew: not proven", REARM, _seen(OFF, SINCE), (_record(GONE),), "NeedsOperator"),
     ("gone", INSTALL, _seen(OFF), (_record(GONE),), "Leave"),
     ("spent, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(SPENT),), "Leave"),
     ("withdrawn unspent, wanted again", INSTALL, _seen(OFF), (_record(WITHDRAWN),), SET),
@@ -451,3 +452,50 @@ def test_nothing_is_armed_during_post(case: str, since: str | None, expected: bo
     marks = replace(THEN, boot_progress_time=since)
     step = next_step(wanted=INSTALL, observed=_seen(OFF, marks, in_post=True), records=(), at=NOW)
     assert isinstance(step, Wait) == expected, case
+
+
+# What gives way to another override for the same reason
+
+
+def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
+    """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
+    continuous = Override(enabled=Enabled.CONTINUOUS, target=Target.PXE, mode="UEFI")
+    once = replace(continuous, enabled=Enabled.ONCE)
+    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, rearm=True)
+    stood = Observed(system="/redfish/v1/Systems/1", override=continuous)
+    first = next_step(wanted=wanted, observed=stood, records=[_standing(continuous)], at=_NOON)
+    assert isinstance(first, Set)
+    assert (first.record.override, first.record.replaces) == (once, continuous)
+    later = _NOON + timedelta(minutes=2)
+    again = next_step(wanted=wanted, observed=stood, records=[first.record], at=later)
+    assert isinstance(again, Set)
+    assert again.record.replaces == continuous
+    unwanted = next_step(wanted=None, observed=stood, records=[first.record], at=later)
+    assert isinstance(unwanted, Withdraw)
+    assert unwanted.record.override == continuous
+    confirmed = next_step(wanted=wanted, observed=replace(stood, override=once), records=[again.record], at=later)
+    assert isinstance(confirmed, Confirm)
+    assert confirmed.record.replaces is None
+
+
+def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_person() -> None:
+    once = Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI")
+    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, rearm=True)
+    gone = replace(_standing(once), state=State.GONE)
+    step = next_step(wanted=wanted, observed=Observed(system="/x", override=OFF), records=[gone], at=_NOON)
+    assert isinstance(step, AskOperator)
+    assert step.condition is Condition.NEEDS_OPERATOR
+
+
+_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def _standing(override: Override) -> Armed:
+    return Armed(
+        reason="policy/web/always",
+        plan_digest="c" * 64,
+        override=override,
+        marks=Marks(),
+        state=State.CONFIRMED,
+        at=_NOON - timedelta(hours=1),
+    )

@@ -643,15 +643,9 @@ def test_an_output_that_this_version_does_not_make_is_refused(output: str) -> No
 @pytest.mark.parametrize(
     ("case", "documents"),
     [
-        ("evidence", [fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *SEED[1:]]),
-        (
-            "a ledger",
-            [fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {uuid_of('a')}}}"), *SEED[1:]],
-        ),
         ("a policy's power", [*SEED[:-1], policy("web", "All", "power: On")]),
         ("a maintenance's power", [*SEED, maintenance("repair", spec="power: Restart")]),
         ("virtual media", [*SEED, image("iso-1", "", "iso"), profile("iso", "iso-1", method="VirtualMedia")]),
-        ("guards, as a warning", [fleet("baseURL: 'http://boot.test', guards: {maxDeletes: 1}"), *SEED[1:]]),
     ],
 )
 def test_what_comes_later_is_refused_by_name(case: str, documents: list[str]) -> None:

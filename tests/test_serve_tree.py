@@ -62,7 +62,7 @@ def test_a_tree_answers_as_the_instance_that_published_it(target: Directory, tre
     assert dict(theirs.files) == ours.files
     assert theirs.entries == ours.entries
     assert ours.turns == theirs.turns
-    unknown = {"files": {}, "provisioned": None, "drift": {}}  # to who has only the tree
+    unknown: dict[str, object] = {"files": {}, "provisioned": None, "drift": {}}  # to who has only the tree
     assert theirs.servers == {name: {**summary, **unknown} for name, summary in ours.servers.items()}
     assert len(ours.entries) >= 4
     assert len(ours.servers) == 4

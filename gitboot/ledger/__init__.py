@@ -266,7 +266,7 @@ class Ledger:
         """Replace what is recorded for the server and the reason."""
         with self._store.writing(marked=True) as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO armed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (uuid, *rows.of_armed(armed))
+                "INSERT OR REPLACE INTO armed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (uuid, *rows.of_armed(armed))
             )
         with self._lock:
             kept = {**self._armed.get(uuid, {}), armed.reason: armed}

@@ -66,7 +66,7 @@ def record(row: Sequence[Any], runs: Mapping[str, tuple[int, datetime]]) -> Reco
 
 # What was armed
 
-ARMED: Final = "reason, plan_digest, override, marks, state, at, corrections, bmc"
+ARMED: Final = "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc"
 
 
 def of_armed(armed: Armed) -> tuple[Any, ...]:
@@ -78,23 +78,29 @@ def of_armed(armed: Armed) -> tuple[Any, ...]:
         armed.state,
         format_instant(armed.at),
         json_of([format_instant(at) for at in armed.corrections]),
+        json_of(asdict(armed.replaces)) if armed.replaces is not None else None,
         json_of(asdict(armed.bmc)) if armed.bmc is not None else None,
     )
 
 
 def armed(row: Sequence[Any]) -> Armed:
-    reason, plan_digest, override, marks, state, at, corrections, bmc = row
-    wanted = json_value(override)
+    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc = row
     return Armed(
         reason=reason,
         plan_digest=plan_digest,
-        override=Override(**{**wanted, "enabled": Enabled(wanted["enabled"])}),
+        override=_override(override),
         marks=Marks(**json_value(marks)),
         state=State(state),
         at=instant(at),
         corrections=tuple(instant(each) for each in json.loads(corrections)),
+        replaces=_override(replaces) if replaces is not None else None,
         bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
     )
+
+
+def _override(text: str) -> Override:
+    facts = json_value(text)
+    return Override(**{**facts, "enabled": Enabled(facts["enabled"])})
 
 
 # A machine

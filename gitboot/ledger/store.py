@@ -36,6 +36,7 @@ _MIGRATIONS: Final = (
     ) STRICT;
     """,
     """
+    ALTER TABLE armed ADD COLUMN replaces TEXT;
     ALTER TABLE armed ADD COLUMN bmc TEXT;
     CREATE TABLE machines (
         uuid TEXT PRIMARY KEY, name TEXT NOT NULL, macs TEXT NOT NULL, serial TEXT, bmc TEXT, stands INTEGER NOT NULL

@@ -1,0 +1,455 @@
+"""One server through commits, boots, faults, crashes and restarts, and what must be true of it all along.
+
+Judged by what its BMCs were really made to boot and by what its machine really booted, never by gitboot's ledger.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+from gitboot.bmc.fleet import Fleet
+from gitboot.errors import LedgerError
+from gitboot.evidence import Evidence
+from gitboot.guard import Limits
+from gitboot.journal import Journal
+from gitboot.ledger import Ledger, copy_ledger
+from gitboot.orders import Orders
+from gitboot.overriding import Overriding
+from gitboot.plan import BootPlan, Phase
+from gitboot.provisioning import Provisioning
+from gitboot.publish.directory import Published
+from gitboot.reconcile import Reconciler
+from gitboot.records import ahead, imported
+from gitboot.render.tree import File, Files
+from gitboot.report import Answers, Event, Observation
+from gitboot.source import Source
+from tests import fleets
+from tests.lives_commits import Branch, Commit, Trusting
+from tests.lives_machines import NETWORK, Armed, Key, Reading, Watched
+from tests.lives_process import Crash, Fate
+from tests.redfish.double import Boot
+from tests.redfish.profiles import ENABLED, TARGET, Profile
+from tests.redfish.server import RedfishServer
+
+ENTRY = f"boot/v1/boot/{fleets.mac_of('web01').replace(':', '-')}/boot.ipxe"
+MONITOR, STRANGER, ITSELF = "10.9.0.5", "10.0.0.99", "10.0.0.7"
+_GRACE = timedelta(seconds=60)
+
+
+@dataclass
+class Instance:
+    """A process: what is lost when it dies."""
+
+    ledger: Ledger
+    bmcs: Fleet
+    evidence: Evidence
+    overriding: Overriding
+    reconciler: Reconciler
+    journal: Journal
+
+    def close(self) -> None:
+        self.bmcs.close()
+        self.ledger.close()
+
+
+@dataclass
+class Life:
+    """The server's whole world."""
+
+    folder: Path
+    bmcs: Mapping[str, RedfishServer]  # a and a2 lead to its own BMC, b to another machine's
+    profile: Profile
+    direct: bool = False
+    commit: Commit = field(default_factory=Commit)
+    violations: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    netboots: bool = False  # whether its firmware starts from the network by itself
+    spooled: bool = False  # whether what was fetched survives a crash
+    delays: bool = False  # whether what is fetched is told later
+
+    # What gitboot has at its disposal after a crash
+    branch: Branch = field(init=False)
+    answers: Answers | None = None  # as they were published last
+    backup: int | None = None  # how much had happened when it was made
+
+    # How it ends
+    fate: Fate = field(default_factory=Fate)
+    instance: Instance | None = None
+
+    # What is true
+    intruded_at: datetime | None = None
+    unknown: bool = False  # a ledger that nobody may believe
+    strange: set[str] = field(default_factory=set)  # motherboards of which nothing is known
+    epochs: Counter[str] = field(default_factory=Counter)  # by UUID: an operator opened everything anew
+    ordered: set[str] = field(default_factory=set)  # UUIDs for which an order waits
+    images: dict[str, list[str]] = field(default_factory=dict)  # by UUID: provisioned one after the other
+    consumed: set[tuple[Key, int]] = field(default_factory=set)
+    delayed: list[Observation] = field(default_factory=list)
+    told: list[Observation] = field(default_factory=list)  # that no pass has come to its end with
+    acknowledged: set[Observation] = field(default_factory=set)  # that a pass has come to its end with
+    made: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # boots by the machine itself
+    proven: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # of them, those that gitboot must know of
+    plans: dict[str, BootPlan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.own, self.other = (self._machine(name) for name in ("a", "b"))
+        for name, server in self.bmcs.items():
+            server._faults.clear()
+            server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
+        self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
+        self.branch = Branch(self._documents())
+        self.start(told="fresh")
+
+    def _machine(self, name: str) -> Watched:
+        machine = Watched(name, uuid=fleets.uuid_of(name), profile=self.profile)
+        machine.witness = self
+        return machine
+
+    def _documents(self) -> list[str]:
+        addresses = {name: server.url for name, server in self.bmcs.items()}
+        return self.commit.documents(addresses, self.own.path, direct=self.direct)
+
+    @property
+    def now(self) -> datetime:
+        return self.own.now
+
+    @property
+    def machines(self) -> tuple[Watched, Watched]:
+        return self.own, self.other
+
+    @property
+    def named(self) -> Watched | None:
+        """The machine whose BMC the document names."""
+        if self.commit.bmc is None:
+            return None
+        return self.other if self.commit.bmc == "b" else self.own
+
+    # The process
+
+    def start(self, told: str | None = None) -> None:
+        path = self.folder / "ledger.sqlite"
+        ledger = Ledger.open(path)
+        self.fate.befall(ledger)
+        if ledger.is_behind:
+            ledger.doubt_it("RestoredLedger")
+        if self.answers is not None and "ops/records.json" in self.answers.files:
+            published = imported(self.answers.files["ops/records.json"].content, "ops/records.json")
+            if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.armed(uuid)]):
+                ledger.doubt_it("RestoredLedger")
+        journal = Journal(ledger, self._happened)
+        provisioning = Provisioning(ledger, journal, told=told)
+        evidence = Evidence(ledger, provisioning, journal)
+        bmcs = Fleet(credentials=self.folder, write=ledger.write_armed, clock=lambda: self.now, parallel=1)
+        overriding = Overriding(bmcs, ledger, evidence, journal, jitter=lambda: 1)
+        source = cast(Source, None)  # commits come from elsewhere
+        accepting = Trusting(
+            source, ledger, provisioning, journal, limits=Limits(), parsed={}, keep_parsed=lambda _: None
+        )
+        accepting.branch = self.branch
+        reconciler = Reconciler(
+            accepting=accepting,
+            target=self,
+            ledger=ledger,
+            provisioning=provisioning,
+            evidence=evidence,
+            overriding=overriding,
+            orders=Orders(ledger, provisioning, overriding, journal),
+            journal=journal,
+        )
+        self.instance = Instance(ledger, bmcs, evidence, overriding, reconciler, journal)
+        for observation in self.told:
+            evidence.observations.put(observation)
+
+    def kill(self) -> None:
+        """End the process, with everything that it had not written down."""
+        if self.instance is not None:
+            self.counts["killed"] += 1
+            self.instance.close()
+        self.instance, self.fate.dead, self.fate.dies_in = None, False, None
+        for machine in self.machines:
+            machine.at_patch = None
+        if not self.spooled:
+            self.told.clear()
+
+    def reconcile(self) -> bool:
+        """One pass; return whether it came to its end."""
+        if self.instance is None:
+            self.start()
+        instance, ended = self.instance, False
+        assert instance is not None
+        try:
+            instance.reconciler.reconcile(self.now, wait=True)
+            ended = not self.fate.dead
+        except LedgerError as error:
+            with suppress(Crash):
+                instance.reconciler.ledger_failed(error, self.now)
+        except Crash:
+            pass
+        self.fate.dies_in = None
+        if self.fate.dead:
+            self.kill()
+        elif ended:
+            self.unknown = instance.ledger.doubt is not None
+            self.ordered.clear()
+            self.acknowledged.update(self.told)
+            self.told.clear()
+            self.counts["passes"] += 1
+        return ended
+
+    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+        if self.fate.dead:
+            raise Crash
+        assert self.instance is not None
+        reconciler = self.instance.reconciler
+        self.answers = reconciler.answers
+        for state in reconciler._servers.values():
+            self.plans |= {each.digest: each for each in (state.plan, *(p for _, p in state.later)) if each is not None}
+        return Published(written=(), withdrawn=(), expired=(), unchanged=len(files))
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        return int(at.timestamp())
+
+    def _happened(self, event: Event) -> None:
+        if event.type == "Provisioned":
+            self.counts["provisioned"] += 1
+            images = self.images.setdefault(self.commit.uuid, [])
+            if not images or images[-1] != event.facts["image"]:
+                images.append(event.facts["image"])
+        elif event.type == "Ordered":
+            for uuid in self.ordered:
+                self._open_anew(uuid)
+                self.strange.discard(uuid)
+
+    # What happens
+
+    def push(self, **changes: Any) -> None:
+        before = self.commit
+        self.commit = replace(self.commit, **changes)
+        if self.commit.uuid != before.uuid and self.commit.uuid not in self.images:
+            self.strange.add(self.commit.uuid)
+        self.images.setdefault(before.uuid, [])
+        self.branch.push(self._documents())
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass for all, event by event."""
+        ends = self.now + timedelta(seconds=seconds)
+        for machine in self.machines:
+            machine.advance((ends - machine.now).total_seconds())
+
+    def back_up(self) -> None:
+        if self.instance is not None:
+            self.backup = self.counts["armed"] + self.counts["provisioned"]
+            copy_ledger(self.folder / "ledger.sqlite", self.folder / "backup.sqlite", in_use=True)
+
+    def put_back(self) -> None:
+        """Put the backup in the ledger's place."""
+        self.kill()
+        path = self.folder / "ledger.sqlite"
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        shutil.copyfile(self.folder / "backup.sqlite", path)
+        self.start()
+        assert self.instance is not None
+        self.unknown = self.instance.ledger.doubt is not None
+        if not self.unknown and self.backup != self.counts["armed"] + self.counts["provisioned"]:
+            self.violations.append("an older ledger was believed")
+        self.made.clear()
+        self.proven.clear()
+        for machine in self.machines:
+            machine.armed = None  # nobody knows any more whose it is
+
+    def adopt(self) -> None:
+        """Start with --records adopt."""
+        self.kill()
+        self.start(told="adopt")
+        if self.unknown:
+            self._open_anew(self.commit.uuid)
+            self.strange |= {fleets.uuid_of(f"board-{board}") for board in range(3)}
+            if self.commit.here:
+                self.strange.discard(self.commit.uuid)
+
+    def order(self, what: str, **facts: Any) -> None:
+        """Leave an operator's order, which opens everything anew when it is carried out."""
+        if self.instance is not None:
+            self.instance.ledger.give(self.now, "an operator", what, facts)
+            self.ordered.add(self.commit.uuid)
+
+    def _open_anew(self, uuid: str) -> None:
+        self.epochs[uuid] += 1
+
+    def tell(self, observation: Observation) -> None:
+        if self.delays:
+            self.delayed.append(observation)
+        else:
+            self._tell(observation)
+
+    def _tell(self, observation: Observation) -> None:
+        if self.instance is not None:
+            self.instance.evidence.observations.put(observation)
+        if self.instance is not None or self.spooled:
+            self.told.append(observation)
+
+    def deliver(self) -> None:
+        delayed, self.delayed = self.delayed, []
+        for observation in delayed:
+            self._tell(observation)
+
+    def fetch(self, client: str, at: datetime | None = None) -> BootPlan | None:
+        """Ask for the server's entry; return what is booted by it."""
+        at = at or self.now
+        if self.answers is None:
+            return None
+        alive = self.instance is not None
+        entry = self.answers.entry_at(ENTRY, at) if alive else self.answers.entries.get(ENTRY)
+        if entry is None:
+            return None
+        observation = Observation(server=entry.server, path=ENTRY, digest=entry.digest, client=client, at=at)
+        self.tell(observation)
+        plan = self.plans[entry.digest]
+        if client == ITSELF and plan.key is not None:
+            made = self._made(plan)
+            self.made.setdefault(made, observation)
+            if plan.phase is Phase.NETWORK:
+                self.counts["installed"] += 1
+                before = self.proven.get(made)
+                if before is not None and at >= before.at + _GRACE:
+                    self.violations.append(f"{at}: {made} was installed at {before.at}, and is installed again")
+        return plan
+
+    def _made(self, plan: BootPlan) -> tuple[Key, int]:
+        return Key(plan.uuid, plan.key or ""), self.epochs[plan.uuid]
+
+    # What is true
+
+    def key(self) -> Key | None:
+        """What the commit wants to be booted once, and is armed at most once."""
+        reason = self.commit.boots_once(self.now)
+        if reason is None:
+            return None
+        if self.commit.often == "OnImageChange" and reason.startswith("provision"):
+            reason += f" after {len(self.images.get(self.commit.uuid, []))}"
+        return Key(self.commit.uuid, reason)
+
+    def intruded(self, at: datetime) -> None:
+        self.intruded_at = at
+
+    def written(
+        self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
+    ) -> None:
+        """Judge what gitboot has written to a BMC."""
+
+        def wrong(what: str) -> None:
+            self.violations.append(f"{self.now}: {what}: {dict(before)} -> {dict(after)} on {machine.name}")
+
+        if overwrote:
+            wrong("somebody else's change was overwritten unnoticed")
+        if after[ENABLED] == "Disabled":
+            self.counts["withdrawn"] += 1
+            if before[TARGET] not in NETWORK:  # gitboot never wants another here
+                wrong("somebody else's override was withdrawn")
+            machine.armed = None
+            return
+        self.counts["armed"] += 1
+        once, key = after[ENABLED] == "Once", self.key()
+        if machine.in_post and (self.profile.boot_progress or self.profile.hpe_post_state):
+            wrong("an override was set during POST")
+        if not self.commit.boots_network(self.now):
+            wrong("an override was set that nobody wants")
+        if machine is not self.named:
+            wrong("an override was set on a BMC that no document names")
+        if key is not None:
+            if self.unknown or key.uuid in self.strange:
+                wrong("an override was set for a server of which nothing is known")
+            if (key, self.epochs[key.uuid]) in self.consumed:
+                wrong(f"{key} was armed again after it was booted")
+        machine.armed = Armed(key, once, self.epochs[self.commit.uuid])
+
+    def _consume(self, machine: Watched, boot: Boot) -> None:
+        armed = machine.armed
+        if armed is not None and armed.once and boot.target in NETWORK:
+            machine.armed = None
+            if armed.key is not None:
+                self.counts["consumed"] += 1
+                self.consumed.add((armed.key, armed.epoch))
+
+    def _other_booted(self, boot: Boot) -> None:
+        self._consume(self.other, boot)
+
+    def _own_booted(self, boot: Boot) -> None:
+        self._consume(self.own, boot)
+        from_network = boot.target in NETWORK or (boot.target == "None" and self.netboots)
+        if from_network and boot.uri is None:
+            self.fetch(ITSELF, boot.at)
+
+    def calm_down(self) -> None:
+        """Let every BMC answer and every fetch be told, and some passes run; then nothing may be left to do."""
+        self.fate.dies_in = None
+        for server in self.bmcs.values():
+            server._faults.clear()
+        for machine in self.machines:
+            machine.at_patch = None
+        quiet_since = self.now
+        self.wait(180)
+        self.deliver()
+        ended = [self._reconcile_after(601) for _ in range(5)]
+        assert all(ended)
+        if not self.unknown:
+            self._all_is_known(quiet_since)
+        self._nothing_is_left_to_withdraw()
+        self._what_is_wanted_stands()
+        self._what_was_made_is_over()
+
+    def _reconcile_after(self, seconds: float) -> bool:
+        self.wait(seconds)
+        return self.reconcile()
+
+    @property
+    def plan(self) -> BootPlan | None:
+        assert self.instance is not None
+        state = self.instance.reconciler._servers.get(self.commit.name)
+        return state.plan if state is not None else None
+
+    def _all_is_known(self, quiet_since: datetime) -> None:
+        """By now gitboot knows of every boot that its machine made of its own BMC's override, or without one."""
+        if self.named is not self.other:
+            self.proven |= {
+                made: observation
+                for made, observation in self.made.items()
+                if made[0].uuid == self.commit.uuid
+                and observation.at < quiet_since
+                and (self.intruded_at is None or self.intruded_at < observation.at)
+                and observation in self.acknowledged
+            }
+
+    def _nothing_is_left_to_withdraw(self) -> None:
+        for machine in self.machines:
+            wanted = self.plan is not None and self.plan.override is not None and machine is self.named
+            if machine.armed is not None and machine.override[ENABLED] != "Disabled" and not wanted:
+                self.violations.append(f"{self.now}: {machine.shows()} still stands on {machine.name}: {machine.armed}")
+
+    def _what_is_wanted_stands(self) -> None:
+        """Or somebody is told why it does not."""
+        plan, named = self.plan, self.named
+        if plan is None or plan.override is None or named is None or plan.phase is Phase.MAINTENANCE:
+            return
+        assert self.instance is not None
+        conditions = [each for each in self.instance.journal.conditions if not each.status]
+        if named.override[ENABLED] == "Disabled" and not conditions:
+            self.violations.append(f"{self.now}: {plan.override} is wanted, is not set, and nobody is told")
+
+    def _what_was_made_is_over(self) -> None:
+        plan = self.plan
+        if plan is not None and plan.key is not None and plan.boot is not None and self._made(plan) in self.proven:
+            self.violations.append(f"{self.now}: {self._made(plan)} was made, and is still served")
+
+    def close(self) -> None:
+        if self.instance is not None:
+            self.instance.close()
+        self.instance = None

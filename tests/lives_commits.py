@@ -1,0 +1,117 @@
+"""What Git says of the one server of `tests.lives`, commit by commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gitboot.accepting import Accepting
+from gitboot.accepting import Commit as Accepted
+from gitboot.load import ParseCache, Revision, load
+from gitboot.machines import machines
+from gitboot.model.scalars import format_instant
+from gitboot.resolve import decide
+from tests import fleets
+
+_FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """A maintenance."""
+
+    start: datetime
+    end: datetime
+    often: str = "Once"
+    run: int = 1
+
+    def document(self) -> str:
+        window = f"window: {{start: '{format_instant(self.start)}', end: '{format_instant(self.end)}'}}"
+        return fleets.maintenance("repair", "", f"{window}, networkBoot: {self.often}, run: {self.run}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What Git says of the server."""
+
+    often: str = "Once"
+    provision: int = 1
+    image: int = 1
+    override: str | None = None  # None: what follows from `often`
+    lifecycle: str = "Active"
+    here: bool = True  # whether it has a document
+    name: str = "web01"
+    board: int = 0
+    bmc: str | None = "a"
+    repair: Repair | None = None
+
+    @property
+    def uuid(self) -> str:
+        return fleets.uuid_of(f"board-{self.board}")
+
+    def documents(self, addresses: Mapping[str, str], system: str, *, direct: bool) -> list[str]:
+        spec = f"provision: {self.provision}, lifecycle: {self.lifecycle}"
+        if self.bmc is not None:
+            spec += f", bmc: {{address: '{addresses[self.bmc]}', system: {system}, credentials: rack}}"
+        text = fleets.server(self.name, "role: web", spec).replace(fleets.uuid_of(self.name), self.uuid)
+        text = text.replace(fleets.mac_of(self.name), fleets.mac_of("web01"))
+        how = {"method": "UefiHttp"} if direct else {}
+        image = ("configFrom: None", "uki") if direct else ("", "kernel, initrd")
+        override = f"override: {self.override}" if self.override is not None else ""
+        return [
+            fleets.fleet(_FLEET),
+            *([text] if self.here else []),
+            *(fleets.image(f"flatcar-{number}", *image) for number in (1, 2)),
+            fleets.image("memtest-7", "writesDisk: false"),
+            fleets.profile("web", f"flatcar-{self.image}", "httpBoot: uki" if direct else "", **how),
+            fleets.profile("repair", "memtest-7"),
+            fleets.policy("web", "{matchLabels: {role: web}}", override, often=self.often),
+            *([self.repair.document()] if self.repair is not None else []),
+        ]
+
+    def boots_once(self, at: datetime) -> str | None:
+        """What the boot that is wanted at an instant would meet by being made once; None: it meets nothing."""
+        if self.repair is not None and self.repair.start <= at < self.repair.end:
+            return f"repair/{self.repair.run}" if self.repair.often == "Once" else None
+        if self.often == "OnImageChange":
+            return f"provision/{self.provision}/{self.image}"
+        return f"provision/{self.provision}" if self.often == "Once" else None
+
+    def boots_network(self, at: datetime) -> bool:
+        """Whether a boot from the network may be wanted at an instant."""
+        if not self.here or self.lifecycle != "Active":
+            return False
+        repairing = self.repair is not None and self.repair.start <= at < self.repair.end
+        return repairing or self.often != "Never"
+
+
+class Branch:
+    """The newest commit."""
+
+    def __init__(self, documents: list[str]) -> None:
+        self._count = 0
+        self.push(documents)
+
+    def push(self, documents: list[str]) -> None:
+        self._count += 1
+        snapshot = replace(fleets.snapshot(*documents), revision=Revision(f"{self._count:040}"))
+        repository = load(snapshot, _PARSED)
+        self.newest = Accepted(
+            revision=snapshot.revision,
+            repository=repository,
+            decisions=decide(repository),
+            machines=machines(repository),
+        )
+
+
+class Trusting(Accepting):
+    """Accepts every commit, whatever guards would say."""
+
+    branch: Branch
+
+    def accept(self, at: datetime) -> None:
+        self.accepted = self.branch.newest
+
+
+_PARSED: ParseCache = {}  # documents come again and again

@@ -1,0 +1,91 @@
+"""Machines that know what gitboot has really made their BMCs boot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
+
+from tests.lives_process import Fate
+from tests.redfish.double import Answer, Machine
+from tests.redfish.profiles import ENABLED, TARGET
+from tests.redfish.service import Service
+
+NETWORK = ("Pxe", "UefiHttp")
+
+
+class Key(NamedTuple):
+    """What is armed at most once, in words of Git."""
+
+    uuid: str
+    reason: str
+
+
+@dataclass
+class Armed:
+    """An override as gitboot has really set it."""
+
+    key: Key | None  # None: for a boot that is made as often as it is asked for
+    once: bool
+    epoch: int  # an operator's orders open everything anew
+
+
+class Witness(Protocol):
+    """Who is told what is written to a BMC, and by whom."""
+
+    fate: Fate  # gitboot's
+
+    def written(
+        self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
+    ) -> None:
+        """Gitboot has changed the override; ``overwrote``: what it had not seen."""
+
+    def intruded(self, at: datetime) -> None:
+        """Somebody else has."""
+
+
+class Watched(Machine):
+    """A machine that tells a witness of what is written to its BMC."""
+
+    witness: Witness
+    at_patch: str | None = None  # "before", "after": gitboot dies when a PATCH is about to be applied, or was
+    armed: Armed | None = None  # what of gitboot's stands
+    changed_unseen: bool = False  # by somebody else, since gitboot read it last
+
+    def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
+        when, self.at_patch = self.at_patch, None
+        if when == "before":
+            self._kill()
+        before, unseen = dict(self.override), self.changed_unseen
+        answer = super().patch(path, body, if_match)
+        if answer.status == 200:
+            self.witness.written(self, before, before | body["Boot"], overwrote=unseen)
+        if when == "after":
+            self._kill()
+        return answer
+
+    def _kill(self) -> None:
+        self.witness.fate.dead = True
+        raise ConnectionAbortedError
+
+    def write(self, **boot: str | None) -> None:
+        before = dict(self.override)
+        super().write(**boot)
+        if self.override != before:
+            self.armed, self.changed_unseen = None, True
+            self.witness.intruded(self.now)
+
+    def shows(self) -> str:
+        return f"{self.override[ENABLED]} {self.override[TARGET]}"
+
+
+class Reading(Service):
+    """A service that notes that its machine's override was read."""
+
+    def answer(self, request: Any, headers: Any, body: Any) -> Answer:
+        answer = super().answer(request, headers, body)
+        for machine in self.machines:
+            if isinstance(machine, Watched) and request.method == "GET" and answer.status == 200:
+                machine.changed_unseen = False
+        return answer

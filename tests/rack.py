@@ -1,0 +1,191 @@
+"""A rack: servers with BMCs, the instance that drives them, and the commands as a person types them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from unittest.mock import patch
+
+from gitboot.cli import main
+from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.instance import Instance, Repository, eventually, running
+from tests.redfish.double import Machine
+from tests.redfish.profiles import ENABLED, GENERIC, TARGET, Profile
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
+
+USER, PASSWORD = "root", "correct-horse-staple"
+POOL = (image("flatcar-1"), image("flatcar-2"), profile("web", "flatcar-1"), policy("web", often="Once"))
+BASE_URL = "baseURL: 'http://boot.test'"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def typed(*arguments: object) -> Done:
+    """Type a command, in this process; what is not raised on purpose reaches the test as it is."""
+    code: Any = 0
+    with (
+        patch.object(sys, "argv", ["gitboot", *map(str, arguments)]),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    return Done(int(code or 0), out.getvalue(), err.getvalue())
+
+
+@dataclass
+class Blade:
+    """A server of the rack: what its document says, and the BMC that it says."""
+
+    name: str
+    machine: Machine
+    bmc: RedfishServer
+    uuid: str
+    provision: int = 0
+    more: str = ""  # of its document
+
+    @property
+    def document(self) -> str:
+        access = f"bmc: {{address: '{self.bmc.url}', system: {self.machine.path}, credentials: rack}}"
+        text = server(self.name, spec=f"provision: {self.provision}, {access}{self.more}")
+        for made_up, its in ((uuid_of(self.name), self.uuid), (mac_of(self.name), mac_of(self.machine.name))):
+            text = text.replace(made_up, its)
+        return text
+
+    @property
+    def entry(self) -> str:
+        return f"/v1/boot/{mac_of(self.machine.name).replace(':', '-')}/boot.ipxe"
+
+    @property
+    def override(self) -> tuple[str | None, str | None]:
+        return self.machine.override[ENABLED], self.machine.override[TARGET]
+
+    @property
+    def stands(self) -> bool:
+        """Whether an override stands on its BMC."""
+        return self.machine.override[ENABLED] != "Disabled"
+
+    @property
+    def armed(self) -> int:
+        """How often its BMC was told to boot from the network."""
+        return sum(write["Boot"].get(ENABLED) in ("Once", "Continuous") for write in self.machine.writes)
+
+
+@dataclass
+class Rack:
+    """Blades, the repository that describes them, and a folder for OUTPUT, STATE and credentials."""
+
+    folder: Path
+    settings: str = BASE_URL
+    pool: tuple[str, ...] = POOL
+    blades: dict[str, Blade] = field(default_factory=dict)
+    _bmcs: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Self:
+        self.repository = Repository.create(self.folder / "git")
+        self.give_password(PASSWORD)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bmcs.close()
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    @property
+    def credentials(self) -> Path:
+        return self.folder / "credentials"
+
+    def give_password(self, password: str) -> None:
+        (self.credentials / "rack").mkdir(parents=True, exist_ok=True)
+        (self.credentials / "rack" / "username").write_text(USER)
+        (self.credentials / "rack" / "password").write_text(password)
+
+    def bmc(self, name: str, uuid: str | None = None, profile: Profile = GENERIC) -> tuple[Machine, RedfishServer]:
+        """A machine with a BMC of its own, that answers."""
+        machine = Machine(name, uuid=uuid or uuid_of(name), post_s=1, profile=profile)
+        return machine, self._bmcs.enter_context(RedfishServer(Service(machine, credentials={USER: PASSWORD})))
+
+    def add(self, name: str, provision: int = 0, *, profile: Profile = GENERIC) -> Blade:
+        machine, bmc = self.bmc(name, profile=profile)
+        self.blades[name] = Blade(name=name, machine=machine, bmc=bmc, uuid=machine.uuid, provision=provision)
+        return self.blades[name]
+
+    def push(self, subject: str = "Change") -> str:
+        """Commit what the rack is now."""
+        servers = (blade.document for blade in self.blades.values())
+        return self.repository.push({"fleet.yaml": "---\n".join((fleet(self.settings), *servers, *self.pool))}, subject)
+
+    @contextmanager
+    def running(self, *arguments: object, ready: bool = True) -> Iterator[Instance]:
+        given = ("--credentials", self.credentials, "--poll", "3600", *arguments)
+        with running(self.repository.bare, self.folder, *map(str, given), ready=ready) as instance:
+            yield instance
+
+    def once(self, *arguments: object) -> Done:
+        places = ("--output", self.output, "--state", self.state, "--credentials", self.credentials)
+        return typed("run", self.repository.bare, *places, "--once", *arguments)
+
+    def typed(self, *command: object) -> Done:
+        """A command about this rack's instance."""
+        return typed(*command, "--state", self.state)
+
+    def said(self, *command: object) -> str:
+        """What a command about this rack's instance answers; it must have been taken."""
+        done = self.typed(*command)
+        assert done.code == 0, done
+        return done.out
+
+    def bmc_get(self, *more: object) -> dict[str, Any]:
+        """`gitboot bmc get` by server."""
+        done = self.typed("bmc", "get", "--credentials", self.credentials, "-o", "json", *more)
+        assert done.code == 0, done
+        return {item["server"]: item for item in done.json["items"]}
+
+
+def condition(instance: Instance, type: str) -> dict[str, Any]:
+    """A condition of a running instance; empty where it says nothing of it."""
+    return next((each for each in instance.status()["conditions"] if each["type"] == type), {})
+
+
+def until_condition(instance: Instance, type: str, *, status: bool, reason: str) -> dict[str, Any]:
+    """Wait until a condition is what it should become."""
+
+    def look() -> dict[str, Any] | None:
+        found = condition(instance, type)
+        return found if (found.get("status"), found.get("reason")) == (status, reason) else None
+
+    found: dict[str, Any] = eventually(look)
+    return found
+
+
+def boots(instance: Instance, blade: Blade) -> str:
+    """The image that a blade's entry boots at the endpoint, or "disk"."""
+    script = instance.get(blade.entry).text
+    kernels = [line for line in script.splitlines() if line.startswith("kernel ")]
+    return kernels[0].split("/assets/")[1].split("/")[0] if kernels else "disk"
