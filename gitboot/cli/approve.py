@@ -19,11 +19,14 @@ from gitboot.guard import Guard
     required=True,
     multiple=True,
     type=click.Choice([str(guard) for guard in Guard]),
-    help="What is acknowledged; may be given several times.",
+    metavar="GUARD",
+    help="What is acknowledged: maxReinstalls, maxUpdatePercent, … as `gitboot status` names it; may be given "
+    "several times.",
 )
 @click.option("--reason", required=True, help="Why, for those who find it later.")
 def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> None:
-    """Acknowledge what holds the newest commit; DIGEST is of all that it changes, as `gitboot status` shows it.
+    """Acknowledge what holds the newest commit; DIGEST is of all that it changes, as
+    `gitboot status` shows it.
 
     It counts for exactly these changes: one more commit, and they are to be looked at again. The line
     `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
