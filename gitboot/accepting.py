@@ -13,10 +13,13 @@ from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.load import BlobId, FleetRepository, ParseCache, Revision, Snapshot, load
 from gitboot.machines import Machine, machines
+from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.plan import Decision
 from gitboot.provisioning import Provisioning
 from gitboot.report import Held
 from gitboot.resolve import Decisions, decide
+from gitboot.resolve.instant import is_met
 from gitboot.review import words
 from gitboot.source import Source
 
@@ -165,8 +168,8 @@ class Accepting:
         facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
         self._journal.event(at, "Refused", message, facts, warning=True)
 
-    def _accept(self, commit: Commit, at: datetime) -> None:
-        self._ledger.accept(commit.revision)
+    def _accept(self, commit: Commit, at: datetime, *, changes: str | None = None) -> None:
+        self._ledger.accept(commit.revision, changes=changes)
         self._source.accept(commit.revision)
         self.attempted, self.problems = commit.revision, commit.decisions.warnings
         self.accepted, self._held = commit, None
@@ -196,19 +199,38 @@ class Accepting:
             limits,
             given,
             not_met=self._provisioning.left_to_install(commit.decisions) if accepted is None else None,
+            returning=self._returning(commit),
             # What was accepted and cannot be read any more cannot be compared with: nobody knows what is taken back.
             rewound=before is not None and (accepted is None or self._source.is_rewind(before, commit.revision)),
         )
         if not verdict.held:
-            self._accept(commit, at)
+            self._accept(commit, at, changes=verdict.digest)
             for trip in verdict.trips:
                 message = f"{commit.revision[:12]}: {trip.guard} is acknowledged: {words.trip(trip)}"
                 self._journal.event(at, "Acknowledged", message, {"commit": commit.revision, "digest": verdict.digest})
             return
-        unheeded = tuple(f"{each.line!r} does not count: {each.why}" for each in told.unheeded)
+        unheeded = tuple(
+            f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in told.unheeded
+        )
         self.attempted, self.problems = commit.revision, commit.decisions.warnings
         self._held = _Candidate(commit=commit, verdict=verdict, given=given, unheeded=unheeded)
         self._tell_held(self._held, at)
+
+    def _returning(self, commit: Commit) -> int:
+        """How many machines a commit brings (back) that the records know as installed, and that would be again.
+
+        No two commits tell that: beside the one before, or with none that can be read, they look like new ones.
+        """
+        before = self.accepted.machines if self.accepted is not None else {}
+        come = (each for each in commit.decisions.servers.values() if each.uuid not in before)
+        return sum(map(self._would_be_installed_again, come))
+
+    def _would_be_installed_again(self, decision: Decision) -> bool:
+        record, policy = self._provisioning.recorded(decision.uuid), decision.policy
+        if record is None or record.provision is None or policy is None or policy.boot is None:
+            return False
+        by_record = policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+        return by_record and policy.boot.writes_disk and not is_met(policy, record)
 
     def _approved(self, digest: str) -> Acknowledged:
         return frozenset((digest, guard) for guard in self._ledger.approved(digest))
@@ -223,7 +245,7 @@ class Accepting:
             f"{' and '.join(map(repr, lines))}, or with: gitboot approve {verdict.digest} {guards} --reason …"
         )
         if held.unheeded:
-            message += f" ({'; '.join(held.unheeded)})"
+            message += f" ({words.some(held.unheeded)})"
         if self._journal.condition("CommitAccepted", False, "GuardTripped", message, at):
             facts = {
                 "commit": revision,

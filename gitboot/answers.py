@@ -117,6 +117,8 @@ def _entries(decision: Decision, planned: BootPlan | None, files: Mapping[str, F
     if planned is None or planned.boot is None:
         return reports
     by_uuid = planned.boot.direct and planned.boot.config_from is ConfigFrom.SYSTEM_UUID
+    if planned.boot.direct and planned.boot.direct_uki is None and not by_uuid:
+        return reports  # no loader can boot an iso: its entry goes on to the disk
     prefixes = ("boot/ignition/",) if by_uuid else _LOOKED_UP
     entry = EntryOf(planned.server, planned.digest)
     return {path: entry for path in files if path.startswith(prefixes)} | reports

@@ -23,7 +23,9 @@ _HASHED: Final = r"(?!['\"]?\$(?:y|gy|7|2[aby]|5|6)\$)"  # crypt(5): a hash is m
 _PASSWORDS: Final = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
-        rf"^\s*-?\s*(?:plain_text_passwd|password|passwd)\s*:\s*{_HASHED}['\"]?[^\s'\"#]",  # cloud-init, Autoinstall
+        # cloud-init and Autoinstall, in block or flow style; lists of name:password
+        rf"(?:^\s*-?\s*|[{{,]\s*)['\"]?(?:plain_text_passwd|password|passwd)['\"]?\s*:\s*{_HASHED}['\"]?[^\s'\"#]",
+        rf"^\s*chpasswd:.*\n(?:.*\n){{0,12}}?\s*-?\s*[a-z_][\w-]*:(?!\s|R$|RANDOM$){_HASHED}\S",
         r"^rootpw\s+(?!--iscrypted|--lock)\S|^user\s.*--password=(?!.*--iscrypted)",  # kickstart
         r"passwd/(?:root|user)-password(?:-again)?\s+password\s+\S",  # preseed
     )

@@ -56,6 +56,7 @@ class Provisioning:
         self._records: Mapping[SystemUuid, Record] = ledger.records()
         self._usable: Mapping[SystemUuid, Record] | None = None
         self._known: Decisions | None = None  # whose servers have their records
+        self._reported: Mapping[SystemUuid, Record] | None = None  # what the conditions were made of last
         self._machines: Mapping[SystemUuid, Machine] = {}  # of the accepted commit
         self._offers: dict[Digest, Offer] = {}  # that this process has made
         self._unwritten: dict[Digest, Offer] = {}  # of them, those that the ledger does not have yet
@@ -109,6 +110,8 @@ class Provisioning:
         told, nothing is known of any server.
         """
         if decisions is self._known:
+            if self._records is not self._reported:  # an operator has said something, or a boot was proven
+                self._tell_unknown(decisions, at)
             return
         if (doubt := self._doubt(decisions)) is not None and not self._tell(decisions, doubt, at):
             if self._records:
@@ -207,6 +210,7 @@ class Provisioning:
 
     def _tell_unknown(self, decisions: Decisions, at: datetime) -> None:
         """Say of how many servers nothing is known, and why."""
+        self._reported = self._records
         if not self._ledger.told:
             self._ledger.tell("adopt")
         unknown = [name for name, each in decisions.servers.items() if each.uuid not in self._records]
@@ -274,7 +278,8 @@ class Provisioning:
             case Evidence.REPORTED:
                 return self._observes
         arms = has_bmc and override is not OverrideMode.NONE  # it is seen when its override is consumed
-        notices = self._observes and fetches(boot)
+        # A loader fetches the entry of whatever it boots, a uki too.
+        notices = self._observes and (fetches(boot) or boot.direct_uki is not None)
         if evidence is Evidence.PROGRESS:
             return has_bmc and (arms or notices)
         return notices or (arms and not fetches(boot))

@@ -102,6 +102,20 @@ def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_dig
     assert [event.type for event in parts.events].count("Acknowledged") == 2
 
 
+def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, repository: Repository) -> None:
+    """There and back and there again is a third change, and another reinstallation."""
+    for second, name in enumerate(("flatcar-2", "flatcar-1")):
+        commit = repository.push(documents(name))
+        turn(parts, second)
+        parts.ledger.approve(held(parts).digest, held(parts).guards, at=NOON, who="op", reason="planned")
+        turn(parts, second)
+        assert applied(parts) == commit
+    again = repository.push(documents("flatcar-2"))
+    turn(parts, 3)
+    assert applied(parts) != again
+    assert "maxReinstalls" in held(parts).guards
+
+
 def test_an_approval_outlives_a_restart_and_an_order_carries_it_out(
     tmp_path: Path, parts: Parts, repository: Repository
 ) -> None:
@@ -224,3 +238,27 @@ def test_a_commit_without_servers_and_a_rewound_branch_are_held(parts: Parts, re
     git(repository.work, "push", "-qf", "origin", "main")
     turn(parts, 1)
     assert held(parts).guards == ("allowRewind",)
+
+
+def test_a_server_that_comes_back_with_another_image_is_reinstalled(parts: Parts, repository: Repository) -> None:
+    """Two commits that hold nothing by themselves: the records know what the second one installs again."""
+    repository.push(documents(servers=11))
+    turn(parts)
+    before = applied(parts)
+    assert parts.reconciler.status.held is None
+    one = policy("spare", "{servers: [web11]}", "priority: 1", boots="spare", often="OnImageChange")
+    repository.push(documents("flatcar-1", profile("spare", "flatcar-2"), one))
+    turn(parts, 1)
+    assert (applied(parts), held(parts).guards) == (before, ("maxReinstalls",))
+    commit = repository.push(documents())
+    turn(parts, 2)
+    assert applied(parts) == commit  # it comes back as it is installed
+
+
+def test_acknowledgements_that_do_not_count_are_told_in_few_words(parts: Parts, repository: Repository) -> None:
+    lines = "\n".join(f"Gitboot-Ack: {'0' * 64} {'x' * 2000}{number}" for number in range(20))
+    repository.push(documents("flatcar-2"), f"Bump\n\n{lines}")
+    turn(parts)
+    (event,) = (event for event in parts.events if event.type == "Held")
+    assert "and 15 more" in event.message
+    assert len(event.message) < 4000

@@ -85,6 +85,7 @@ NEVER = {**FLEET, **web("", "Never")}
         ),
         ("a node label", web("nodeLabels: {a: b}"), {Risk.POOL_MOVE}),
         ("the override", web("override: None"), {Risk.OVERRIDE_ONLY}),
+        ("the override and provision", {**own("provision: 2"), **web("override: None")}, {Risk.REINSTALL}),
         ("diskBoot", web("diskBoot: Hdd"), {Risk.OVERRIDE_ONLY}),
         ("override and an argument", web("override: None, kernelArguments: [a]"), {Risk.KERNEL_ARGUMENTS}),
         ("parked", own("provision: 1, lifecycle: Parked"), {Risk.WITHDRAWN, Risk.BOOT}),
@@ -251,6 +252,10 @@ def test_the_parts_above_are_all_that_a_boot_has() -> None:
             {Why.UNCOVERED},
         ),
         ("what hid the policy", {**FLEET, "h.yaml": maintenance("h")}, {"h.yaml": None}, {Why.UNCOVERED}),
+        ("an override after None", {**FLEET, **web("override: None")}, web(""), {Why.OVERRIDE}),
+        ("an override after None under Never", {**NEVER, **web("override: None", "Never")}, web("", "Never"), set()),
+        ("another override", ALWAYS, web("override: Once", "Always"), set()),
+        ("its override after None", {**FLEET, **window(spec="override: None")}, window(), {Why.OVERRIDE}),
         ("a kernel argument", FLEET, web("kernelArguments: [debug]"), set()),
     ],
 )
@@ -298,6 +303,23 @@ def test_a_name_that_another_machine_takes_says_less_than_a_uuid() -> None:
     old = {**FLEET, **machine("a", "1"), **machine("b", "2")}
     changes = compared({**machine("a", "2"), **machine("b", "1")}, old)
     assert [(change.old and change.old.server, change.name) for change in changes.servers] == [("b", "a"), ("a", "b")]
+
+
+@pytest.mark.parametrize("taker", ["b", "new"])
+def test_a_machine_behind_a_mac_that_another_server_takes_may_be_reinstalled(taker: str) -> None:
+    old = {**FLEET, **machine("a", "1", mac=MAC), **machine("b", "2")}
+    left = machine("a", "1", mac="52:54:00:00:00:02")
+    found = {
+        change.name: change
+        for change in compared({**left, **machine(taker, "2" if taker == "b" else "3", mac=MAC)}, old).servers
+    }
+    assert {each.why for each in found[taker].reinstalls} == {Why.MAC}
+    assert Risk.REINSTALL in found[taker].risks
+    assert found["a"].reinstalls == ()
+    never = {"policies/web.yaml": policy("web", "{matchLabels: {role: web}}", often="Never")}
+    assert not any(
+        change.reinstalls for change in compared({**left, **machine("b", "2", mac=MAC)}, {**old, **never}).servers
+    )
 
 
 def test_nothing_in_common_is_one_server_less_and_one_more() -> None:
@@ -365,11 +387,60 @@ def test_the_digest_is_of_decisions_and_not_of_how_they_came_about() -> None:
         ("a server more", {"servers/new.yaml": server("new", "role: web")}),
         ("unknown servers", {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound")}),
         ("outputs", {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}),
+        ("a BMC", own("provision: 2, bmc: {address: 'https://bmc2', credentials: a}")),
+        ("proof", {"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {monitors: [10.0.0.0/8]}")}),
     ],
 )
 def test_any_further_change_is_another_digest(what: str, new: Files) -> None:
     first = own("provision: 2")
     assert compared({**first, **new}).digest != compared(first).digest
+
+
+def test_the_bmc_of_a_new_server_is_part_of_what_is_looked_at() -> None:
+    one, other = (compared(machine("new", "1", bmc=bmc)) for bmc in ("x", "y"))
+    assert [change.pair for change in one.servers] == [change.pair for change in other.servers]
+    assert one.digest != other.digest
+    assert (one.bmcs, other.bmcs) == ((), ())
+
+
+# What DHCP is told is in no decision
+
+DHCP = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-kea]"
+
+
+def addressed(address: str, mac: str = MAC) -> Files:
+    """One server with an address."""
+    nic = f"uuid: {uuid_of('1')}, architecture: x86_64, firmware: UEFI, provision: 1, interfaces: "
+    nic += f"[{{mac: '{mac}', addresses: [{address}]}}]"
+    return {"servers/a.yaml": document("Server", "a", nic, "role: web")}
+
+
+def test_what_proves_an_installation_and_who_makes_it_is_no_mere_presentation() -> None:
+    for spec in ("monitors: [10.0.0.0/8]", f"ledger: {uuid_of('other')}"):
+        found = compared({"fleet.yaml": fleet(f"baseURL: 'http://boot.test', provisioning: {{{spec}}}")})
+        assert (found.nothing, found.servers) == (False, ())
+
+
+def test_an_address_counts_where_dhcp_is_published() -> None:
+    old = {**FLEET, **addressed("10.0.0.1/24")}
+    assert compared(addressed("10.0.0.2/24"), old).nothing
+    found = compared(addressed("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
+    assert (found.nothing, found.servers) == (False, ())
+    assert found.shared is not None
+    assert list(found.shared.new["hosts"]) == ["a"]  # type: ignore[call-overload]
+
+
+def test_a_site_counts_where_dhcp_is_published() -> None:
+    site = "sites: [{{name: {name}, select: {{matchLabels: {{site: fra1}}}}, baseURL: 'http://fra1.test'}}]"
+    one, other = ({"fleet.yaml": fleet(f"{DHCP}, {site.format(name=name)}")} for name in ("x", "y"))
+    assert not compared(other, {**FLEET, **one}).nothing
+
+
+def test_addresses_of_other_servers_are_no_part_of_the_digest() -> None:
+    """A rebase onto another server's document keeps an acknowledgement."""
+    old = {**FLEET, "fleet.yaml": fleet(DHCP), **addressed("10.0.0.1/24")}
+    rebased = {**old, **machine("new", "2")}
+    assert compared(addressed("10.0.0.2/24"), old).digest == compared(addressed("10.0.0.2/24"), rebased).digest
 
 
 def test_an_edited_image_counts_though_no_decision_follows_from_it() -> None:

@@ -13,7 +13,7 @@ from gitboot.review.annotations import as_problems
 from gitboot.review.facts import as_json
 from gitboot.review.hidden import fit_to_show
 from gitboot.review.markdown import LIMIT, as_markdown, code
-from tests.fleets import decision, document, image, profile, server
+from tests.fleets import decision, document, fleet, image, profile, server
 from tests.reviewed import FLEET, USER_DATA, Files, reviewed
 
 HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** | [a](http://x)"
@@ -68,6 +68,36 @@ def test_a_problem_is_neither() -> None:
     assert "GB10" in shown
     assert "@" not in outside_code(shown)
     assert "<b>" not in outside_code(shown)
+
+
+def test_an_acknowledgement_that_does_not_count_is_neither() -> None:
+    line = f"Gitboot-Ack: {'0' * 64} <script>@everyone![x](http://x)"
+    new = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}
+    shown = as_markdown(reviewed(new, messages=(("c" * 40, line),)))
+    assert shown.count("@everyone") == 2
+    assert not re.search("@|script|http", outside_code(shown))
+
+
+def test_the_path_of_a_file_mentions_nobody() -> None:
+    path = "userdata/@owner/team.j2"
+    old = {**FLEET, path: USER_DATA}
+    spec = f"stream: stable, userData: {{format: CloudInit, template: '{path}'}}"
+    old = {**old, "profiles/web.yaml": document("BootProfile", "web", f"method: Pxe, {spec}")}
+    shown = as_markdown(reviewed({path: USER_DATA + "# more\n"}, old))
+    assert "<summary>userdata/@&#8203;owner/team.j2 changes 18 servers" in shown
+    assert not re.search("@(?!&#8203;)", outside_code(shown))
+
+
+def test_what_unknown_machines_boot_gives_no_secret_away_when_outputs_change() -> None:
+    def publishing(outputs: str) -> Files:
+        return {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', unknownServers: {{profile: repair}}, {outputs}")}
+
+    secret = {"profiles/repair.yaml": profile("repair", "memtest-7", "kernelArguments: ['luks.password=hunter2']")}
+    shown = as_markdown(
+        reviewed(publishing("outputs: [ipxe, grub]"), {**FLEET, **secret, **publishing("outputs: [ipxe]")})
+    )
+    assert "luks.password=HIDDEN" in shown
+    assert "hunter2" not in shown
 
 
 def many(count: int, spec: str) -> Files:

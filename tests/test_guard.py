@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields
 
 import pytest
@@ -71,6 +72,12 @@ def without(count: int) -> Files:
             {f"servers/w{n}.yaml": server(f"w{n}", "role: web, site: c", ARGUMENT) for n in range(4)},
             {("maxSmallGroup", "site=a"), ("maxSmallGroup", "site=c")},
         ),
+        (
+            "servers that are told to be at a small site, to make it look large",
+            {**web(4, group="a"), **web(96, group="b", first=4)},
+            {**web(4, ARGUMENT, group="a"), **web(96, group="a", first=4)},
+            {("maxSmallGroup", "site=a")},
+        ),
     ],
 )
 def test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones(
@@ -124,6 +131,14 @@ def test_a_first_commit_is_judged_by_what_is_not_met_alone() -> None:
     (trip,) = judge(changes, Limits(), not_met=51).trips
     assert (trip.guard, trip.number, trip.limit) == (Guard.MAX_INSTALLS, 51, 50)
     assert judge(changes, Limits()).trips[0].number == 60
+
+
+def test_servers_that_come_back_to_be_installed_again_are_reinstalled() -> None:
+    (trip,) = judge(compared({}), Limits(), returning=2).trips
+    assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
+    found = repository(*SEED)
+    first = compare(None, decide(found), None, found)
+    assert judge(first, Limits(), returning=1).holding == (Guard.MAX_REINSTALLS,)  # the one before cannot be read
 
 
 def test_a_first_commit_without_a_server_is_held() -> None:
@@ -199,6 +214,12 @@ def test_a_line_that_is_wrong_acknowledges_nothing_and_is_told(line: str, why: s
     (unheeded,) = found.unheeded
     assert (unheeded.commit, unheeded.line) == ("c1", line)
     assert why in unheeded.why
+
+
+def test_a_message_of_many_empty_lines_is_read_at_once() -> None:
+    begin = time.process_time()
+    assert acknowledgements([("c1", LINE + "\n" * 40_000)], DIGEST).given
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])

@@ -36,6 +36,8 @@ def problems(format: str, text: str, arguments: str = "") -> tuple[Problem, ...]
         ),
         ("a password in cloud-config", "CloudInit", "#cloud-config\npassword: hunter2\n", "", "user-data, line 2"),
         ("a plain password of a user", "CloudInit", "#cloud-config\nusers:\n- plain_text_passwd: 'x'\n", "", "line 3"),
+        ("one in flow style", "CloudInit", "#cloud-config\nu: [{name: a, plain_text_passwd: hunter2}]\n", "", "line 2"),
+        ("one of a list", "CloudInit", "#cloud-config\nchpasswd:\n  list: |\n    root:hunter2\n", "", "line 2"),
         ("a root password in kickstart", "Kickstart", "text\nrootpw hunter2\n", "", "ks.cfg, line 2"),
         ("one in preseed", "Preseed", "d-i passwd/root-password password hunter2\n", "", "preseed.cfg, line 1"),
         (
@@ -66,6 +68,8 @@ def test_what_looks_like_a_secret_is_reported(case: str, format: str, text: str,
         ("an empty argument", "CloudInit", "#cloud-config\n", "'token='"),
         ("a name that only begins so", "CloudInit", "#cloud-config\n", "'tokenize=1'"),
         ("a public key", "CloudInit", "#cloud-config\nkey: ssh-ed25519 AAAA\n", ""),
+        ("a hash in a list", "CloudInit", "#cloud-config\nchpasswd:\n  list: |\n    root:$6$a$b\n", ""),
+        ("a random one", "CloudInit", "#cloud-config\nchpasswd:\n  expire: false\n  list: ['root:RANDOM']\n", ""),
         ("an empty password", "CloudInit", "#cloud-config\npassword:\n", ""),
     ],
 )

@@ -391,8 +391,11 @@ def test_one_number_declares_one_image_only(bench: Bench) -> None:
         ("Fetched", False, True, "Once", "loader", False),
         ("Fetched", False, True, "Once", "direct", True),  # its override is seen to be consumed
         ("Fetched", False, True, "None", "direct", False),
-        ("Fetched", True, True, "None", "direct", False),  # it fetches nothing, and nothing is armed
-        ("Fetched", True, False, "Once", "direct", False),
+        ("Fetched", True, True, "None", "direct", True),  # a loader fetches its entry
+        ("Fetched", True, False, "Once", "direct", True),
+        ("Fetched", True, False, "Once", "direct iso", False),  # which no loader boots
+        ("Fetched", True, True, "None", "direct iso", False),
+        ("Fetched", False, True, "Once", "direct iso", True),
         ("Fetched", True, False, "Once", "direct with its UUID", True),
         ("Reported", True, False, "Once", "loader", True),
         ("Reported", False, True, "Once", "loader", False),
@@ -400,22 +403,23 @@ def test_one_number_declares_one_image_only(bench: Bench) -> None:
         ("Progress", True, False, "Once", "loader", False),
         ("Progress", True, True, "None", "loader", True),
         ("Progress", False, True, "None", "loader", False),
-        ("Progress", True, True, "None", "direct", False),
+        ("Progress", True, True, "None", "direct", True),
+        ("Progress", True, True, "None", "direct iso", False),
         ("Declared", False, False, "None", "loader", True),
     ],
 )
 def test_a_boot_that_this_instance_could_not_see_is_not_made(
     tmp_path: Path, evidence: str, observes: bool, bmc: bool, override: str, boot: str, known: bool
 ) -> None:
-    direct = boot != "loader"
+    direct, kind = boot != "loader", "iso" if "iso" in boot else "uki"
     config = f"configFrom: {'SystemUUID' if 'UUID' in boot else 'None'}" if direct else ""
     with Bench(tmp_path, observes=observes) as bench:
         access = ", bmc: {address: 'https://10.0.0.9', credentials: c}" if bmc else ""
         bench.decide(
             fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"),
             server("web01", "role: web", f"provision: 1{access}"),
-            image("flatcar-1", config, "uki" if direct else "kernel, initrd"),
-            profile("web", "flatcar-1", "httpBoot: uki" if direct else "", method="UefiHttp" if direct else "Pxe"),
+            image("flatcar-1", config, kind if direct else "kernel, initrd"),
+            profile("web", "flatcar-1", f"httpBoot: {kind}" if direct else "", method="UefiHttp" if direct else "Pxe"),
             policy("web", often="Once", spec=f"override: {override}"),
         )
         assert shown(bench.plan()) == (TO_INSTALL if known else UNKNOWN)

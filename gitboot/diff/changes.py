@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.matching import matched
-from gitboot.diff.reinstalls import Reinstall, reinstalls
+from gitboot.diff.reinstalls import Reinstall, behind_macs, reinstalls
 from gitboot.diff.risks import Risk, risks
+from gitboot.diff.shared import SharedChange, changes_all_files, shared_change, unknown_change
 from gitboot.load import FleetRepository, Id
-from gitboot.machines import machines
-from gitboot.model.scalars import Digest
+from gitboot.machines import BmcAccess, machines
+from gitboot.model.scalars import Digest, MacAddress
 from gitboot.plan import Decision, digest
 from gitboot.resolve import Decisions
 
 GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
 
 Label = tuple[str, str]  # site, fra1
+Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,23 +58,11 @@ class ServerChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedChange:
-    """Something that is published for all machines, or for those that no document describes."""
-
-    old: Mapping[str, object] | None  # None: there was no commit before
-    new: Mapping[str, object]
-
-    @property
-    def pair(self) -> tuple[Digest | None, Digest | None]:
-        return digest(self.old) if self.old is not None else None, digest(self.new)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Area:
     """How much of a group of servers is touched."""
 
     label: Label | None  # None: the whole fleet
-    size: int  # servers of the old commit, and who moved here
+    size: int  # servers of the old commit, and who moved here and changes
     changed: int
     removed: int
     added: int
@@ -97,13 +87,15 @@ class Changes:
     areas: tuple[Area, ...]  # the whole fleet first
     documents: Mapping[Id, DocumentChange]
     bmcs: tuple[str, ...]  # servers that are reached, or trusted, at another BMC
+    besides: tuple[Pair, ...]  # what is in no decision, and none the less not what was looked at if it is another
     digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
 
     def __post_init__(self) -> None:
-        pairs: list[tuple[str, Digest | None, Digest | None]] = [("server", *each.pair) for each in self.servers]
+        pairs: list[Pair] = [("server", *each.pair) for each in self.servers]
         pairs += (("unknown", *self.unknown.pair),) if self.unknown else ()
         pairs += (("shared", *self.shared.pair),) if self.shared else ()
         pairs += (("image", *image.pair) for image in self.images if image.mutated)  # no decision need follow from it
+        pairs += self.besides
         listed = sorted([kind, old or "", new or ""] for kind, old, new in pairs)
         object.__setattr__(self, "digest", digest(listed))
 
@@ -127,82 +119,65 @@ def compare(
     new_repository: FleetRepository,
 ) -> Changes:
     """What ``new`` changes; without ``old`` it is the first commit, and all of it is new."""
-    shared = _shared_change(_shared(old), _shared(new))
+    shared = shared_change(old, new, old_repository, new_repository)
     documents = changed_documents(old_repository, new_repository)
     before = machines(old_repository) if old_repository else {}
     after = machines(new_repository)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
     pairs = matched(before, after)
+    owners = {mac: machine.name for machine in before.values() for mac in machine.macs}
     servers = []
     for was, is_now in pairs:
         old_decision = old.servers[was] if old and was else None
         new_decision = new.servers[is_now] if is_now else None
-        change = _server_change(old_decision, new_decision, mutated, shared)
+        macs = new_decision.macs if new_decision else ()
+        others = {mac: owners[mac] for mac in macs if owners.get(mac, was) != was}
+        change = _server_change(old_decision, new_decision, mutated, shared, others)
         if change is not None:
             servers.append(change)
     by_name = {machine.name: machine.bmc for machine in after.values()}
     was_at = {machine.name: machine.bmc for machine in before.values()}
+    reached = [(was, was_at.get(was or ""), now, by_name[now]) for was, now in pairs if now]
+    reached = [each for each in reached if each[1] != each[3]]
     return Changes(
         first=old is None,
         servers=tuple(servers),
         unchanged=len(pairs) - len(servers),
         before=len(before),
         after=len(after),
-        unknown=_shared_change(_unknown(old), _unknown(new)),
+        unknown=unknown_change(old, new),
         shared=shared,
         images=tuple(image_changes(documents, (old, new), (old_repository, new_repository))),
         areas=_areas(pairs, servers, old_repository, new_repository),
         documents=documents,
-        bmcs=tuple(now for was, now in pairs if was and now and was_at[was] != by_name[now]),
+        bmcs=tuple(now for was, _, now, _ in reached if was),
+        besides=tuple(("bmc", _bmc(was, before), _bmc(now, after)) for was, before, now, after in reached),
     )
 
 
+def _bmc(server: str | None, access: BmcAccess | None) -> Digest:
+    return digest([server, asdict(access) if access is not None else None])
+
+
 def _server_change(
-    old: Decision | None, new: Decision | None, mutated: set[str], shared: SharedChange | None
+    old: Decision | None,
+    new: Decision | None,
+    mutated: set[str],
+    shared: SharedChange | None,
+    others: Mapping[MacAddress, str],
 ) -> ServerChange | None:
     same = old is not None and new is not None and old.digest == new.digest
-    all_files = shared is not None and shared.old is not None and _files_of(shared.old) != _files_of(shared.new)
+    all_files = shared is not None and changes_all_files(shared)
     if same and not all_files:
         return None
     asked = reinstalls(old, new) if old is not None and new is not None and not same else ()
+    asked += behind_macs(new, others) if new is not None else ()
     found = risks(old, new, asked) if not same else frozenset()
     if all_files and old is not None and new is not None:
         found |= {Risk.OUTPUTS}
     if not same and mutated & {*booted(old), *booted(new)}:
         found |= {Risk.MUTATED_IMAGE}
     return ServerChange(old=old, new=new, risks=found, reinstalls=asked, effects=effects(old, new, found, asked))
-
-
-# What is published for all machines, and for those without a document
-
-
-def _shared(decisions: Decisions | None) -> dict[str, object] | None:
-    if decisions is None:
-        return None
-    return {
-        "baseURL": decisions.base_url,
-        "outputs": sorted(decisions.outputs),
-        "evidence": decisions.evidence,
-    }
-
-
-def _files_of(shared: Mapping[str, object]) -> object:
-    """What decides which files each server has; its base URL is part of its decision."""
-    return shared["outputs"], shared["evidence"]
-
-
-def _unknown(decisions: Decisions | None) -> dict[str, object] | None:
-    if decisions is None:
-        return None
-    boots = decisions.unknown
-    return {
-        "notFound": decisions.unknown_not_found,
-        "boots": {arch: boot.facts() for arch, boot in sorted(boots.items())} if boots is not None else None,
-    }
-
-
-def _shared_change(old: dict[str, object] | None, new: dict[str, object] | None) -> SharedChange | None:
-    return SharedChange(old=old, new=new) if old != new and new is not None else None
 
 
 # Groups of servers
@@ -222,9 +197,10 @@ def _areas(
             group = counts.setdefault(label, {})
             group[what] = group.get(what, 0) + 1
 
+    changed = {change.new.server for change in servers if change.new is not None}
     for was, is_now in pairs:
-        if was is not None:
-            count("size", was, is_now)
+        if was is not None:  # whoever moves without a change dilutes no share
+            count("size", was, is_now if is_now in changed else None)
     for change in servers:
         before = change.old.server if change.old else None
         after = change.new.server if change.new else None

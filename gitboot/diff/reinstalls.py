@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import format_instant
-from gitboot.plan import Boot, Decision, MaintenanceDecision
+from gitboot.model.policy import NetworkBoot, OverrideMode
+from gitboot.model.scalars import MacAddress, format_instant
+from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 
 
 class Why(StrEnum):
@@ -18,6 +18,8 @@ class Why(StrEnum):
     IMAGE = "image"  # another one under OnImageChange or Always
     POLICY = "policy"
     NETWORK_BOOT = "networkBoot"
+    OVERRIDE = "override"  # from None: it was left to the firmware whether it boots so
+    MAC = "MAC"  # another server's: the machine behind it boots what this one does
     WRITES_DISK = "writesDisk"  # what it booted before wrote no disk
     MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
     UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
@@ -38,6 +40,15 @@ def reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     No record is looked at, so this is what may happen, whatever a server was provisioned with.
     """
     return (*_under_policy(old, new), *_under_maintenances(old, new))
+
+
+def behind_macs(new: Decision, owners: Mapping[MacAddress, str]) -> tuple[Reinstall, ...]:
+    """The same for machines behind MAC addresses that were another server's, by ``owners``."""
+    policy = new.policy
+    asks = policy is not None and _writes(policy.boot) and policy.network_boot is not NetworkBoot.NEVER
+    if not asks and not any(_writes(maintenance.boot) for maintenance in new.maintenances):
+        return ()
+    return tuple(Reinstall(Why.MAC, owners[mac], mac) for mac in new.macs if mac in owners)
 
 
 def wants_install(decision: Decision) -> bool:
@@ -74,8 +85,14 @@ def _under_policy(old: Decision, new: Decision) -> Iterator[Reinstall]:
         yield Reinstall(Why.IMAGE, before.boot.image, after.boot.image)
     if after.network_boot in _BY_KEY and after.provision > before.provision:
         yield Reinstall(Why.PROVISION, str(before.provision), str(after.provision))
+    if _arms_newly(before, after):
+        yield Reinstall(Why.OVERRIDE, before.override, after.override)
     if (by := _without_end(old)) and not _without_end(new):
         yield Reinstall(Why.UNCOVERED, by, None)
+
+
+def _arms_newly(before: PolicyDecision | MaintenanceDecision, after: PolicyDecision | MaintenanceDecision) -> bool:
+    return before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE
 
 
 def _without_end(decision: Decision) -> str | None:
@@ -92,6 +109,8 @@ def _under_maintenances(old: Decision, new: Decision) -> Iterator[Reinstall]:
         was = before.get(after.name)
         if was is None or _asked(was) != _asked(after):
             yield Reinstall(Why.MAINTENANCE, _told(was) if was else None, _told(after), after.name)
+        elif _arms_newly(was, after):
+            yield Reinstall(Why.OVERRIDE, was.override, after.override, after.name)
         elif gone := _hiding(was, old) - _hiding(after, new):
             yield Reinstall(Why.UNCOVERED, min(gone)[0], None, after.name)
 

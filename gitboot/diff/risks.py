@@ -92,7 +92,8 @@ def risks(old: Decision | None, new: Decision | None, asked: tuple[Reinstall, ..
     """What a server's change can do; ``asked`` are the boots that write disks which it newly asks for."""
     if old is None:
         assert new is not None  # noqa: S101 - one of the two is there
-        return frozenset({Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED})
+        added = {Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED}
+        return frozenset(added | {Risk.REINSTALL} if asked else added)
     if new is None:
         return frozenset({Risk.WITHDRAWN})
     found = {Risk.REINSTALL} if asked else set()
@@ -103,7 +104,9 @@ def risks(old: Decision | None, new: Decision | None, asked: tuple[Reinstall, ..
         found.discard(Risk.WITHDRAWN)  # it came back
     found |= set(_of_policies(old.policy, new.policy))
     found |= set(_of_maintenances(old, new))
-    return frozenset(found - {Risk.OVERRIDE_ONLY} or found)
+    if found - {Risk.REINSTALL} == {Risk.OVERRIDE_ONLY} and all(each.why is Why.OVERRIDE for each in asked):
+        return frozenset(found)
+    return frozenset(found - {Risk.OVERRIDE_ONLY})
 
 
 def _differing(table: tuple[tuple[Risk, Look], ...], old: object, new: object) -> Iterator[Risk]:

@@ -89,8 +89,11 @@ class Ledger:
         """The commit that was accepted last."""
         return self._store.fact("accepted")
 
-    def accept(self, commit: str) -> None:
-        self._store.set_fact("accepted", commit)
+    def accept(self, commit: str, *, changes: str | None = None) -> None:
+        """Note that a commit was accepted, with the digest of what it changes: approvals of that are used up."""
+        with self._store.writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO facts VALUES ('accepted', ?)", (commit,))
+            connection.execute("DELETE FROM approvals WHERE digest = ?", (changes,))
 
     def forget_accepted(self) -> None:
         """Know of no accepted commit any more."""

@@ -9,6 +9,7 @@ from functools import cache
 from gitboot.diff.changes import Changes, ServerChange
 from gitboot.diff.documents import Fate
 from gitboot.diff.risks import Risk
+from gitboot.diff.shared import SharedChange
 from gitboot.load import FleetRepository, Id
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
@@ -56,9 +57,13 @@ class Causes:
                     found |= set(self._of_part(side, part, other_image=len(images) > 1))
         return tuple(sorted(found))
 
-    def of_shared(self) -> tuple[Id, ...]:
+    def of_shared(self, shared: SharedChange) -> tuple[Id, ...]:
         """The same for what is published for all machines."""
-        return tuple(key for key in self._of_kind("Fleet") if self._has(key, "outputs", "provisioning", "baseURL"))
+        fields = ("outputs", "provisioning", "baseURL", "sites")
+        fleet = (key for key in self._of_kind("Fleet") if self._has(key, *fields))
+        hosts = shared.new.get("hosts")
+        named = (Id("Server", name) for name in hosts) if isinstance(hosts, Mapping) else ()
+        return (*fleet, *self._changed(*named))
 
     def _has(self, key: Id, *names: str) -> bool:
         """Whether one of these fields of a spec changed."""

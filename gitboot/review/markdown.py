@@ -85,7 +85,7 @@ def _guards(review: Review) -> Iterator[str]:
         "limits",
     )
     yield from _fitting(
-        [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {each.why}" for each in review.unheeded],
+        [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {code(each.why)}" for each in review.unheeded],
         "acknowledgements",
     )
 
@@ -165,7 +165,8 @@ def _cause(cause: Cause) -> str:
 
 
 def _folded(summary: str, text: str) -> tuple[str, str]:
-    summary = escape(printable(summary))
+    # Not in a code span, as Markdown ends where HTML begins: a space of no width keeps @ from mentioning someone.
+    summary = escape(printable(summary)).replace("@", "@&#8203;")
     return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>", f"- <code>{summary}</code>"
 
 

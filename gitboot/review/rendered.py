@@ -138,11 +138,11 @@ def _entry(files: dict[str, File], name: str) -> str:
 
 
 def _unknown(decisions: Decisions) -> Texts:
-    shown = {architecture: fit_to_show(boot) for architecture, boot in (decisions.unknown or {}).items()}
-    files = dict(ipxe.shared(replace(decisions, unknown=shown if decisions.unknown is not None else None)))
+    decisions = _fit_to_show(decisions)
+    files = dict(ipxe.shared(decisions))
     found = files.get("boot/unknown.ipxe")
     texts = {"unknown.ipxe": found.content.decode()} if found else {}
-    for architecture, boot in sorted(shown.items()):
+    for architecture, boot in sorted((decisions.unknown or {}).items()):
         if boot.user_data is not None:
             texts |= {f"{architecture} {name}": text for name, text in boot.user_data.files.items()}
     return texts
@@ -151,4 +151,12 @@ def _unknown(decisions: Decisions) -> Texts:
 def _shared(decisions: Decisions) -> Texts:
     if Output.GRUB not in decisions.outputs:
         return {}
-    return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.shared(decisions)}
+    return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.shared(_fit_to_show(decisions))}
+
+
+def _fit_to_show(decisions: Decisions) -> Decisions:
+    """Decisions without what looks like a secret in what unknown machines boot."""
+    if decisions.unknown is None:
+        return decisions
+    shown = {architecture: fit_to_show(boot) for architecture, boot in decisions.unknown.items()}
+    return replace(decisions, unknown=shown)

@@ -198,7 +198,7 @@ def _shared(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -
         return None
     return Shared(
         title="what is published for all machines",
-        causes=told(causes.of_shared(), changes, new[1]),
+        causes=told(causes.of_shared(changes.shared), changes, new[1]),
         fields=tuple(words.shared(changes.shared)),
         rendered=shared_diffs(old[0], new[0]),
     )

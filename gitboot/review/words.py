@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.changes import Area, Changes, SharedChange
+from gitboot.diff.changes import Area, Changes
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.diff.risks import Risk
+from gitboot.diff.shared import SharedChange
 from gitboot.guard import SMALL, Guard, Limits, Trip
 from gitboot.model.scalars import format_instant
 from gitboot.review.groups import Cause, Group
@@ -70,6 +71,8 @@ def reason(asked: Reinstall) -> str:
             return f"{where}: {asked.old} {ARROW} {asked.new}"
         case Why.UNCOVERED:
             return f"{where or 'its policy'} is no longer behind Maintenance/{asked.old}"
+        case Why.MAC:
+            return f"{asked.new} was a MAC address of Server/{asked.old}"
         case Why.WRITES_DISK:
             return f"{asked.new} writes disks, {asked.old or 'the local disk'} did not"
         case _:

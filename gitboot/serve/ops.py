@@ -71,9 +71,16 @@ def _entries(document: Mapping[str, Any], paths: list[str]) -> Iterator[tuple[st
     if plan is None or (boot := plan["boot"]) is None:
         return
     by_uuid = _is_direct(boot) and boot["configFrom"] == ConfigFrom.SYSTEM_UUID
+    if _is_direct(boot) and not by_uuid and not _has_uki(boot):
+        return
     for path in paths:
         if not is_report(path) and path.startswith("boot/ignition/") == by_uuid:
             yield path, EntryOf(server, Digest(document["digest"]))
+
+
+def _has_uki(boot: Mapping[str, Any]) -> bool:
+    """As ``Boot.direct_uki`` is there."""
+    return "uki" in boot["files"] if boot["method"] == Method.PXE else bool(boot["httpBoot"] == HttpBoot.UKI)
 
 
 def _is_direct(boot: Mapping[str, Any]) -> bool:

@@ -1,0 +1,94 @@
+"""What is published for all machines, or for those that no document describes, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from gitboot.load import FleetRepository
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import Digest
+from gitboot.plan import digest
+from gitboot.resolve import Decisions
+from gitboot.resolve.hosts import Host
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedChange:
+    """Something that is published for all machines, or for those that no document describes."""
+
+    old: Mapping[str, object] | None  # None: there was no commit before
+    new: Mapping[str, object]
+
+    @property
+    def pair(self) -> tuple[Digest | None, Digest | None]:
+        return digest(self.old) if self.old is not None else None, digest(self.new)
+
+
+def shared_change(
+    old: Decisions | None,
+    new: Decisions,
+    old_repository: FleetRepository | None,
+    new_repository: FleetRepository,
+) -> SharedChange | None:
+    """What all machines have in common; None: it is the same."""
+    return _change(_shared(old, old_repository, new), _shared(new, new_repository, old))
+
+
+def unknown_change(old: Decisions | None, new: Decisions) -> SharedChange | None:
+    """What machines boot that no document describes; None: the same."""
+    return _change(_unknown(old), _unknown(new))
+
+
+def changes_all_files(shared: SharedChange) -> bool:
+    """Whether each server has other files by it; its base URL is part of its decision."""
+    deciding = ("outputs", "evidence")
+    return shared.old is not None and any(shared.old[name] != shared.new[name] for name in deciding)
+
+
+def _shared(
+    decisions: Decisions | None, repository: FleetRepository | None, other: Decisions | None
+) -> dict[str, object] | None:
+    if decisions is None or repository is None:
+        return None
+    provisioning = repository.fleet.spec.provisioning
+    return {
+        "baseURL": decisions.base_url,
+        "outputs": sorted(decisions.outputs),
+        "evidence": decisions.evidence,
+        "monitors": list(map(str, provisioning.monitors)),  # whose fetches prove no installation
+        "ledger": provisioning.ledger,  # of the instance that makes them
+        **(_network(decisions, other) if other is not None and decisions.outputs & _OF_HOSTS else {}),
+    }
+
+
+_OF_HOSTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # made of more than decisions
+
+
+def _network(decisions: Decisions, other: Decisions) -> dict[str, object]:
+    """What DHCP is told: of the servers in both commits only those that differ, so that a rebase changes nothing."""
+    others = {host.server: _interfaces(host) for host in other.hosts}
+    hosts = {host.server: _interfaces(host) for host in decisions.hosts if host.server in others}
+    return {
+        "hosts": {server: facts for server, facts in hosts.items() if facts != others[server]},
+        "sites": dict(decisions.sites),
+    }
+
+
+def _interfaces(host: Host) -> dict[str, object]:
+    return {"site": host.site, "interfaces": [asdict(nic) for nic in host.nics]}
+
+
+def _unknown(decisions: Decisions | None) -> dict[str, object] | None:
+    if decisions is None:
+        return None
+    boots = decisions.unknown
+    return {
+        "notFound": decisions.unknown_not_found,
+        "boots": {arch: boot.facts() for arch, boot in sorted(boots.items())} if boots is not None else None,
+    }
+
+
+def _change(old: dict[str, object] | None, new: dict[str, object] | None) -> SharedChange | None:
+    return SharedChange(old=old, new=new) if old != new and new is not None else None
