@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from gitboot.bmc.apply import would_send
 from gitboot.bmc.fleet import Connections
@@ -17,7 +17,9 @@ from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.override import (
     Armed,
     AskOperator,
+    Condition,
     Confirm,
+    Enabled,
     Leave,
     Observed,
     Override,
@@ -29,11 +31,21 @@ from gitboot.override import (
     next_step,
 )
 from gitboot.overriding import wanted_by
-from gitboot.plan import BootPlan, Decision, Record
+from gitboot.plan import BootPlan, Cause, Decision, Record
 from gitboot.provisioning import Provisioning
 from gitboot.resolve import Decisions, plan
+from gitboot.resolve.instant import is_met
 
-PARALLEL = 32
+PARALLEL: Final = 32
+_RECORDS: Final = "look at the machine, then: gitboot records set {server} met, or not-met"
+_MENDS: Final[dict[Condition | Cause, str]] = {
+    Condition.NEEDS_OPERATOR: "look at its console or boot log, then: "
+    "gitboot bmc resolve {server} --armed (it has booted), or --not-armed",
+    Condition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
+    Condition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
+    Cause.SPENT: _RECORDS,
+    Cause.UNKNOWN: _RECORDS,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +60,26 @@ class Subject:
     record: Record | None
     wanted: Wanted | None
     armed: tuple[Armed, ...]
+    unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
+
+    @property
+    def evidence(self) -> str:
+        """What is known of the boot that the plan is about, in a word or two."""
+        policy = self.decision.policy if self.decision is not None else None
+        match self.record:
+            case None:
+                return "unseen" if self.unseen else "unknown"
+            case Record(spent_key=str()) as record if self.plan is not None and record.spent_key == self.plan.key:
+                return "spent"
+            case record if policy is not None and policy.boot is not None and not is_met(policy, record):
+                return "not met"
+        return self.record.evidence or "-"
+
+    @property
+    def doubt(self) -> Cause | None:
+        """Why only a person can tell what is on the machine's disks."""
+        cause = self.plan.cause if self.plan is not None else None
+        return cause if cause in (Cause.SPENT, Cause.UNKNOWN) and not self.unseen else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +89,11 @@ class Inspection:
     subject: Subject
     seen: Observed | None  # None: it could not be read
     step: Step | None
-    failure: str | None
+    failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None
 
     @property
     def needs_a_person(self) -> bool:
-        return isinstance(self.step, AskOperator)
+        return isinstance(self.step, AskOperator) or self.subject.doubt is not None
 
     @property
     def is_settled(self) -> bool:
@@ -88,8 +120,10 @@ class Inspection:
             ],
             "evidence": record.evidence if record else None,
             "metAt": format_instant(record.met_at) if record and record.met_at else None,
-            "next": named(self.step),
+            "next": self.next,
             "why": self.why,
+            "mend": self.mend,
+            "needsAPerson": self.needs_a_person,
             "patch": self.patch,
         }
 
@@ -97,7 +131,7 @@ class Inspection:
     def why(self) -> str:
         """The reason for what comes next, in words."""
         if self.failure is not None:
-            return self.failure
+            return str(self.failure)
         match self.step:
             case Wait(why=why):
                 return why
@@ -110,6 +144,26 @@ class Inspection:
             case Set(record=record):
                 return f"wanted for {record.reason}"
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
+
+    @property
+    def mend(self) -> str | None:
+        """What a person has to do about it."""
+        asked = self.step.condition if isinstance(self.step, AskOperator) else self.subject.doubt
+        return _MENDS[asked].format(server=self.subject.name) if asked is not None and self.failure is None else None
+
+    @property
+    def next(self) -> str:
+        """What comes next, in a word: a step, or why there is none."""
+        match self.failure:
+            case BmcUnreachable():
+                return "unreachable"
+            case BmcBusy():
+                return "busy"
+            case BmcRejected():
+                return "refused"
+            case UsageError():
+                return "no access"
+        return type(self.step).__name__
 
 
 def subjects(
@@ -134,6 +188,7 @@ def subjects(
             record=record,
             wanted=wanted_by(planned),
             armed=ledger.armed(decision.uuid),
+            unseen=record is None and provisioning.recorded(decision.uuid) is not None,
         )
     seen = ledger.machines()
     for uuid in sorted(ledger.open_armed()):
@@ -148,8 +203,9 @@ def subjects(
 def inspect(
     chosen: Iterable[Subject], connections: Connections, at: datetime, *, each: Callable[[], None] = lambda: None
 ) -> list[Inspection]:
-    """Read each BMC once, many at a time; those that need a person first, then those that are not as wanted.
+    """Read each BMC once, many at a time.
 
+    Those that need a person come first, then those that could not be read, then those that are not as wanted.
     ``each`` is called when another one has been read.
     """
     found = []
@@ -157,32 +213,27 @@ def inspect(
         for future in as_completed([pool.submit(_inspect, subject, connections, at) for subject in chosen]):
             found.append(future.result())
             each()
-    return sorted(found, key=lambda one: (not one.needs_a_person, one.is_settled, one.subject.name))
+    return sorted(found, key=_urgency)
+
+
+def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
+    return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.name
 
 
 def _inspect(subject: Subject, connections: Connections, at: datetime) -> Inspection:
     try:
         seen = connections.to(subject.uuid, subject.name, subject.bmc).observe()
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-        return Inspection(subject=subject, seen=None, step=None, failure=str(error))
+        return Inspection(subject=subject, seen=None, step=None, failure=error)
     step = next_step(wanted=subject.wanted, observed=seen, records=subject.armed, at=at)
     return Inspection(subject=subject, seen=seen, step=step, failure=None)
 
 
-def named(step: Step | None) -> str:
-    """A step in a word or three."""
-    match step:
-        case None:
-            return "unreachable"
-        case Leave():
-            return "Leave"
-        case Set(record=record):
-            return f"Set {record.override.enabled} {record.override.target}"
-    return type(step).__name__
-
-
 def shown(override: Override | None) -> str:
-    return f"{override.enabled} {override.target}" if override is not None else "-"
+    """An override in two words; what is disabled has no target that matters."""
+    if override is None:
+        return "-"
+    return str(override.enabled) if override.enabled is Enabled.DISABLED else f"{override.enabled} {override.target}"
 
 
 def _seen(observed: Observed) -> dict[str, Any]:

@@ -234,6 +234,9 @@ class Overriding:
             if begins:
                 self._journal.event(at, "BmcsFailing", message, warning=True)
         else:
+            for schedule in self._schedules.values():
+                if schedule.due == self._resting_until:  # put off until one answers, as this one has
+                    schedule.due = at
             self._resting_until = None
             self._journal.condition("BmcsReachable", True, "Reachable", "BMCs answer, as far as any is asked", at)
 

@@ -29,6 +29,13 @@ def has_ledger(directory: Path) -> bool:
         raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
 
 
+def never_ran(directory: Path) -> UsageError:
+    """What a person is told who names a directory on which no instance has run."""
+    return UsageError(
+        f"no gitboot has run with the state directory {directory}; name the one that `gitboot run --state` has"
+    )
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold ``directory`` until the block ends; raises `LockedByAnother` naming the process that has it.
@@ -84,10 +91,15 @@ def write_status(directory: Path, status: Mapping[str, Any]) -> None:
 
 def read_status(directory: Path) -> dict[str, Any]:
     """What the instance said of itself last; raises `UsageError` where none has run here."""
+    path = directory / _STATUS
     try:
-        found: dict[str, Any] = json.loads((directory / _STATUS).read_text())
+        found = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise UsageError(f"no gitboot has run with the state directory {directory}") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{directory / _STATUS} cannot be read: {error}") from None
+        raise never_ran(directory) from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "attempted" not in found:
+        raise UsageError(f"{path} is no status; the next pass of `gitboot run` writes it anew")
     return found

@@ -74,7 +74,7 @@ class Instance:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=10, **more)
+        return httpx.get(f"{self.url}{path}", timeout=10, verify=False, **more)  # plain HTTP: no authorities to load
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.get("/api/v1/status").json()

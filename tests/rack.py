@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from gitboot.cli import main
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, eventually, running
 from tests.redfish.double import Machine
+from tests.redfish.faults import Drop
 from tests.redfish.profiles import ENABLED, GENERIC, TARGET, Profile
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
@@ -150,6 +152,29 @@ class Rack:
     def once(self, *arguments: object) -> Done:
         places = ("--output", self.output, "--state", self.state, "--credentials", self.credentials)
         return typed("run", self.repository.bare, *places, "--once", *arguments)
+
+    def age(self, change: str) -> None:
+        """Let time pass, as far as the ledger of an instance that does not run can tell."""
+        with closing(sqlite3.connect(self.state / "ledger.sqlite", isolation_level=None)) as ledger:
+            assert ledger.execute(change).rowcount > 0
+
+    def leave_in_doubt(self, name: str) -> Blade:
+        """A new blade after a crash between record and set, hours ago; it has been reset since."""
+        blade = self.add(name, provision=1)
+        self.push()
+        blade.bmc.fault(Drop(applied=False), on="PATCH", times=9)
+        self.once("--records", "fresh", *self.spooling)
+        self.age("UPDATE armed SET at = '2026-11-01T00:00:00Z'")
+        blade.bmc.mend()
+        blade.machine.run_through()
+        blade.machine.requests.clear()
+        return blade
+
+    @property
+    def spooling(self) -> tuple[object, ...]:
+        """Where fetches would reach an instance that makes one pass and listens nowhere."""
+        (self.folder / "spool").mkdir(exist_ok=True)
+        return ("--spool", self.folder / "spool")
 
     def typed(self, *command: object) -> Done:
         """A command about this rack's instance."""

@@ -194,6 +194,8 @@ class Bmc:
                 return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
             if isinstance(cause, RedirectedElsewhere):
                 return BmcRejected(f"{request}: {cause}")
+            if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
+                return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
         return MEANING[type(error)](f"{request}: {_detail(str(error))}")
 
     def _answered(self, error: exceptions.HTTPError, request: str) -> TryAgain | OperatorError:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import Output, now, output_option, state_option
+from gitboot.cli.inputs import Output, credentials_option, now, output_option, state_option
 
 if TYPE_CHECKING:
     from gitboot.inspecting import Inspection
+    from gitboot.override import Armed
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+_STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
+_LONGEST_REASON: Final = 24
+_MOST_NAMES: Final = 5
 
-_credentials_option = click.option(
-    "--credentials",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="A directory with NAME/username and NAME/password for the BMCs, as `gitboot run` has it.",
-)
 _reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
 
 
@@ -37,7 +38,7 @@ def command() -> None:
 @command.command("get", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
 @state_option
-@_credentials_option
+@credentials_option
 @output_option("text", "json")
 def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs: tuple[Output, ...]) -> None:
     """Read the BMCs of SERVERS, or of all, and show what is wanted, seen, recorded and proven there.
@@ -52,7 +53,7 @@ def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs
 @command.command("diff", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
 @state_option
-@_credentials_option
+@credentials_option
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where a BMC is not as it is wanted.")
 @output_option("text", "json")
 def diff(
@@ -101,8 +102,7 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
 @click.option(
     "--armed/--not-armed",
     "armed",
-    required=True,
-    default=None,
+    required=True,  # with a default click would take its absence for --not-armed
     help="Whether the override was set and the machine booted it, or it was never set.",
 )
 @_reason_option
@@ -153,49 +153,73 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection]) -> str:
+    from gitboot.annotate.order import printable
     from gitboot.cli.table import table
-    from gitboot.inspecting import named, shown
+    from gitboot.inspecting import shown
 
     rows = []
     for one in found:
-        subject, recorded = one.subject, [each for each in one.subject.armed if each.state.is_open]
-        record = recorded[-1] if recorded else next(iter(reversed(subject.armed)), None)
-        colour = "red" if one.needs_a_person or one.seen is None else None if one.is_settled else "yellow"
+        subject = one.subject
+        colour = "red" if one.needs_a_person else None if one.is_settled else "yellow"
         rows.append(
             (
                 subject.name,
                 str(subject.plan.phase) if subject.plan else "no plan",
                 shown(subject.wanted.override if subject.wanted else None),
-                shown(one.seen.override if one.seen else None),
-                f"{record.reason} {record.state}" if record else "-",
-                subject.record.evidence or "not met" if subject.record else "unknown",
-                click.style(named(one.step), fg=colour),
+                printable(shown(one.seen.override)) if one.seen else click.style(one.next, fg="red"),
+                _recorded(subject.armed),
+                subject.evidence,
+                click.style("ask a person" if one.needs_a_person else one.next if one.seen else "-", fg=colour),
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
-    whys = [f"{one.subject.name}: {one.why}" for one in found if not one.is_settled]
-    return "\n".join([table(header, rows), *(["", *whys] if whys else []), "", _summed_up(found)])
+    return "\n".join([table(header, rows), *_whys(found), "", _summed_up(found)])
+
+
+def _recorded(armed: tuple[Armed, ...]) -> str:
+    """What may stand on the BMC, or what was armed last; the instant that a reason may end in says little here."""
+    if not armed:
+        return "-"
+    last = max(armed, key=lambda each: (each.state.is_open, each.at))
+    reason = last.reason.partition("/after/")[0]
+    return f"{reason[:_LONGEST_REASON]}{'…' if len(reason) > _LONGEST_REASON else ''} {last.state}"
+
+
+def _whys(found: list[Inspection]) -> Iterator[str]:
+    """Below the table, where the eye is: why what is not in order is not, and what a person has to do."""
+    from gitboot.cli.table import wrapped
+
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for one in found:
+        if one.needs_a_person or not one.is_settled:
+            alike.setdefault((one.why, one.mend), []).append(one.subject.name)
+    if alike:
+        yield ""
+    for (why, mend), names in alike.items():
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        yield wrapped(f"{', '.join(names[:_MOST_NAMES])}{more}: {why}")
+        if mend is not None:
+            yield wrapped(mend, "    ")
 
 
 def _as_diff(found: list[Inspection]) -> str:
-    from gitboot.inspecting import named
+    from gitboot.annotate.order import printable
 
     lines: list[str] = []
     for one in found:
-        lines.append(f"{click.style(one.subject.name, bold=True)}: {named(one.step)}: {one.why}")
+        lines.append(f"{click.style(one.subject.name, bold=True)}: {one.next}: {printable(one.why)}")
         if one.patch is not None:
             lines.append(f"  PATCH {one.subject.bmc.address}{one.patch}")
     return "\n".join(lines or ["every BMC is as it is wanted"])
 
 
 def _summed_up(found: list[Inspection]) -> str:
-    counts: dict[str, Any] = {
-        "need a person": sum(one.needs_a_person for one in found),
-        "could not be read": sum(one.seen is None for one in found),
-        "not as wanted yet": sum(
-            one.seen is not None and not one.is_settled and not one.needs_a_person for one in found
-        ),
-        "as wanted": sum(one.is_settled for one in found),
-    }
+    counts = Counter(_standing(one) for one in found)
     total = f"{len(found)} BMC{'s' if len(found) != 1 else ''}"
-    return f"{total}: {', '.join(f'{count} {what}' for what, count in counts.items() if count) or 'none'}"
+    return f"{total}: {', '.join(f'{counts[what]} {what}' for what in _STANDINGS if counts[what]) or 'none'}"
+
+
+def _standing(one: Inspection) -> str:
+    """The heading under which a BMC is counted, the worst that fits."""
+    person, unread, pending, fine = _STANDINGS
+    return person if one.needs_a_person else unread if one.seen is None else fine if one.is_settled else pending

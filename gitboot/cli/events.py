@@ -15,12 +15,11 @@ from gitboot.cli.inputs import state_option
 @click.option("--server", metavar="NAME", help="Only what happened to this server.")
 def command(state: Path, server: str | None) -> None:
     """Print what the instance on STATE did, as JSON lines: commits, publications, evidence, every override."""
-    from gitboot.errors import UsageError
     from gitboot.ledger import Ledger
-    from gitboot.state import LEDGER, has_ledger
+    from gitboot.state import LEDGER, has_ledger, never_ran
 
     if not has_ledger(state):
-        raise UsageError(f"no gitboot has run with the state directory {state}")
+        raise never_ran(state)
     with Ledger.open(state / LEDGER) as ledger:
         for event in ledger.events():
             if server is None or event.get("server") == server:

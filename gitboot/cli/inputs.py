@@ -54,6 +54,23 @@ def state_option(command: Command) -> Command:
     )(command)
 
 
+def _directory_of_credentials(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise UsageError(
+            f"--credentials: there is no directory {path}; make it, with NAME/username and NAME/password for each name "
+            "under bmc.credentials, or leave the option out"
+        )
+    return path
+
+
+credentials_option = click.option(
+    "--credentials",
+    type=click.Path(path_type=Path),
+    callback=_directory_of_credentials,
+    help="A directory with NAME/username and NAME/password for the BMCs. Default: none.",
+)
+
+
 def config_option(command: Command) -> Command:
     """--config: a TOML file with the command's options as keys; flags and variables win over it."""
 

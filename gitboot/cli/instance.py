@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from gitboot.errors import UsageError
+from gitboot.errors import LedgerError, UsageError
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger, copy_ledger
 from gitboot.load import FleetRepository, load
@@ -25,7 +25,7 @@ from gitboot.provisioning import Provisioning
 from gitboot.report import Event
 from gitboot.resolve import Decisions, decide
 from gitboot.source.clone import accepted_snapshot
-from gitboot.state import LEDGER, has_ledger, locked, running
+from gitboot.state import LEDGER, has_ledger, locked, never_ran, running
 
 _PATIENCE_S: Final = 30
 
@@ -55,11 +55,14 @@ class Instance:
 def looked_at(state: Path, at: datetime) -> Iterator[Instance]:
     """The instance on ``state`` as it is, running or not; nothing there is changed."""
     if not has_ledger(state):
-        raise UsageError(f"no gitboot has run with the state directory {state}")
+        raise never_ran(state)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
         copy_ledger(state / LEDGER, copy / LEDGER, in_use=running(state) is not None)
-        ledger = stack.enter_context(Ledger.open(copy / LEDGER))
+        try:
+            ledger = stack.enter_context(Ledger.open(copy / LEDGER))
+        except LedgerError as error:  # of the copy, whose path says nothing to anyone
+            raise type(error)(str(error).replace(str(copy), str(state))) from None
         repository = load(accepted_snapshot(state))
         decisions, known = decide(repository), machines(repository)
         journal = Journal(ledger, _nobody)
@@ -86,6 +89,8 @@ def order(state: Path, what: str, facts: Mapping[str, Any]) -> str:
 
     Raises `UsageError` where it was refused.
     """
+    if not has_ledger(state):
+        raise never_ran(state)
     process = running(state)
     with ExitStack() as stack:
         if process is None:

@@ -20,7 +20,7 @@ def command(state: Path) -> None:
 
     process = running(state)
     if process is None:
-        raise UsageError(f"no gitboot runs with the state directory {state}")
+        raise UsageError(f"no gitboot runs with the state directory {state}: begin with `gitboot run`")
     try:
         os.kill(process, signal.SIGHUP)
     except OSError as error:

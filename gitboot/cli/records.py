@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from gitboot.cli.inputs import Output, now, output_option, state_option
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from gitboot.cli.instance import Instance
     from gitboot.plan import Record
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+_SINGLE: Final = "UnknownServers"  # single servers are unknown, which the table shows
+_STANDINGS: Final = ("unknown", "spent", "not met", "drifted", "as wanted")
 _reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
 
 
@@ -33,19 +35,22 @@ def command() -> None:
 @state_option
 @output_option("text", "json")
 def show(servers: tuple[str, ...], state: Path, outputs: tuple[Output, ...]) -> None:
-    """Show what is known of SERVERS, or of all, beside what is planned; the unknown ones first."""
+    """Show what is known of SERVERS, or of all, beside what is planned; the unknown ones first.
+
+    Spent is where a boot override was consumed, and nothing has shown yet what became of it.
+    """
     from gitboot.cli.instance import chosen, looked_at
 
     with looked_at(state, now()) as instance:
         names = chosen(servers, instance)
         items = [item for item in _items(instance) if names is None or item["server"] in names]
-        doubt = next((each for each in instance.provisioning.conditions if each.type == "RecordsKnown"), None)
+        doubts = [each for each in instance.provisioning.conditions if each.type == "RecordsKnown" and not each.status]
     for output in outputs:
         if output.format == "json":
             document = {"apiVersion": "gitboot.dev/v1alpha1", "items": items}
             output.write(json.dumps(document, indent=2, sort_keys=True))
         else:
-            output.write(_as_text(items, doubt.message if doubt is not None and not doubt.status else None))
+            output.write(_as_text(items, next((each.message for each in doubts if each.reason != _SINGLE), None)))
 
 
 @command.command("set", context_settings=_SETTINGS)
@@ -64,7 +69,7 @@ def set_record(server: str, what: str, state: Path, reason: str) -> None:
     from gitboot.plan import Record
     from gitboot.records import adopted, record_facts
 
-    at = now()
+    at = datetime.now(UTC)  # to the microsecond: what was fetched a moment before it counts no more
     with looked_at(state, at) as instance:
         decision = instance.decision(server)
         before = instance.provisioning.recorded(decision.uuid) or Record()
@@ -105,7 +110,10 @@ def _replaced(record: Record, before: Record, at: datetime) -> Record:
     """What an operator says, from now on; what maintenances have booted stays as it was."""
     from dataclasses import replace
 
-    return replace(record, met_at=at, runs=before.runs, evidence="Operator" if record.provision is not None else None)
+    since = max(at, before.met_at or at)  # of what only grows: going back would look like an older backup
+    return replace(
+        record, met_at=since, runs=before.runs, evidence="Operator" if record.provision is not None else None
+    )
 
 
 def _items(instance: Instance) -> list[dict[str, Any]]:
@@ -129,11 +137,23 @@ def _items(instance: Instance) -> list[dict[str, Any]]:
                 "drift": drift(decision, record),
             }
         )
-    return sorted(items, key=lambda item: (item["known"], item["server"]))
+    return sorted(items, key=lambda item: (_STANDINGS.index(_standing(item)), item["server"]))
+
+
+def _standing(item: dict[str, Any]) -> str:
+    """The heading under which a server is counted, the worst that fits."""
+    record = item["record"]
+    if record is None:
+        return "unknown"
+    if record["spentAt"] is not None:
+        return "spent"
+    if record["provision"] is None or record["provision"] < item["wanted"]["provision"]:
+        return "not met"
+    return "drifted" if item["drift"] else "as wanted"
 
 
 def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
-    from gitboot.cli.table import table
+    from gitboot.cli.table import table, wrapped
 
     rows = []
     for item in items:
@@ -145,10 +165,25 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
                 "unknown" if record is None else "not met" if record["provision"] is None else str(record["provision"]),
                 (record or {}).get("image") or "-",
                 (record or {}).get("pool") or "-",
-                (record or {}).get("evidence") or "-",
-                ((record or {}).get("metAt") or "-")[:19],
+                "spent" if _standing(item) == "spent" else (record or {}).get("evidence") or "-",
+                _to_the_minute((record or {}).get("spentAt") or (record or {}).get("metAt")),
                 ", ".join(item["drift"]) or "-",
             )
         )
     header = ("SERVER", "WANTED", "MET", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
-    return "\n".join([*([doubt, ""] if doubt else []), table(header, rows)])
+    unsaid = [item["server"] for item in items if _standing(item) in ("unknown", "spent")]
+    say = (
+        f"say what is on their disks: gitboot records set {unsaid[0]} met, or not-met" if unsaid and not doubt else None
+    )
+    below = [wrapped(line) for line in (doubt, say) if line]
+    return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items)])
+
+
+def _summed_up(items: list[dict[str, Any]]) -> str:
+    counts = Counter(map(_standing, items))
+    total = f"{len(items)} server{'s' if len(items) != 1 else ''}"
+    return f"{total}: {', '.join(f'{counts[what]} {what}' for what in _STANDINGS if counts[what]) or 'none'}"
+
+
+def _to_the_minute(instant: str | None) -> str:
+    return f"{instant[:16]}Z" if instant else "-"

@@ -16,7 +16,7 @@ import click
 
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
-from gitboot.cli.inputs import config_option
+from gitboot.cli.inputs import config_option, credentials_option
 from gitboot.cli.telling import tell
 from gitboot.errors import DamagedLedger, UsageError
 from gitboot.report import Event, Observation, Status
@@ -61,11 +61,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="What a new, restored or foreign ledger is told: fresh (no server with provision 1 or more is installed), "
     "adopt (all are), or a file of exported records (ops/records.json). One that has been told is not changed.",
 )
-@click.option(
-    "--credentials",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="A directory with NAME/username and NAME/password for the BMCs. Default: none.",
-)
+@credentials_option
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False),

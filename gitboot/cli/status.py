@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from gitboot.cli.inputs import Output, output_option, state_option
+
+_MOST_PROBLEMS: Final = 10
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -24,21 +28,20 @@ def command(state: Path, outputs: tuple[Output, ...]) -> None:
     status = read_status(state)
     status["process"] = running(state)
     for output in outputs:
-        output.write(_as_text(status) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True))
+        text = _as_text(status, state) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True)
+        output.write(text)
 
 
-def _as_text(status: dict[str, Any]) -> str:
-    from gitboot.cli.table import table
-
+def _as_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
-    state = click.style(f"running, process {process}", fg="green") if process else click.style("not running", fg="red")
+    runs = click.style(f"running, process {process}", fg="green") if process else click.style("not running", fg="red")
     problems = status["attempted"]["problems"]
     attempted = str(status["attempted"]["commit"] or "-")
     if problems:
         attempted += f", {len(problems)} problem{'s' if len(problems) > 1 else ''}"
     phases = ", ".join(f"{count} {phase}" for phase, count in status["phases"].items())
     lines = [
-        f"gitboot    {state}",
+        f"gitboot    {runs}",
         *([f"ledger     {status['ledger']}"] if status.get("ledger") else []),
         f"applied    {status['applied']['commit'] or '-'}",
         f"attempted  {attempted}",
@@ -48,19 +51,38 @@ def _as_text(status: dict[str, Any]) -> str:
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
     if held := status["attempted"].get("held"):
-        lines.insert(3, f"held       {held['digest']} by {', '.join(held['guards'])}")
-    lines += [f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:10]]
+        guards = " ".join(f"--guard {guard}" for guard in held["guards"])
+        lines.append(f"held       by {', '.join(held['guards'])}; once it was looked at:")
+        lines.append(f"    gitboot approve {held['digest']} {guards} --state {shlex.quote(str(state))} --reason '…'")
+    lines += [
+        f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MOST_PROBLEMS]
+    ]
+    if len(problems) > _MOST_PROBLEMS:
+        lines.append(f"    and {len(problems) - _MOST_PROBLEMS} more; `gitboot validate` shows them all")
+    return "\n".join([*lines, "", *_conditions(status["conditions"])])
+
+
+def _conditions(conditions: list[dict[str, Any]]) -> Iterator[str]:
+    """A table, what does not hold first, with its message below it in whole sentences."""
+    from gitboot.cli.table import table, wrapped
+
+    found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
         (
             click.style(each["type"], fg=None if each["status"] else "red"),
             "true" if each["status"] else "false",
             each["reason"],
             _to_the_second(each["since"]),
-            each["message"],
+            each["message"] if each["status"] else "",
         )
-        for each in sorted(status["conditions"], key=lambda each: (each["status"], each["type"]))
+        for each in found
     ]
-    return "\n".join(lines) + "\n\n" + table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows)
+    header, *lines = table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows).splitlines()
+    yield header
+    for line, each in zip(lines, found, strict=True):
+        yield line
+        if not each["status"]:
+            yield wrapped(each["message"], "    ")
 
 
 def _counts(found: dict[str, int]) -> str:

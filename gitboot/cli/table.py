@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from gitboot.annotate.order import printable
+
+_WIDTH: Final = 100
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
 
 
@@ -32,6 +36,18 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
             ]
         text.append("  ".join(cells).rstrip())
     return "\n".join(text)
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """A sentence in lines of at most 100 columns, the further ones indented; commands and paths stay whole."""
+    return textwrap.fill(
+        printable(text),
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent or "    ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def _width(cell: str) -> int:

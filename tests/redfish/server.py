@@ -87,6 +87,11 @@ class RedfishServer:
         with self._lock:
             self._faults += [(on, fault)] * times
 
+    def mend(self) -> None:
+        """Let no fault strike any more."""
+        with self._lock:
+            self._faults.clear()
+
     def take_fault(self, method: str) -> Fault | None:
         with self._lock:
             for index, (on, fault) in enumerate(self._faults):

@@ -1,0 +1,228 @@
+"""`gitboot bmc`: what a person sees of BMCs at 3 a.m., and what they say of them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.exit import Exit
+from tests.instance import eventually
+from tests.rack import PASSWORD, USER, Done, Rack, typed
+from tests.redfish.faults import Status
+
+FINE = tuple(f"db{number:02}" for number in range(20))
+LOOSE = ("--max-small-group", "100", "--max-update-percent", "100")
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    """One server that needs a person, one whose BMC is dead, one whose BMC is busy, and twenty fine ones."""
+    with Rack(tmp_path_factory.mktemp("night")) as rack:
+        rack.leave_in_doubt("web01")
+        dead, busy = rack.add("web02", provision=1), rack.add("web03", provision=1)
+        for name in FINE:
+            rack.add(name)
+        rack.push()
+        dead.bmc.__exit__(None, None, None)
+        busy.bmc.fault(Status(status=503), on="PATCH", times=9)
+        assert rack.once(*LOOSE, *rack.spooling).code == Exit.PARTIAL
+        busy.machine.requests.clear()
+        yield rack
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+def get(rack: Rack, *more: object) -> Done:
+    return rack.typed("bmc", "get", "--credentials", rack.credentials, *more)
+
+
+def diff(rack: Rack, *more: object) -> Done:
+    return rack.typed("bmc", "diff", "--credentials", rack.credentials, *more)
+
+
+# Looking
+
+
+def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack) -> None:
+    done = get(night)
+    dead = night.blades["web02"].bmc.url
+    assert (done.code, done.err) == (Exit.FINE, "")
+    assert done.out.splitlines() == [
+        "SERVER  PHASE    WANTED    SEEN         RECORDED               EVIDENCE  NEXT",
+        "web01   Network  Once Pxe  Disabled     provision/1 Recorded   not met   ask a person",
+        "web02   Network  Once Pxe  unreachable  -                      not met   -",
+        "web03   Network  Once Pxe  Disabled     provision/1 Withdrawn  not met   Set",
+        *(f"{name}    Disk     -         Disabled     -                      Adopted   Leave" for name in FINE),
+        "",
+        "web01: NeedsOperator: Once Pxe was to be set for provision/1 and does not stand: it was never set,",
+        "    or it was set and consumed",
+        "    look at its console or boot log, then: gitboot bmc resolve web01 --armed (it has booted), or",
+        "    --not-armed",
+        f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused",
+        "web03: wanted for provision/1",
+        "",
+        "23 BMCs: 1 waiting for a person, 1 not read, 1 not as wanted yet, 20 as wanted",
+    ]
+
+
+def test_every_line_fits_into_100_columns_without_colours(night: Rack) -> None:
+    for shown in (get(night), night.typed("records", "show"), night.typed("status")):
+        assert shown.code == Exit.FINE
+        assert [line for line in shown.out.splitlines() if len(line) > 100 or "\x1b" in line] == []
+
+
+def test_the_same_is_told_as_json(night: Rack) -> None:
+    items = get(night, "-o", "json").json["items"]
+    assert [item["server"] for item in items] == ["web01", "web02", "web03", *FINE]
+    first, second, third, *_ = items
+    assert (first["next"], first["needsAPerson"], first["recorded"][0]["state"]) == ("AskOperator", True, "Recorded")
+    assert "gitboot bmc resolve web01" in first["mend"]
+    assert (second["next"], second["seen"], second["needsAPerson"]) == ("unreachable", None, False)
+    assert (third["next"], third["wanted"]["target"], third["wanted"]["reason"]) == ("Set", "Pxe", "provision/1")
+    assert third["patch"].startswith('/redfish/v1/Systems/1: {"Boot": {')
+
+
+def test_only_the_servers_that_are_named_are_asked(night: Rack) -> None:
+    night.blades["db07"].machine.requests.clear()
+    assert [item["server"] for item in get(night, "web02", "db03", "-o", "json").json["items"]] == ["web02", "db03"]
+    assert night.blades["db07"].machine.requests == []
+
+
+def test_diff_shows_each_patch_and_exits_with_2_where_it_is_asked_to(night: Rack) -> None:
+    done = diff(night)
+    assert done.code == Exit.FINE
+    url = night.blades["web03"].bmc.url
+    body = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}}'
+    assert f"web03: Set: wanted for provision/1\n  PATCH {url}/redfish/v1/Systems/1: {body}\n" in done.out
+    assert "db00" not in done.out and done.out.count("PATCH") == 1
+    assert diff(night, "--detailed-exitcode").code == Exit.CHANGES
+    fine = diff(night, "db00", "--detailed-exitcode")
+    assert (fine.code, fine.out) == (Exit.FINE, "every BMC is as it is wanted\n")
+
+
+def test_looking_writes_nothing(night: Rack) -> None:
+    before = {path: path.read_bytes() for path in night.state.rglob("*") if path.is_file()}
+    get(night)
+    diff(night)
+    assert {path: path.read_bytes() for path in night.state.rglob("*") if path.is_file()} == before
+    assert [blade.machine.writes for blade in night.blades.values()] == [[]] * len(night.blades)
+
+
+def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
+    done = night.typed("bmc", "get", *FINE)
+    assert done.out.splitlines()[-4:] == [
+        "db00, db01, db02, db03, db04 and 15 more: no directory of credentials is given, and rack is needed",
+        "    (--credentials)",
+        "",
+        "20 BMCs: 20 not read",
+    ]
+
+
+def test_a_spent_override_without_evidence_waits_for_a_person_here_too(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    rack.once("--records", "fresh", *rack.spooling)
+    web.machine.run_through()
+    rack.once(*rack.spooling)
+    assert get(rack, "-o", "json").json["items"][0]["needsAPerson"] is False  # it has half an hour
+    rack.age("UPDATE records SET spent_at = '2026-11-01T00:00:00Z'")
+    lines = get(rack).out.splitlines()
+    assert lines[1].split() == ["web01", "Disk", "-", "Disabled", "provision/1", "Spent", "spent", "ask", "a", "person"]
+    assert "gitboot records set web01 met, or not-met" in lines[-3]
+    assert lines[-1] == "1 BMC: 1 waiting for a person"
+
+
+def test_what_a_bmc_says_cannot_steer_the_terminal(rack: Rack) -> None:
+    web = rack.add("web01")
+    rack.push()
+    rack.once()
+    web.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="\x1b[2JPxe")
+    assert "\x1b" not in get(rack).out
+
+
+# Saying
+
+
+def test_resolve_without_an_instance_is_carried_out_and_armed_by_the_next_pass(rack: Rack) -> None:
+    rack.leave_in_doubt("web01")
+    said = rack.said("bmc", "resolve", "web01", "--not-armed", "--reason", "console is empty")
+    assert said == (
+        "web01: its override counts as one that was never set, and is armed where wanted (console is empty)\n"
+    )
+    assert (
+        rack.said("bmc", "resolve", "web01", "--not-armed", "--reason", "x") == "web01: there was nothing to resolve\n"
+    )
+    rack.once(*rack.spooling)
+    assert (rack.blades["web01"].armed, rack.blades["web01"].stands) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bmc get wbe01", "the accepted commit has no server 'wbe01'; did you mean web01?"),
+        ("bmc get xyzzy", "the accepted commit has no server 'xyzzy'; gitboot plan lists those that there are"),
+        ("bmc diff wbe01", "did you mean web01?"),
+        ("bmc resolve wbe01 --armed --reason x", "did you mean web01?"),
+        ("bmc resolve web01 --reason x", "Missing option '--armed'"),
+        ("bmc resolve web01 --armed", "Missing option '--reason'"),
+        ("bmc apply", "no gitboot runs with the state directory"),
+        ("bmc get --credentials /does/not/exist", "there is no directory /does/not/exist; make it, with NAME/username"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_its_mend(night: Rack, command: str, said: str) -> None:
+    done = night.typed(*command.split())
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert said in done.err and "Traceback" not in done.err
+
+
+def test_credentials_that_are_missing_are_named_for_each_server(night: Rack, tmp_path: Path) -> None:
+    done = night.typed("bmc", "get", "db00", "--credentials", tmp_path)
+    assert done.code == Exit.FINE
+    assert "no access" in done.out
+    assert f"no credentials named rack: {tmp_path / 'rack'} needs the files" in " ".join(done.out.split())
+
+
+def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_there(rack: Rack) -> None:
+    rack.add("web01")
+    rack.push()
+    places = ("--output", rack.output, "--state", rack.state)
+    for more in (("--once",), ("--dry-run",), ()):
+        done = typed("run", rack.repository.bare, *places, "--credentials", rack.folder / "credentails", *more)
+        assert done.code == Exit.USAGE
+        assert f"there is no directory {rack.folder / 'credentails'}; make it" in done.err
+    assert not rack.state.exists()
+
+
+# Nothing secret
+
+
+def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    refusing = rack.add("web02", provision=1)
+    refusing.bmc.fault(Status(status=401), times=99)
+    rack.push()
+    with rack.running("--records", "fresh") as instance:
+        eventually(lambda: any(event["type"] == "OverrideConfirmed" for event in instance.events))
+        eventually(lambda: any(event["type"] == "OverrideStalled" for event in instance.events))
+        paths = ("/metrics", "/api/v1/status", "/api/v1/servers", "/api/v1/servers/web01")
+        shown = [instance.get(path).text for path in paths]
+        for command in ("bmc get", "bmc diff", "bmc get -o json"):
+            done = rack.typed(*command.split(), "--credentials", rack.credentials)
+            shown += [done.out, done.err]
+        for command in ("status", "status -o json", "records show", "events", "bmc apply"):
+            done = rack.typed(*command.split())
+            shown += [done.out, done.err]
+        shown += map(str, instance.events)
+    files = [path for path in rack.folder.rglob("*") if path.is_file() and rack.credentials not in path.parents]
+    basic = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    for secret in (PASSWORD, basic):
+        assert not any(secret in text for text in shown)
+        assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    assert (web.armed, any("web02" in text for text in shown)) == (1, True)

@@ -1,0 +1,358 @@
+"""Each drill of docs/operations.md, done: an instance in a process, BMCs over HTTP, the commands as they are typed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.exit import Exit
+from tests.fleets import uuid_of
+from tests.instance import Instance, eventually, running
+from tests.rack import BASE_URL, PASSWORD, Blade, Rack, boots, condition, until_condition
+from tests.redfish.faults import Status
+
+ONCE = ("Once", "Pxe")
+REASON = ("--reason", "INC-4711")
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+def noted(instance: Instance, type: str) -> list[str]:
+    """The messages of the events of a type, so far."""
+    return [event["message"] for event in instance.events if event["type"] == type]
+
+
+def until_applied(instance: Instance, commit: str) -> None:
+    eventually(lambda: instance.status()["applied"]["commit"] == commit)
+
+
+def until_confirmed(instance: Instance, blade: Blade) -> None:
+    eventually(lambda: blade.override == ONCE and noted(instance, "OverrideConfirmed"))
+
+
+def install(instance: Instance, blade: Blade) -> None:
+    """Reset a machine whose override stands, and let it fetch what it boots."""
+    until_confirmed(instance, blade)
+    blade.machine.run_through()
+    assert blade.machine.boots[-1].target == "Pxe"
+    assert boots(instance, blade) == "flatcar-1"
+    eventually(lambda: noted(instance, "Provisioned"))
+
+
+def record(rack: Rack, blade: Blade) -> tuple[int | None, str | None] | None:
+    """What `gitboot records show` has of a server: its number and its evidence; None where it is unknown."""
+    (item,) = json.loads(rack.said("records", "show", blade.name, "-o", "json"))["items"]
+    return (item["record"]["provision"], item["record"]["evidence"]) if item["known"] else None
+
+
+def spent(rack: Rack) -> bool:
+    (item,) = json.loads(rack.said("records", "show", "-o", "json"))["items"]
+    return item["record"]["spentAt"] is not None
+
+
+def tree(rack: Rack) -> dict[str, bytes]:
+    """What mirrors serve."""
+    files = (path for path in sorted(rack.output.rglob("*")) if path.is_file() and ".gitboot" not in path.parts)
+    return {str(path): path.read_bytes() for path in files}
+
+
+# A machine is to be reinstalled
+
+
+def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack: Rack) -> None:
+    web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
+    rack.push()
+    with rack.running("--records", "adopt") as instance:
+        assert (boots(instance, web), web.armed) == ("disk", 0)
+        web.provision = 2
+        commit = rack.push("Reinstall web01")
+        until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
+        assert (boots(instance, web), web.armed) == ("disk", 0)
+        digest = instance.status()["attempted"]["held"]["digest"]
+        rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
+        until_applied(instance, commit)
+        install(instance, web)
+        (shown,) = [instance.get("/api/v1/servers/web01").json()]
+        assert (shown["phase"], shown["nextTransition"]) == ("Network", shown["provisioned"]["graceUntil"])
+        rack.said("bmc", "apply")
+        eventually(lambda: rack.bmc_get()["web01"]["next"] == "Leave")
+        assert (web.armed, db.armed, web.stands) == (1, 0, False)
+
+
+def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--records", "fresh") as instance:
+        install(instance, web)
+        rack.said("records", "set", "web01", "not-met", *REASON)
+        eventually(lambda: web.override == ONCE)
+        assert (web.armed, boots(instance, web)) == (2, "flatcar-1")
+
+
+def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--records", "fresh") as instance:
+        until_confirmed(instance, web)
+        rack.said("records", "set", "web01", "met", *REASON)
+        eventually(lambda: not web.stands)
+        assert (web.armed, boots(instance, web)) == (1, "disk")
+        web.machine.run_through()
+        assert [boot.target for boot in web.machine.boots] == ["None"]
+        assert record(rack, web) == (1, "Operator")
+
+
+# The condition says NeedsOperator
+
+
+@pytest.mark.parametrize(("word", "armed"), [("--not-armed", 1), ("--armed", 0)])
+def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, armed: int) -> None:
+    web = rack.leave_in_doubt("web01")
+    with rack.running() as instance:
+        until_condition(instance, "Bmc/web01", status=False, reason="Stalled")
+        shown = rack.bmc_get()["web01"]
+        assert (shown["next"], shown["why"].partition(":")[0]) == ("AskOperator", "NeedsOperator")
+        rack.said("bmc", "resolve", "web01", word, *REASON)
+        eventually(lambda: condition(instance, "Bmc/web01") == {})
+        assert (web.armed, web.stands) == (armed, bool(armed))
+        assert boots(instance, web) == "flatcar-1"  # either way it may still ask for what it began
+        assert rack.bmc_get()["web01"]["next"] == "Leave"
+
+
+@pytest.mark.parametrize(("word", "entry"), [("met", "disk"), ("not-met", "flatcar-1")])
+def test_an_override_that_was_spent_without_evidence_waits_for_a_person(rack: Rack, word: str, entry: str) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--records", "fresh") as instance:
+        until_confirmed(instance, web)
+        web.machine.run_through()  # and its loader fetches nothing
+        rack.said("bmc", "apply")
+        eventually(lambda: spent(rack))
+    rack.age("UPDATE records SET spent_at = '2026-11-01T00:00:00Z'")
+    with rack.running() as instance:
+        found = until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")
+        assert "web01" in found["message"]
+        assert (web.armed, boots(instance, web)) == (1, "disk")
+        rack.said("records", "set", "web01", word, *REASON)
+        eventually(lambda: boots(instance, web) == entry)
+        until_condition(instance, "BootsProven", status=True, reason="Proven")
+        if word == "not-met":
+            eventually(lambda: web.armed == 2)
+        assert web.armed == (1 if word == "met" else 2)
+
+
+# A BMC or a motherboard was replaced
+
+
+def replace_bmc(rack: Rack, blade: Blade) -> Blade:
+    """Push another BMC of the same machine; return what the old one is from now on."""
+    old = Blade(name=blade.name, machine=blade.machine, bmc=blade.bmc, uuid=blade.uuid)
+    blade.machine, blade.bmc = rack.bmc(blade.name)
+    rack.push("Replace the BMC of web01")
+    return old
+
+
+def test_nothing_is_armed_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--records", "fresh") as instance:
+        until_confirmed(instance, web)
+        web.bmc.fault(Status(status=503), times=1000)
+        old = replace_bmc(rack, web)
+        until_condition(instance, "Bmc/web01", status=False, reason="Waiting")
+        assert (web.machine.requests, old.override) == ([], ONCE)
+        old.bmc.mend()
+        rack.said("bmc", "apply")
+        eventually(lambda: web.override == ONCE)
+        assert (old.stands, old.armed, web.armed) == (False, 1, 1)
+
+
+@pytest.mark.parametrize(("word", "armed"), [("--not-armed", 1), ("--armed", 0)])
+def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rack, word: str, armed: int) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--records", "fresh") as instance:
+        until_confirmed(instance, web)
+        web.bmc.__exit__(None, None, None)
+        old = replace_bmc(rack, web)
+        until_condition(instance, "Bmc/web01", status=False, reason="Waiting")
+        assert web.machine.requests == []
+        rack.said("bmc", "resolve", "web01", word, *REASON)
+        eventually(lambda: condition(instance, "Bmc/web01") == {})
+        rack.said("bmc", "apply")
+        eventually(lambda: web.machine.requests)
+        eventually(lambda: rack.bmc_get()["web01"]["next"] == "Leave")
+        assert (web.armed, old.armed, boots(instance, web)) == (armed, 1, "flatcar-1")
+
+
+@pytest.mark.parametrize(("word", "armed", "entry"), [("met", 0, "disk"), ("not-met", 1, "flatcar-1")])
+def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
+    rack: Rack, word: str, armed: int, entry: str
+) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--records", "adopt") as instance:
+        web.uuid = uuid_of("another board")
+        until_applied(instance, rack.push("Replace the motherboard of web01"))
+        found = until_condition(instance, "RecordsKnown", status=False, reason="UnknownServers")
+        assert "web01" in found["message"] and "records set" in found["message"]
+        assert (record(rack, web), web.armed, boots(instance, web)) == (None, 0, "disk")
+        assert "new motherboard" in noted(instance, "ServerUnknown")[0]
+        rack.said("records", "set", "web01", word, *REASON)
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        eventually(lambda: (web.armed, boots(instance, web)) == (armed, entry))
+
+
+# A machine is renamed
+
+
+def lines(instance: Instance, blade: Blade) -> list[str]:
+    """An entry without its comments, which name the server and its plan."""
+    return [line for line in instance.get(blade.entry).text.splitlines() if not line.startswith("# ")]
+
+
+def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_armed(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--records", "adopt") as instance:
+        before, entry = record(rack, web), lines(instance, web)
+        rack.blades = {"shop01": web}
+        web.name = "shop01"
+        until_applied(instance, rack.push("Rename web01"))
+        assert (boots(instance, web), lines(instance, web)) == ("disk", entry)
+        assert (record(rack, web), web.machine.writes) == (before, [])
+        assert condition(instance, "RecordsKnown")["status"]
+
+
+# The ledger is lost, older, or damaged
+
+
+def installed(rack: Rack) -> tuple[Blade, Blade]:
+    """One server that is installed, and one that was taken over, by an instance that has ended."""
+    web, db = rack.add("web01", provision=1), rack.add("db01")
+    rack.push()
+    rack.once("--records", "fresh")
+    rack.said("records", "set", "web01", "met", *REASON)
+    assert rack.once().code == Exit.FINE
+    return web, db
+
+
+def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(rack: Rack) -> None:
+    web, db = installed(rack)
+    before = tree(rack)
+    shutil.rmtree(rack.state)
+    for told in ((), ("--records", "fresh")):
+        with rack.running(*told) as instance:
+            until_condition(instance, "Published", status=False, reason="ForeignTree")
+            until_condition(instance, "RecordsKnown", status=False, reason="ForeignLedger")
+            assert (boots(instance, web), tree(rack)) == ("disk", before)
+            refused = rack.typed("records", "set", "web01", "not-met", *REASON)
+            assert (refused.code, "--records" in refused.err) == (Exit.USAGE, True)
+    with rack.running("--records", rack.output / "ops" / "records.json") as instance:
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        until_condition(instance, "Published", status=True, reason="Published")
+        assert record(rack, web) == (1, "Operator")
+    assert (web.machine.writes, db.machine.writes) == ([], [])
+
+
+def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
+    web, db = installed(rack)
+    shutil.rmtree(rack.state)
+    with rack.running("--records", "adopt") as instance:
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        assert [boots(instance, blade) for blade in (web, db)] == ["disk", "disk"]
+        assert (rack.output / "ops" / "records.json").read_bytes().count(b"Adopted") == 2
+    assert (web.machine.writes, db.machine.writes) == ([], [])
+
+
+@pytest.mark.parametrize("mark", ["stands beside it", "went too"])
+def test_a_ledger_from_an_older_backup_is_noticed_and_arms_nothing(rack: Rack, mark: str) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    backup = rack.folder / "backup.sqlite"
+    with rack.running("--records", "fresh") as instance:
+        with (
+            closing(sqlite3.connect(rack.state / "ledger.sqlite")) as ledger,
+            closing(sqlite3.connect(backup)) as copy,
+        ):
+            ledger.backup(copy)
+        install(instance, web)
+        eventually(lambda: b"Fetched" in (rack.output / "ops" / "records.json").read_bytes())
+    for left in rack.state.glob("ledger.sqlite*"):
+        left.unlink()
+    shutil.copy(backup, rack.state / "ledger.sqlite")
+    if mark == "went too":
+        (rack.state / "ledger.mark").unlink()
+    kept = shutil.copy(rack.output / "ops" / "records.json", rack.folder / "kept.json")
+    with rack.running() as instance:
+        until_condition(instance, "RecordsKnown", status=False, reason="RestoredLedger")
+        assert (boots(instance, web), web.armed) == ("disk", 1)
+    with rack.running("--records", kept) as instance:
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        assert record(rack, web) == (1, "Fetched")
+    assert web.armed == 1
+
+
+def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_is_told(rack: Rack) -> None:
+    web, _ = installed(rack)
+    (rack.state / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)
+    kept = shutil.copy(rack.output / "ops" / "records.json", rack.folder / "kept.json")
+    with rack.running() as instance:
+        assert (rack.state / "ledger.sqlite.damaged-1").exists()
+        until_condition(instance, "RecordsKnown", status=False, reason="DamagedLedger")
+        assert (boots(instance, web), web.armed) == ("disk", 0)
+    with rack.running("--records", kept) as instance:
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        assert record(rack, web) == (1, "Operator")
+    assert web.machine.writes == []
+
+
+# Many BMCs fail at once
+
+
+def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_mended(rack: Rack) -> None:
+    blades = [rack.add(f"web{number:02}", provision=1) for number in range(6)]
+    rack.push()
+    rack.give_password("wrong")
+    with rack.running("--records", "fresh", "--bmc-failures", "3", "--bmc-parallel", "1") as instance:
+        found = until_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
+        assert "nothing is armed until one answers" in found["message"]
+        eventually(lambda: "6 BMCs in a row" in condition(instance, "BmcsReachable")["message"])
+        asked = [len(blade.machine.requests) for blade in blades]
+        rack.said("reconcile")
+        assert [len(blade.machine.requests) for blade in blades] == asked  # asking on would lock accounts
+        rack.give_password(PASSWORD)
+        rack.said("bmc", "apply")
+        eventually(lambda: all(blade.override == ONCE for blade in blades))
+        until_condition(instance, "BmcsReachable", status=True, reason="Reachable")
+        assert [blade.armed for blade in blades] == [1] * 6
+
+
+# An instance must stand back
+
+
+def test_an_instance_that_the_fleet_does_not_name_answers_publishes_and_sets_nothing(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--records", "adopt") as first:
+        identity = json.loads(rack.said("status", "-o", "json"))["ledger"]
+        rack.settings = f"{BASE_URL}, provisioning: {{ledger: {identity}}}"
+        until_applied(first, rack.push("Name the ledger that acts"))
+        other, given = rack.folder / "other", ("--records", "fresh", "--credentials", str(rack.credentials))
+        with running(rack.repository.bare, other, *given, ready=False) as second:
+            found = until_condition(second, "LedgerNamed", status=False, reason="AnotherLedger")
+            assert identity in found["message"]
+            assert [second.get(path).status_code for path in (web.entry, "/readyz")] == [503, 503]
+            assert not list((other / "output").rglob("boot.ipxe"))
+            assert boots(first, web) == "disk"
+        assert web.machine.requests == []
