@@ -13,9 +13,10 @@ from gitboot.journal import Journal
 from gitboot.ledger import Ledger, Pending
 from gitboot.model import fleet
 from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.offers import fetches, offer_of
 from gitboot.override import Armed, Enabled, Marks, Observed, State, stands
 from gitboot.plan import Cause, Offer, Phase
-from gitboot.provisioning import Provisioning, fetches, offer_of
+from gitboot.provisioning import Provisioning
 from gitboot.report import Observation
 
 Networks = Iterable[IPv4Network | IPv6Network]

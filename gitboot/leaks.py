@@ -24,7 +24,7 @@ _PASSWORDS: Final = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
         # cloud-init and Autoinstall, in block or flow style; lists of name:password
-        rf"(?:^\s*-?\s*|[{{,]\s*)['\"]?(?:plain_text_passwd|password|passwd)['\"]?\s*:\s*{_HASHED}['\"]?[^\s'\"#]",
+        rf"(?:^\s*-?\s*|[{{,]\s*)['\"]?(?:plain_text_passwd|password|passwd)['\"]?\s*:\s*{_HASHED}['\"]?[^\s'\"#{{[]",
         rf"^\s*chpasswd:.*\n(?:.*\n){{0,12}}?\s*-?\s*[a-z_][\w-]*:(?!\s|R$|RANDOM$){_HASHED}\S",
         r"^rootpw\s+(?!--iscrypted|--lock)\S|^user\s.*--password=(?!.*--iscrypted)",  # kickstart
         r"passwd/(?:root|user)-password(?:-again)?\s+password\s+\S",  # preseed

@@ -282,6 +282,8 @@ def _let_go(record: Armed, observed: Observed, at: datetime) -> Step:
     """Withdraw what is no longer wanted, or settle what has become of it."""
     if _was_not_replaced(record, observed):
         record = replace(record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED)
+    if _is_someone_elses(record, observed):
+        return Confirm(record=replace(record, state=_consumed(record)))
     if not stands(record.override, observed):
         if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
             return Wait(why="it was set a moment ago, and is not shown yet")
@@ -296,6 +298,26 @@ def _was_not_replaced(record: Armed, observed: Observed) -> bool:
     if record.state is not State.RECORDED or record.replaces is None or stands(record.override, observed):
         return False
     return stands(record.replaces, observed)
+
+
+def _is_someone_elses(record: Armed, observed: Observed) -> bool:
+    """Whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
+
+    A machine that is still in POST has not consumed it yet. What was only about to be set may have been set after
+    the reset.
+    """
+    once = record.override.enabled is Enabled.ONCE and record.state in (State.CONFIRMED, State.WITHDRAWING)
+    return (
+        once
+        and observed.marks.settled
+        and not observed.in_post
+        and stands(record.override, observed)
+        and observed.marks.reset_since(record.marks) is Reset.SEEN
+    )
+
+
+def _consumed(record: Armed) -> State:
+    return State.SPENT if record.state is State.CONFIRMED else State.GONE
 
 
 def _what_became_of(record: Armed, observed: Observed) -> State:
@@ -321,6 +343,8 @@ def _bring_about(wanted: Wanted, record: Armed | None, observed: Observed, at: d
         return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
     if not stands(record.override, observed):
         return _bring_back(wanted, record, override, observed, at)
+    if _is_someone_elses(record, observed):
+        return Confirm(record=replace(record, state=_consumed(record)))
     if record.override != override:
         return _arm(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
     if record.state is State.CONFIRMED:

@@ -13,15 +13,14 @@ from gitboot.journal import Journal
 from gitboot.ledger import Ledger
 from gitboot.machines import Machine, taken_over
 from gitboot.model.fleet import Evidence
-from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record
+from gitboot.offers import fetches, key_met, offers_of, run_made
+from gitboot.plan import Boot, Decision, Offer, Phase, Record
 from gitboot.records import adopted, first_records
-from gitboot.render.provisioned import report_token
 from gitboot.report import Condition
 from gitboot.resolve import Decisions
-from gitboot.resolve.instant import is_met, provision_reason
+from gitboot.resolve.instant import is_met
 
 Told = str | Mapping[SystemUuid, Record]  # fresh, adopt, or exported records
 
@@ -288,7 +287,7 @@ class Provisioning:
 
     def offer(self, states: Iterable[ServerState], at: datetime) -> None:
         """Remember what is about to be published, now and next; on disk before a machine can fetch it."""
-        found = {offer.plan: offer for state in states for offer in _offers(state) if offer.plan not in self._offers}
+        found = {offer.plan: offer for state in states for offer in offers_of(state) if offer.plan not in self._offers}
         self._offers |= found
         self._unwritten |= found
         if self._unwritten:
@@ -313,9 +312,9 @@ class Provisioning:
             return
         made_at = min(made_at, at)  # a mirror's clock may be ahead, and would keep the boot served
         if offer.phase is Phase.MAINTENANCE:
-            met, what = _run_made(offer, record, made_at)
+            met, what = run_made(offer, record, made_at)
         else:
-            met, what = _key_met(offer, record, made_at, evidence)
+            met, what = key_met(offer, record, made_at, evidence)
         if met is record:
             return
         self._write([(offer.uuid, offer.server, met)])
@@ -342,16 +341,19 @@ class Provisioning:
         """Take Git's word, where that is the evidence; each number is taken once."""
         if decisions.evidence is not Evidence.DECLARED:
             return
+        met = []
         for decision in decisions.servers.values():
             record, declared = self._records.get(decision.uuid), decision.declared
             if declared is None or declared < decision.provision:
                 continue
             if record is not None and record.provision is not None and record.provision >= declared:
                 continue
-            declared_now = replace(adopted(decision), provision=declared, evidence="Declared", met_at=at)
-            self._write([(decision.uuid, decision.server, replace(declared_now, runs=record.runs if record else {}))])
-            message = f"{decision.server}: provision {declared} is met (Declared)"
-            self._journal.event(at, "Provisioned", message, {"server": decision.server, "evidence": "Declared"})
+            now = replace(adopted(decision), provision=declared, evidence="Declared", met_at=at)
+            met.append((decision.uuid, decision.server, replace(now, runs=record.runs if record else {})))
+        self._write(met)
+        for _, server, now in met:
+            message = f"{server}: provision {now.provision} is met (Declared)"
+            self._journal.event(at, "Provisioned", message, {"server": server, "evidence": "Declared"})
 
     def _write(self, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
         written = list(records)
@@ -359,97 +361,6 @@ class Provisioning:
             self._ledger.write_records(written)
             self._records = {**self._records, **{uuid: record for uuid, _, record in written}}
             self._usable = None
-
-
-def fetches(boot: Boot) -> bool:
-    """Whether a machine that boots this asks for something by which it can be told from others."""
-    return not boot.direct or boot.config_from is ConfigFrom.SYSTEM_UUID
-
-
-def _offers(state: ServerState) -> Iterable[Offer]:
-    for plan in (state.plan, *(plan for _, plan in state.later)):
-        if plan is not None and plan.key is not None and (offer := offer_of(state.decision, plan)) is not None:
-            yield offer
-    if (report := _report_of(state.decision, state.record)) is not None:
-        yield report
-
-
-def _report_of(decision: Decision, record: Record | None) -> Offer | None:
-    """What the installer's report would meet, whatever is booted when it comes."""
-    policy, token = decision.policy, report_token(decision)
-    if token is None or record is None or policy is None or policy.boot is None:
-        return None
-    return Offer(
-        plan=token,
-        server=decision.server,
-        uuid=decision.uuid,
-        decision=decision.digest,
-        phase=Phase.NETWORK,
-        key=provision_reason(policy, record),
-        policy=policy.policy,
-        image=policy.boot.image,
-        provision=decision.provision,
-        on_image_change=policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
-        maintenance=None,
-        run=None,
-    )
-
-
-def offer_of(decision: Decision, plan: BootPlan) -> Offer | None:
-    """What the boot of a plan would meet by being made; None where it is made as often as it is asked for.
-
-    A plan that waits for an operator boots the disk, and can still be reported: its boot is the policy's.
-    """
-    policy = decision.policy
-    boot = policy.boot if policy is not None and plan.cause is Cause.SPENT else plan.boot
-    if plan.key is None or boot is None:
-        return None
-    run = next((each.run for each in decision.maintenances if each.name == plan.maintenance), None)
-    return Offer(
-        plan=plan.digest,
-        server=decision.server,
-        uuid=decision.uuid,
-        decision=decision.digest,
-        phase=plan.phase,
-        key=plan.key,
-        policy=policy.policy if policy is not None else None,
-        image=boot.image,
-        provision=decision.provision,
-        on_image_change=policy is not None and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
-        maintenance=plan.maintenance,
-        run=run,
-    )
-
-
-def _run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
-    if offer.maintenance is None or offer.run is None:
-        return record, ""
-    made, _ = record.runs.get(offer.maintenance, (-1, made_at))
-    if made >= offer.run:
-        return record, ""
-    runs = {**record.runs, offer.maintenance: (offer.run, made_at)}
-    return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
-
-
-def _key_met(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-    if record.met_at is not None and made_at < record.met_at:
-        return record, ""  # news of a boot before the last
-    reached = record.provision is not None and record.provision >= offer.provision
-    if reached and (not offer.on_image_change or record.image == offer.image):
-        return record, ""
-    met = replace(
-        record,
-        provision=max(offer.provision, record.provision or 0),
-        image=offer.image,
-        pool=offer.policy,
-        decision=offer.decision,
-        evidence=evidence,
-        met_at=made_at,
-        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" else None,
-        spent_at=None,
-        spent_key=None,
-    )
-    return met, f"provision {offer.provision} is met with BootImage/{offer.image}"
 
 
 def _doubted(doubt: str, wanting: int) -> str:

@@ -142,6 +142,10 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[Armed, ...], str]] = [
     ("crash, then someone else's", INSTALL, _seen(FOREIGN, SINCE), (_record(RECORDED),), "NeedsOperator"),
     ("crash, but Continuous", ALWAYS, _seen(OFF, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
     ("it stands as confirmed", INSTALL, _seen(ONCE), (_record(CONFIRMED),), "Leave"),
+    ("it stands after a reset: someone else's", INSTALL, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
+    ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
+    ("it was cleared, and stands after a reset", None, _seen(ONCE, SINCE), (_record(WITHDRAWING),), "Confirm Gone"),
+    ("it was to be set, and stands after a reset", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
     ("it stands during POST", INSTALL, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "Leave"),
     ("it stands, the plan has another URI", OTHER_URI, _seen(ONCE), (_record(CONFIRMED),), SET),
     ("the same during POST", OTHER_URI, _seen(ONCE, in_post=True), (_record(CONFIRMED),), "Wait"),
@@ -215,9 +219,10 @@ def test_a_set_carries_its_whole_record() -> None:
     ("wanted", "state"), [pytest.param(INSTALL, RECORDED, id="confirm"), pytest.param(None, CONFIRMED, id="withdraw")]
 )
 def test_what_stands_is_recorded_with_the_marks_seen_with_it(wanted: Wanted | None, state: State) -> None:
-    step = next_step(wanted=wanted, observed=_seen(ONCE, SINCE), records=(_record(state),), at=NOW)
+    booting = replace(SINCE, settled=False)
+    step = next_step(wanted=wanted, observed=_seen(ONCE, booting), records=(_record(state),), at=NOW)
     assert isinstance(step, Confirm | Withdraw)
-    assert step.record.marks == SINCE
+    assert step.record.marks == booting
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger import Ledger
 from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.offers import offer_of
 from gitboot.plan import BootPlan, Cause, Phase, Record
-from gitboot.provisioning import Told, offer_of
+from gitboot.provisioning import Told
 from tests.bench import NOON, Bench
 from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 

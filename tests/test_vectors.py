@@ -35,9 +35,10 @@ from gitboot.ledger import Ledger
 from gitboot.machines import BmcAccess, machines
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
+from gitboot.offers import offer_of
 from gitboot.override import Armed, Enabled, Observed, Override, State, Target, Wanted, fit
 from gitboot.plan import BootPlan, Decision, Phase, Record
-from gitboot.provisioning import Provisioning, offer_of
+from gitboot.provisioning import Provisioning
 from gitboot.records import exported, imported
 from gitboot.render import server_files, shared_files
 from gitboot.resolve import Decisions, decide, plan
