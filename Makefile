@@ -6,16 +6,20 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check reference format clean
+.PHONY: help run test test-boot check reference format clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
 
 run: $(READY) ## watch gitboot work on the example fleet, on this machine only
 	scripts/run-example
 
-test: $(READY) ## run all tests
+test: $(READY) ## run all tests but those that boot real firmware
 	$(BIN)/pytest -q -n auto
+
+test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
+	scripts/install-packages tests/boots/packages.txt
+	$(BIN)/pytest -q --boots $(BOOTS) tests/boots
 
 check: $(READY) ## all else that CI checks: style, types, architecture, schemas, the example
 	$(BIN)/ruff check
@@ -35,7 +39,7 @@ format: $(READY) ## format the code, and mend what ruff can mend
 	$(BIN)/ruff format
 
 clean: ## remove .venv and every cache
-	rm -rf .venv .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist htmlcov
+	rm -rf .venv .cache .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Anew only when pyproject.toml changes; a set-up that was interrupted is begun again.

@@ -1,6 +1,7 @@
-"""How Hypothesis searches: the same examples each time in CI, new ones on a developer's machine.
+"""How Hypothesis searches, and which tests are left out without `--boots`, and said to be.
 
-Neither has a deadline: a busy machine is not a wrong result.
+Hypothesis takes the same examples each time in CI, new ones on a developer's machine. Neither has a deadline: a busy
+machine is not a wrong result.
 """
 
 from __future__ import annotations

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import pytest
@@ -23,7 +19,7 @@ from gitboot.report import Observation
 from gitboot.serve.accesslog import Ignored, read
 from gitboot.serve.spool import take
 from tests.fleets import SEED, fleet, image, policy, profile, server
-from tests.git_servers import free_port, program
+from tests.mirrors import Mirror, caddy, nginx
 from tests.serving import BEFORE, ENTRY, MAC, UUID, Site, answers, connect, eventually, read_all
 
 REPORTING = (
@@ -38,14 +34,6 @@ REPORTING = (
 SITE = Site(answers=answers(*REPORTING, seed=SEED[1:], templates={"t": '{"ignition": {"version": "3.4.0"}}'}))
 ARTIFACTS = "/o/" + "d" * 64
 SIZE = 8 * 1024 * 1024  # more than fits into the buffers between two sockets
-
-
-PACKAGES = {"nginx": "nginx", "caddy": "caddy"}
-
-
-class Mirror(NamedTuple):
-    url: str
-    log: Path
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +61,8 @@ def endpoint(output: Path) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module", params=["nginx", "caddy"])
 def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
     """A mirror of the tree by the configuration that stands in it."""
-    folder = tmp_path_factory.mktemp(request.param)
-    running = _nginx if request.param == "nginx" else _caddy
-    with running(program(request.param, PACKAGES[request.param]), output, folder) as mirror:
+    running = nginx if request.param == "nginx" else caddy
+    with running(output / "boot", output / "ops" / "serve", tmp_path_factory.mktemp(request.param)) as mirror:
         yield mirror
 
 
@@ -83,66 +70,6 @@ def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytes
 def client(mirror: Mirror) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=mirror.url) as client:
         yield client
-
-
-@contextmanager
-def _nginx(executable: str, output: Path, folder: Path) -> Iterator[Mirror]:
-    port, log = free_port(), folder / "gitboot.log"
-    site = (output / "ops" / "serve" / "nginx.conf").read_text()
-    for published, ours in {
-        "listen 80;": f"listen 127.0.0.1:{port};",
-        "listen [::]:80;": "",
-        "/srv/gitboot/boot": str(output / "boot"),
-        "/var/log/nginx/gitboot.log": str(log),
-    }.items():
-        assert site.count(published) == 1
-        site = site.replace(published, ours)
-    (folder / "site.conf").write_text(site)
-    temporary = "".join(
-        f"{each}_temp_path {folder}/{each};" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    user = "user root;" if os.geteuid() == 0 else ""  # the tree of a test is for its user only
-    (folder / "nginx.conf").write_text(
-        f"daemon off; {user} pid {folder}/pid; error_log {folder}/error.log; events {{}}"
-        f"http {{ {temporary} include {folder}/site.conf; }}"
-    )
-    command = [executable, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-    with _running(command, port, {}):
-        yield Mirror(f"http://127.0.0.1:{port}", log)
-
-
-@contextmanager
-def _caddy(executable: str, output: Path, folder: Path) -> Iterator[Mirror]:
-    port, log = free_port(), folder / "gitboot.log"
-    site = (output / "ops" / "serve" / "Caddyfile").read_text()
-    (folder / "Caddyfile").write_text("{\n\tadmin off\n\tdefault_bind 127.0.0.1\n}\n" + site)
-    environment = {
-        "GITBOOT_ADDRESS": f"http://:{port}",
-        "GITBOOT_ROOT": str(output / "boot"),
-        "GITBOOT_LOG": str(log),
-        "XDG_DATA_HOME": str(folder),
-        "XDG_CONFIG_HOME": str(folder),
-    }
-    with _running([executable, "run", "--config", str(folder / "Caddyfile")], port, environment):
-        yield Mirror(f"http://127.0.0.1:{port}", log)
-
-
-@contextmanager
-def _running(command: list[str], port: int, environment: Mapping[str, str]) -> Iterator[None]:
-    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE)
-    try:
-        if not eventually(lambda: process.poll() is not None or _listens(port), within_s=20):
-            raise AssertionError(f"{command[0]} does not listen")
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        yield
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 # What is answered

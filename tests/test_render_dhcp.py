@@ -198,9 +198,9 @@ def kea_class(found: dict[str, str], name: str, version: int = 4) -> dict[str, A
     ("name", "types", "file"),
     [
         ("gitboot_bios", [0], "loaders/undionly.kpxe"),
-        ("gitboot_uefi_x86_64", [7, 9], "loaders/ipxe-x86_64.efi"),
+        ("gitboot_uefi_x86_64", [7, 9], "loaders/snponly-x86_64.efi"),
         ("gitboot_uefi_aarch64", [11], "loaders/ipxe-aarch64.efi"),
-        ("gitboot_http_x86_64", [16], "http://192.0.2.1/assets/loaders/ipxe-x86_64.efi"),
+        ("gitboot_http_x86_64", [16], "http://192.0.2.1/assets/loaders/snponly-x86_64.efi"),
         ("gitboot_http_aarch64", [19], "http://192.0.2.1/assets/loaders/ipxe-aarch64.efi"),
         ("gitboot_http_bios", [20], "http://192.0.2.1/assets/loaders/undionly.kpxe"),
     ],
@@ -267,7 +267,7 @@ def test_tftp_comes_from_the_host_of_the_base_url_where_that_is_an_address() -> 
     assert "dhcp-boot=tag:!gitboot_site,tag:!gitboot_ipxe,tag:gitboot_bios,loaders/undionly.kpxe,,192.0.2.1" in lines
     assert "dhcp-boot=tag:gitboot_site_fra1,tag:!gitboot_ipxe,tag:gitboot_bios,loaders/undionly.kpxe" in lines
     url = kea_class(found, "gitboot_site_a.b-1_uefi_x86_64", 6)["option-data"][0]["data"]
-    assert url == "tftp://[2001:db8::1]/loaders/ipxe-x86_64.efi"
+    assert url == "tftp://[2001:db8::1]/loaders/snponly-x86_64.efi"
 
 
 def test_a_machine_is_in_the_classes_of_its_site_or_of_none() -> None:
@@ -291,7 +291,7 @@ def test_a_url_that_the_headers_field_has_no_room_for_is_an_option_alone() -> No
     found = configuration(decided([], baseURL="http://boot.test/" + "a" * 120))
     made = kea_class(found, "gitboot_http_x86_64")
     assert "boot-file-name" not in made
-    assert made["option-data"][0]["data"].endswith("/loaders/ipxe-x86_64.efi")
+    assert made["option-data"][0]["data"].endswith("/loaders/snponly-x86_64.efi")
 
 
 def test_no_artifact_is_ever_named() -> None:

@@ -206,3 +206,14 @@ def _answers(url: str) -> bool:
 
 def test_half_of_all_files_is_for_clients() -> None:
     assert 100 < connection.most_connections() <= 1_000_000
+
+
+def test_headers_are_spelt_as_they_are_registered() -> None:
+    """GRUB before 2.12 finds no content-length that is not spelt Content-Length, and waits for the connection's end."""
+    with Site().serve() as url:
+        head, _, _ = exchange(url, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").partition(
+            b"\r\n\r\n"
+        )
+    names = [line.partition(b":")[0] for line in head.split(b"\r\n")[1:]]
+    assert b"Content-Length" in names
+    assert all(name == name.title() for name in names), names

@@ -2,7 +2,7 @@
 
 | loader | BIOS | UEFI |
 |---|---|---|
-| iPXE | `sanboot` of the first disk, then `exit` | `exit`: firmware goes on in its boot order |
+| iPXE | `sanboot` of the first disk, then `exit` | `exit 1`: firmware goes on in its boot order |
 | GRUB | the boot sector of the first disk | `EFI_LOADERS` in their order, then `exit` |
 | PXELINUX | `localboot 0` | `localboot 0`, which SYSLINUX answers by leaving |
 
@@ -34,8 +34,9 @@ EFI_LOADERS: Final = (
     "BOOT/BOOT{cpu}",
 )
 
+# To UEFI, success means that something was booted: it stops at its menu. Only an error lets it go on (2.10, 3.1.2).
 IPXE: Final = """\
-iseq ${platform} efi && exit 0 ||
+iseq ${platform} efi && exit 1 ||
 sanboot --no-describe --drive 0x80 ||
 exit 0
 """

@@ -104,7 +104,8 @@ def first_script(prefix: str = "") -> str:
     """What every machine's iPXE starts with; ``prefix`` leads from its own path to the tree's root.
 
     It asks for the entry of each NIC, then by UUID, several times over. ``${errno}`` is not tested:
-    its value for a 404 differs between builds of iPXE.
+    its value for a 404 differs between builds of iPXE. An entry that was found is the last word, also
+    where it ends in an error by which firmware goes on to the disk: so it is fetched first, then run.
     """
     return f"""\
 #!ipxe
@@ -114,20 +115,22 @@ set lookup:int32 1
 set nic:int32 0
 :nic
 isset ${{net${{nic}}/mac}} || goto uuid
-chain --autofree {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe && exit 0 ||
+imgfetch --name entry {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe && goto entry ||
 inc nic
 iseq ${{nic}} {_NICS} || goto nic
 :uuid
-chain --autofree {prefix}ipxe/${{uuid}} && exit 0 ||
+imgfetch --name entry {prefix}ipxe/${{uuid}} && goto entry ||
 iseq ${{lookup}} {_LOOKUPS} && goto unknown ||
 inc lookup
 sleep 2
 goto lookup
 :unknown
 # Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
-chain --autofree {prefix}unknown.ipxe && exit 0 ||
+imgfetch --name entry {prefix}unknown.ipxe && goto entry ||
 echo gitboot: no boot entry can be had, on to the local disk
-{disk.IPXE}"""
+{disk.IPXE}:entry
+imgexec --autofree entry && exit 0 || exit 1
+"""
 
 
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:

@@ -49,10 +49,11 @@ CLIENTS: Final = (
     Client(name="http_bios", platform=Platform.BIOS, types=(20,), http=True),
 )
 
-# Of the loaders that the Fleet's outputs have entries for, the first that there is for the platform.
+# Of the loaders that the Fleet's outputs have entries for, the first that there is for the platform. Where a package
+# has it, iPXE with the firmware's own driver: Debian 12's, with its own drivers, hangs when it goes back to firmware.
 LOADERS: Final = (
     (Output.IPXE, Platform.BIOS, "loaders/undionly.kpxe"),
-    (Output.IPXE, Platform.X86_64, "loaders/ipxe-x86_64.efi"),
+    (Output.IPXE, Platform.X86_64, "loaders/snponly-x86_64.efi"),
     (Output.IPXE, Platform.AARCH64, "loaders/ipxe-aarch64.efi"),
     (Output.GRUB, Platform.X86_64, "loaders/grub-x86_64.efi"),
     (Output.GRUB, Platform.AARCH64, "loaders/grub-aarch64.efi"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +16,29 @@ SENT: Final = "gitboot.sent"  # the ASGI extension by which an application asks 
 PATIENCE_S: Final = 60  # how long a client may take to ask for something, or to take what it is sent
 MOST_UNANSWERED_BYTES: Final = 64 * 1024
 _UNSENT_CHECK_S: Final = 0.1
+
+_HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
+
+
+class _Titled:
+    """A transport for one response, which spells the names of its headers as they are registered.
+
+    uvicorn writes them in lower case. GRUB before 2.12 knows ``Content-Length`` only as it stands here (net/http.c),
+    and without it waits for each file until the connection is closed.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._headless = True
+
+    def write(self, data: bytes) -> None:
+        if self._headless:  # the head is written by itself, and first
+            self._headless = False
+            data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Connection(HttpToolsProtocol):
@@ -46,6 +70,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._asked = True
         super().on_headers_complete()
+        self.cycle.transport = _Titled(self._client)  # type: ignore[assignment] # what a cycle uses of it
 
     def on_response_complete(self) -> None:
         self._asked = False

@@ -1,0 +1,116 @@
+"""The fleet that the machines of a module are servers of, as files of its repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.boots.images import ARGUMENTS, DIRECT, Images, digest
+from tests.boots.network import BASE_URLS
+from tests.fleets import document, mac_of, policy, profile, uuid_of
+
+# Profiles with a policy of their name, for the servers with it as the label `boots`.
+PROFILES: Final = ("node", *(f"{kind}-{by.lower()}" for kind in ("uki", "iso") for by in DIRECT))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guest:
+    """A server of the fleet, and the machine that it describes: one for each of whom it is answered by."""
+
+    name: str
+    by: tuple[str, ...] = ("gitboot",)
+    boots: str | None = "node"  # the profile and policy, with {by}; None: no Server document describes it
+    installed: bool = False  # before gitboot came: it goes on to its disk
+    uefi: bool = True
+    pxe: bool = False
+    nics: int = 1  # it boots from the last
+    stranger: bool = False  # its document does not list the MAC address that it boots from
+
+    def server_name(self, by: str) -> str:
+        return f"{self.name}-{by.lower()}"
+
+    def macs(self, by: str) -> tuple[str, ...]:
+        name = self.server_name(by)
+        return tuple(mac_of(name if number == 0 else f"{name}/{number}") for number in range(self.nics))
+
+    def documented(self, by: str) -> tuple[str, ...]:
+        """The MAC addresses that stand in its document."""
+        return (mac_of(f"{self.server_name(by)}/old"),) if self.stranger else self.macs(by)
+
+    def uuid(self, by: str) -> str:
+        return uuid_of(self.server_name(by))
+
+    def document(self, by: str, address: str) -> str:
+        macs = self.documented(by)
+        idle = "".join(f"{{mac: '{mac}', boot: false}}, " for mac in macs[:-1])
+        interfaces = f"{idle}{{mac: '{macs[-1]}', addresses: [{address}]}}"
+        firmware = "UEFI" if self.uefi else "BIOS"
+        spec = f"uuid: {self.uuid(by)}, architecture: x86_64, firmware: {firmware}, interfaces: [{interfaces}]"
+        spec += f", provision: {0 if self.installed else 1}"
+        boots = (self.boots or "").format(by=by.lower())
+        return document("Server", self.server_name(by), spec, f"boots: {boots}, by: {by}")
+
+
+def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = "") -> dict[str, str]:
+    """The repository: each guest's servers, and what they boot."""
+    servers = [(guest, by) for guest in guests if guest.boots is not None for by in guest.by]
+    documents = (
+        _fleet(outputs, more),
+        *(guest.document(by, address(number, by)) for number, (guest, by) in enumerate(servers)),
+        *(_image(name, found) for name, found in images.by_name.items()),
+        profile("node", "node-1", _user_data("CloudInit", "node.j2")),
+        profile("discovery", "discovery-1"),
+        profile("repair", "repair-1"),
+        *(_direct(name, kind) for name in images.by_name for kind in ("uki", "iso") if name.startswith(kind)),
+        *(policy(name, f"{{matchLabels: {{boots: {name}}}}}", boots=name, often="Once") for name in PROFILES),
+    )
+    return {"fleet.yaml": "---\n".join(documents), **_TEMPLATES}
+
+
+def address(number: int, by: str) -> str:
+    """What the server of this place in the fleet is given by DHCP."""
+    return f"'2001:db8::{10 + number}'" if by == "IPv6" else f"192.0.2.{10 + number}"
+
+
+def _user_data(format: str, template: str) -> str:
+    return f"userData: {{format: {format}, template: {template}}}"
+
+
+def _direct(image: str, kind: str) -> str:
+    user_data = _user_data("Ignition/3.4", "direct.j2")
+    return profile(image.removesuffix("-1"), image, f"httpBoot: {kind}, {user_data}", method="UefiHttp")
+
+
+def _image(name: str, artifacts: Mapping[str, Path]) -> str:
+    found = {kind: f"{{url: 'assets:{name}/{path.name}', sha256: {digest(path)}}}" for kind, path in artifacts.items()}
+    if "kernel" in found:
+        files = f"kernel: {found['kernel']}, initrds: [{found['initrd']}]"
+        more = f"kernelArguments: [{', '.join(ARGUMENTS.split())}, 'boot.image={{{{ image.name }}}}']"
+        more += ", userData: CloudInit" if name == "node-1" else ", writesDisk: false"
+    else:
+        files = ", ".join(f"{kind}: {value}" for kind, value in found.items())
+        more = "userData: Ignition/3.4, configFrom: SystemUUID"
+    return document("BootImage", name, f"version: '1', {more}, architectures: {{x86_64: {{{files}}}}}")
+
+
+_TEMPLATES: Final = {
+    "node.j2": "#cloud-config\n"
+    "hostname: {{ server.name }}\n"
+    "write_files: [{path: /etc/image, content: {{ image.name }}}]\n"
+    "runcmd: [curl --fail {{ urls.provisioned }}]\n",
+    "direct.j2": '{"ignition": {"version": "3.4.0"}, "storage": {"files": ['
+    '{"path": "/etc/hostname", "contents": {"source": "data:,{{ server.name }}"}}, '
+    '{"path": "/report", "contents": {"source": "{{ urls.provisioned }}"}}]}}\n',
+}
+
+
+def _fleet(outputs: str, more: str) -> str:
+    sites = ", ".join(
+        f"{{name: {by.lower()}, select: {{matchLabels: {{by: {by}}}}}, baseURL: '{url}'}}"
+        for by, url in BASE_URLS.items()
+        if by != "gitboot"
+    )
+    spec = f"baseURL: '{BASE_URLS['gitboot']}', sites: [{sites}], outputs: [{outputs}]"
+    return document("Fleet", "boots", f"{spec}, provisioning: {{evidence: Reported}}{more}")

@@ -1,0 +1,110 @@
+"""An initial ramdisk that says on the console what it was booted with, fetches its user data, and reports."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from tests.boots.programs import file, program
+
+# In the order in which one needs the other.
+_MODULES: Final = (
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci",
+    "net/core/failover",
+    "drivers/net/net_failover",
+    "drivers/net/virtio_net",
+)
+
+# Every line that a test reads begins with BOOTED. User data is found as cloud-init and Ignition find it: by the
+# argument that gitboot adds, or by UUID below boot.base, which stands in a unified kernel image's own command line;
+# boot.then is what such an image does at its end: reboot, or first wait until gitboot has nothing more for firmware.
+_INIT: Final = r"""#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+exec </dev/console >/dev/console 2>&1
+firmware=bios; [ -d /sys/firmware/efi ] && firmware=uefi
+echo "BOOTED by $firmware: $(cat /proc/cmdline)"
+for module in $(cat /modules); do insmod /lib/$module.ko; done
+
+url=
+for argument in $(cat /proc/cmdline); do
+  case $argument in
+    ds=nocloud*s=*) url=${argument##*s=}user-data;;
+    ignition.config.url=*) url=${argument#*=};;
+    boot.base=*) base=${argument#*=}; url=$base/ignition/$(cat /sys/class/dmi/id/product_uuid);;
+  esac
+done
+
+for interface in $(cd /sys/class/net; ls -d eth*); do
+  ip link set $interface up
+  case $url in
+    *\[*) tries=0
+          while ! ip -6 addr show dev $interface scope global | grep inet6 | grep -qv tentative && [ $tries -lt 30 ]; do
+            tries=$((tries + 1)); sleep 1
+          done;;
+    *) udhcpc -i $interface -n -q -t 5 -T 3 -s /bin/lease >/dev/null;;
+  esac
+  address=$(ip addr show dev $interface | awk '/inet.*global/{print $2}')
+  echo "BOOTED with $(cat /sys/class/net/$interface/address): "$address
+done
+
+if [ -n "$url" ]; then
+  if wget -q -O /user-data "$url"; then
+    sed 's/^/BOOTED user data: /' /user-data
+    report=$(grep -o 'http://[^" ]*/provisioned/[0-9a-f]*' /user-data)
+    [ -n "$report" ] && wget -q -O /dev/null "$report" && echo "BOOTED and reported"
+  else
+    echo "BOOTED without user data: $url"
+  fi
+fi
+echo "BOOTED to the end"
+case " $(cat /proc/cmdline) " in
+  *" boot.then=reboot "*) reboot -f;;
+  *" boot.then=window "*)
+    while wget -q -O /dev/null "${base}/httpboot/$(cat /sys/class/dmi/id/product_uuid).json"; do sleep 2; done
+    sleep 10
+    echo "BOOTED until its window ended"
+    reboot -f;;
+esac
+poweroff -f
+"""
+
+_LEASE: Final = r"""#!/bin/busybox sh
+[ "$1" = bound ] && ip addr add $ip/$mask dev $interface
+"""
+
+END: Final = "BOOTED to the end"
+
+
+def build(modules: Path, folder: Path) -> Path:
+    """The ramdisk, with the modules of the kernel below ``modules``, in ``folder``."""
+    root = folder / "initramfs"
+    for name in ("bin", "dev", "lib", "proc", "sys"):
+        (root / name).mkdir(parents=True)
+    (root / "bin/busybox").write_bytes(file("/bin/busybox").read_bytes())
+    for module in _MODULES:
+        name = Path(module).name
+        (root / f"lib/{name}.ko").write_bytes((modules / f"kernel/{module}.ko").read_bytes())
+    (root / "modules").write_text("\n".join(Path(module).name for module in _MODULES) + "\n")
+    (root / "init").write_text(_INIT)
+    (root / "bin/lease").write_text(_LEASE)
+    for path in ("init", "bin/lease", "bin/busybox"):
+        (root / path).chmod(0o755)
+    names = "\n".join(str(path.relative_to(root)) for path in sorted(root.rglob("*")))
+    archive = subprocess.run(
+        [program("cpio"), "--create", "--format=newc", "--quiet"],
+        cwd=root,
+        input=names.encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    made = folder / "initrd.img"
+    made.write_bytes(gzip.compress(archive, 1))
+    return made

@@ -1,0 +1,128 @@
+"""One machine: QEMU with firmware, network cards on the bridge, a disk, and a serial console that tests read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.boots.network import TAPS
+from tests.boots.programs import file, program
+
+PATIENCE_S: Final = 420  # a boot takes 5 to 40 s; these machines share their processors
+
+_OVMF: Final = "/usr/share/OVMF/OVMF_{part}_4M.fd"
+# The terminal's own language, in which firmware and loaders paint.
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?=]*[A-Za-z]|\x1b[()][A-Z0-9]|[\x00\x07\x08\r]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What stands in the rack; it is off."""
+
+    folder: Path
+    uuid: str
+    macs: tuple[str, ...]
+    uefi: bool = True
+    pxe: bool = False  # whether UEFI asks by PXE as well, before HTTP
+    boots_from: int = 0  # which of its cards firmware boots from
+    disk: Path | None = None  # what comes after the network in firmware's order
+    disk_first: bool = False
+    reboots: bool = False  # whether firmware starts over when nothing could be booted
+    ends_at_reset: bool = False  # whether QEMU ends when the machine resets itself, so that its owner sees it
+
+    @property
+    def console(self) -> Path:
+        return self.folder / "serial.log"
+
+    @property
+    def variables(self) -> Path:
+        """What UEFI remembers."""
+        made = self.folder / "variables.fd"
+        if not made.exists():
+            made.write_bytes(file(_OVMF.format(part="VARS")).read_bytes())
+        return made
+
+    def boot_next(self, uri: str) -> None:
+        """Let UEFI boot this URI once, next time: what a BMC does for Redfish's HttpBootUri."""
+        command = ["-m", "virt.firmware.vars", "--inplace", str(self.variables), "--set-boot-uri", uri]
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+
+    @contextmanager
+    def on(self) -> Iterator[Running]:
+        """Power it on, with a console that holds nothing of an earlier boot; and off."""
+        self.console.write_bytes(b"")
+        process = subprocess.Popen([program("qemu-system-x86_64"), *self._arguments()], stdin=subprocess.DEVNULL)
+        try:
+            yield Running(machine=self, process=process, since=time.monotonic())
+        finally:
+            process.kill()
+            process.wait()
+
+    def _arguments(self) -> Iterator[str]:
+        # By software, on any host: KVM may be there and not work.
+        yield from ("-accel", "tcg", "-display", "none", "-monitor", "none", "-parallel", "none", "-nodefaults")
+        yield from ("-serial", f"file:{self.console}", "-uuid", self.uuid)
+        if self.ends_at_reset:
+            yield "-no-reboot"
+        yield from self._uefi() if self.uefi else self._bios()
+        for number, (mac, tap) in enumerate(zip(self.macs, TAPS, strict=False)):
+            yield from ("-netdev", f"tap,id=n{number},ifname={tap},script=no,downscript=no")
+            order = f",bootindex={2 if self.disk_first else 1}" if number == self.boots_from else ""
+            # UEFI has its own driver; the card's ROM would be an iPXE.
+            rom = ",romfile=" if self.uefi else ""
+            yield from ("-device", f"virtio-net-pci,netdev=n{number},mac={mac}{order}{rom}")
+        if self.disk is not None:
+            yield from ("-drive", f"if=none,id=d0,format=raw,snapshot=on,file={self.disk}")
+            yield from ("-device", f"virtio-blk-pci,drive=d0,bootindex={1 if self.disk_first else 2}")
+
+    def _bios(self) -> Iterator[str]:
+        # Without graphics SeaBIOS, and all that prints by it, goes to the serial console.
+        yield from ("-machine", "pc,graphics=off", "-m", "768")
+        if self.reboots:
+            yield from ("-boot", "reboot-timeout=2000")
+
+    def _uefi(self) -> Iterator[str]:
+        yield from ("-machine", "q35", "-m", "1280", "-device", "virtio-rng-pci")
+        code = file(_OVMF.format(part="CODE"))
+        yield from ("-drive", f"if=pflash,format=raw,readonly=on,file={code}")
+        yield from ("-drive", f"if=pflash,format=raw,file={self.variables}")
+        if not self.pxe:
+            for version in ("IPv4", "IPv6"):
+                yield from ("-fw_cfg", f"name=opt/org.tianocore/{version}PXESupport,string=n")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """A machine that is on."""
+
+    machine: Machine
+    process: subprocess.Popen[bytes]
+    since: float  # of the monotonic clock
+
+    @property
+    def said(self) -> str:
+        """What stands on the console, without what only paints it."""
+        return _ESCAPES.sub("", self.machine.console.read_bytes().decode(errors="replace"))
+
+    def says(self, *words: str, within_s: float = PATIENCE_S) -> float:
+        """Wait until the console has shown each of ``words``; return the seconds since power came."""
+        until = time.monotonic() + within_s
+        while not self._has(words):
+            assert self.process.poll() is None or self._has(words), f"it went off: {self._ending(words)}"
+            assert time.monotonic() < until, f"not within {within_s} s: {self._ending(words)}"
+            time.sleep(0.2)
+        return time.monotonic() - self.since
+
+    def _has(self, words: Sequence[str]) -> bool:
+        said = self.said
+        return all(word in said for word in words)
+
+    def _ending(self, words: Sequence[str]) -> str:
+        return f"{' · '.join(words)}\n{self.said[-4000:]}"

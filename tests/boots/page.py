@@ -1,0 +1,83 @@
+"""docs/boots.md: the matrix and the console of each boot, written by the tests that made it (`--write-boots`)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "boots.md"
+BEGINS: Final = "<!-- What follows is written by the tests: make test-boot BOOTS=--write-boots -->\n"
+
+_ROW: Final = re.compile(
+    r"^### (?P<file>test_\w+\.py) · (?P<words>.+?)(?: · (?P<by>[\w-]+))?\n\n(?P<rest>.*?)(?=^### |\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_SECONDS: Final = re.compile(r"^(\d+) s\n\n```\n(.*?)\n```", re.DOTALL)
+_TELLING: Final = re.compile(r"gitboot: |BOOTED |Start (?:PXE|HTTP)|Welcome to GRUB|^iPXE \d|PXELINUX|No more network")
+_WIDEST: Final = 118
+_MOST_LINES: Final = 14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One boot: the test in words, by whom its machine was answered, and what stood on its console."""
+
+    file: str
+    words: str
+    by: str  # "": the test has one boot only
+    seconds: int
+    excerpt: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.file, self.words, self.by
+
+    @classmethod
+    def of(cls, nodeid: str, seconds: float, said: str) -> Row:
+        file, words, by = key_of(nodeid)
+        return cls(file=file, words=words, by=by, seconds=round(seconds), excerpt=_excerpt(said))
+
+
+def key_of(nodeid: str) -> tuple[str, str, str]:
+    """A test's key from its id: ``tests/boots/test_x.py::test_a_b[c]``."""
+    path, _, name = nodeid.partition("::")
+    words, _, parameters = name.removesuffix("]").partition("[")
+    return Path(path).name, words.removeprefix("test_").replace("_", " "), parameters
+
+
+def _excerpt(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if _TELLING.search(line)]
+    shown = [line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…" for line in dict.fromkeys(lines)]
+    return "\n".join(shown[:_MOST_LINES])
+
+
+def rows() -> list[Row]:
+    """What the page has."""
+    found = []
+    for row in _ROW.finditer(PAGE.read_text().partition(BEGINS)[2]):
+        told = _SECONDS.match(row["rest"])
+        assert told, f"{row['words']}: no seconds and console"
+        found.append(
+            Row(file=row["file"], words=row["words"], by=row["by"] or "", seconds=int(told[1]), excerpt=told[2])
+        )
+    return found
+
+
+def write(nodeid: str, seconds: float, said: str) -> None:
+    """Put one boot into the page, in the place of what it had of the same test."""
+    new = Row.of(nodeid, seconds, said)
+    by_key = {row.key: row for row in rows()} | {new.key: new}
+    prose = PAGE.read_text().partition(BEGINS)[0]
+    PAGE.write_text(prose + BEGINS + _table(by_key) + "".join(_section(row) for _, row in sorted(by_key.items())))
+
+
+def _table(by_key: dict[tuple[str, str, str], Row]) -> str:
+    lines = [f"| {row.file} | {row.words} | {row.by or '–'} | {row.seconds} |" for _, row in sorted(by_key.items())]
+    return "\n".join(["", "| test | boot | answered by | s |", "|---|---|---|---|", *lines, "", ""])
+
+
+def _section(row: Row) -> str:
+    title = " · ".join(each for each in row.key if each)
+    return f"### {title}\n\n{row.seconds} s\n\n```\n{row.excerpt}\n```\n\n"

@@ -1,0 +1,83 @@
+"""iPXE, by every way in which firmware comes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.boots.disks import MARK
+from tests.boots.fleet import Guest
+from tests.boots.images import Images
+from tests.boots.initramfs import END
+from tests.boots.machine import Running
+from tests.boots.site import Site, published
+
+Row = Callable[[Running, float], None]
+
+GUESTS = (
+    Guest(name="card", uefi=False, by=("gitboot", "nginx")),
+    Guest(name="tftp", pxe=True, by=("gitboot", "Caddy")),
+    Guest(name="http", by=("gitboot", "nginx")),
+    Guest(name="nics", uefi=False, nics=2, by=("gitboot", "Caddy")),
+    Guest(name="uuid", uefi=False, stranger=True, by=("gitboot", "nginx")),
+    Guest(name="unknown", uefi=False, boots=None),
+    Guest(name="bios-disk", uefi=False, installed=True, by=("gitboot", "Caddy")),
+    Guest(name="uefi-disk", installed=True, by=("gitboot", "nginx")),
+)
+ANSWERED = {guest.name: guest.by for guest in GUESTS}
+
+
+@pytest.fixture(scope="module")
+def site(network: None, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("ipxe")
+    outputs = "ipxe, grub, uuid, dhcp-dnsmasq"
+    with published(folder, images, GUESTS, outputs=outputs, more=", unknownServers: {profile: discovery}") as site:
+        yield site
+
+
+@pytest.mark.parametrize("by", ANSWERED["card"])
+def test_bios_boots_by_the_ipxe_of_its_card(site: Site, by: str, row: Row) -> None:
+    with site.machine("card", by).on() as machine:
+        row(machine, site.expects_installation(machine, "card", by))
+
+
+@pytest.mark.parametrize("by", ANSWERED["tftp"])
+def test_uefi_boots_by_pxe_and_ipxe(site: Site, by: str, row: Row) -> None:
+    with site.machine("tftp", by).on() as machine:
+        row(machine, site.expects_installation(machine, "tftp", by))
+
+
+@pytest.mark.parametrize("by", ANSWERED["http"])
+def test_uefi_boots_by_http_and_ipxe(site: Site, by: str, row: Row) -> None:
+    with site.machine("http", by).on() as machine:
+        row(machine, site.expects_installation(machine, "http", by))
+
+
+@pytest.mark.parametrize("by", ANSWERED["nics"])
+def test_a_server_boots_from_its_second_nic(site: Site, by: str, row: Row) -> None:
+    with site.machine("nics", by).on() as machine:
+        row(machine, site.expects_installation(machine, "nics", by))
+
+
+@pytest.mark.parametrize("by", ANSWERED["uuid"])
+def test_a_server_with_a_new_nic_is_found_by_its_uuid(site: Site, by: str, row: Row) -> None:
+    with site.machine("uuid", by).on() as machine:
+        row(machine, site.expects_installation(machine, "uuid", by))
+
+
+def test_an_unknown_server_boots_what_the_fleet_says(site: Site, row: Row) -> None:
+    with site.machine("unknown").on() as machine:
+        row(machine, machine.says("unknown machine, boots discovery-1", "boot.image=discovery-1", END))
+
+
+@pytest.mark.parametrize("by", ANSWERED["bios-disk"])
+def test_an_installed_server_goes_on_to_its_disk_under_bios(site: Site, by: str, row: Row) -> None:
+    with site.machine("bios-disk", by, disk=True).on() as machine:
+        row(machine, machine.says("iPXE", MARK))
+
+
+@pytest.mark.parametrize("by", ANSWERED["uefi-disk"])
+def test_an_installed_server_goes_on_to_its_disk_under_uefi(site: Site, by: str, row: Row) -> None:
+    with site.machine("uefi-disk", by, disk=True).on() as machine:
+        row(machine, machine.says("iPXE", MARK))

@@ -1,0 +1,50 @@
+"""A gitboot that has nothing to say yet: 503 to all, until its first valid commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.boots.fleet import Guest, files
+from tests.boots.images import Images
+from tests.boots.machine import Running
+from tests.boots.network import BASE_URLS, dhcp
+from tests.boots.site import LISTEN, Site, loaders
+from tests.instance import Repository, running
+
+GUESTS = {
+    "ipxe": Guest(name="ipxe", uefi=False),
+    "grub": Guest(name="grub"),
+}
+WAITS = {
+    "ipxe": "No more network devices",  # and firmware begins anew
+    "grub": "cannot be had, trying again",
+}
+
+
+@pytest.mark.parametrize("name", GUESTS)
+def test_a_server_boots_once_gitboot_has_planned(
+    network: None, images: Images, tmp_path: Path, name: str, row: Callable[[Running, float], None]
+) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "kind: Fleet\n"})
+    boot = tmp_path / "output" / "boot"
+    images.place(boot / "assets")
+    loaders(repository.work, boot, tmp_path / "tftp", BASE_URLS["gitboot"])
+    (tmp_path / "loader.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # nothing is generated yet
+    options = ("--records", "fresh", "--assets", str(boot / "assets"))
+    with (
+        running(repository.bare, tmp_path, *LISTEN, *options, ready=False) as instance,
+        dhcp(tmp_path / "loader.conf", tmp_path),
+    ):
+        site = Site(folder=tmp_path, images=images, guests=GUESTS, repository=repository, instance=instance, logs={})
+        assert instance.get("/boot.ipxe").status_code == 503
+        machine = site.machine(name, reboots=True)
+        if machine.uefi:
+            machine.boot_next(f"{BASE_URLS['gitboot']}/assets/loaders/grub-x86_64.efi")
+        with machine.on() as powered:
+            powered.says(WAITS[name])
+            repository.push(files([GUESTS[name]], images, outputs="ipxe, grub"))
+            row(powered, site.expects_installation(powered, name, "gitboot", reserved=False))

@@ -1,0 +1,108 @@
+"""From a pushed commit to what a machine boots, and back to its disk: all that is done by hand is to reset it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+
+from tests.boots import uki
+from tests.boots.bmc import Owner
+from tests.boots.disks import MARK
+from tests.boots.images import ARGUMENTS, Images, digest
+from tests.boots.initramfs import END
+from tests.boots.machine import Machine
+from tests.boots.network import BASE_URLS, HOST, dhcp
+from tests.boots.site import LISTEN
+from tests.fleets import document, fleet, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.instance import Repository, eventually, running
+from tests.redfish.double import Machine as Double
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
+
+BASE = BASE_URLS["gitboot"]
+WINDOW = timedelta(seconds=100)
+
+
+def image(name: str, then: str, images: Images, assets: Path, more: str) -> str:
+    """A unified kernel image, placed and described."""
+    kernel, initrd = (images.by_name["node-1"][kind] for kind in ("kernel", "initrd"))
+    folder = assets / name
+    folder.mkdir(parents=True)
+    words = f"{ARGUMENTS} boot.image={name} boot.base={BASE} boot.then={then}"
+    made = uki.build(kernel, initrd, words, folder / f"{name}.efi")
+    artifact = f"{{uki: {{url: 'assets:{name}/{name}.efi', sha256: {digest(made)}}}}}"
+    return document("BootImage", name, f"version: '1', {more}, architectures: {{x86_64: {artifact}}}")
+
+
+def test_a_commit_installs_a_server_and_a_window_repairs_it(
+    network: None, images: Images, tmp_path: Path, row: Callable[[Owner, float], None]
+) -> None:
+    assets = tmp_path / "assets"
+    double = Double("web01", uuid=uuid_of("web01"), system="1", post_s=1)
+    double.power, double.state = "Off", "None"
+    machine = Machine(
+        folder=tmp_path,
+        uuid=uuid_of("web01"),
+        macs=(mac_of("web01"),),
+        disk=images.uefi_disk,
+        disk_first=True,
+        ends_at_reset=True,
+    )
+    owner = Owner(double, machine)
+    (tmp_path / "credentials" / "bmc").mkdir(parents=True)
+    (tmp_path / "credentials" / "bmc" / "username").write_text("root")
+    (tmp_path / "credentials" / "bmc" / "password").write_text("calvin")
+    (tmp_path / "nothing.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
+    repository = Repository.create(tmp_path / "git")
+    options = ("--records", "fresh", "--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
+    with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:
+        at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
+
+        def reset(kind: str) -> None:
+            """Reset it through Redfish, as soon as gitboot has armed a boot."""
+            eventually(lambda: double.system()["Boot"]["BootSourceOverrideEnabled"] == "Once", within_s=60)
+            path = f"{bmc.url}{double.reset_path}"
+            httpx.post(path, json={"ResetType": kind}, auth=("root", "calvin")).raise_for_status()
+
+        ignition = "userData: {format: Ignition/3.4, template: node.ign}"
+        documents = [
+            fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported}}"),
+            server("web01", "role: web", f"provision: 1, {at}"),
+            image("node-1", "reboot", images, assets, "userData: Ignition/3.4, configFrom: SystemUUID"),
+            image("repair-1", "window", images, assets, "writesDisk: false, configFrom: None"),
+            profile("web", "node-1", f"httpBoot: uki, {ignition}", method="UefiHttp"),
+            profile("repair", "repair-1", "httpBoot: uki", method="UefiHttp"),
+            policy("web", "{matchLabels: {role: web}}", often="Once"),
+        ]
+        template = '{"ignition": {"version": "3.4.0"}, "report": "{{ urls.provisioned }}"}'
+        pushed = time.monotonic()
+        repository.push({"fleet.yaml": "---\n".join(documents), "node.ign": template})
+        with (
+            dhcp(tmp_path / "nothing.conf", tmp_path),
+            owner.ticking(),
+            running(repository.bare, tmp_path, *LISTEN, *options) as instance,
+        ):
+            reset("On")
+            owner.says(1, "boot.image=node-1", "BOOTED and reported", END)
+            owner.says(2, MARK)
+            assert [boot.target for boot in double.boots] == ["UefiHttp", "None"]
+            [item] = instance.get("/api/v1/servers").json()["items"]
+            assert item["phase"] == "Disk"
+
+            start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=10)
+            window = f"{start:%Y-%m-%dT%H:%M:%S} {start + WINDOW:%Y-%m-%dT%H:%M:%S}"
+            repair = maintenance("repair", window, "networkBoot: Always")
+            repository.push({"repair.yaml": repair})
+            reset("ForceRestart")
+            owner.says(3, "boot.image=repair-1", END)
+            assert start < datetime.now(UTC) < start + WINDOW
+            owner.says(3, "BOOTED until its window ended")
+            assert datetime.now(UTC) >= start + WINDOW
+            owner.says(4, MARK)
+            assert [boot.target for boot in double.boots] == ["UefiHttp", "None", "UefiHttp", "None"]
+            eventually(lambda: double.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled")
+            row(owner, time.monotonic() - pushed)

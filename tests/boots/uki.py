@@ -1,0 +1,49 @@
+"""A unified kernel image, and an ISO that boots it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from tests.boots.disks import esp
+from tests.boots.programs import file, program
+
+_STUB: Final = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub"
+
+
+def build(kernel: Path, initrd: Path, command_line: str, made: Path) -> Path:
+    """The stub with the kernel and all that it is given as sections behind its own (UAPI: Unified Kernel Image)."""
+    stub = str(file(_STUB))
+    words = made.with_suffix(".cmdline")
+    words.write_bytes(command_line.encode() + b"\0")
+    arguments, end = [], _end(stub)
+    alignment = int(_found(r"SectionAlignment\s+([0-9a-f]+)", "-p", stub)[0], 16)
+    # The kernel is last, for it is unpacked in place.
+    for name, path in (("cmdline", words), ("initrd", initrd), ("linux", kernel)):
+        start = -(-end // alignment) * alignment
+        arguments += ["--add-section", f".{name}={path}", "--change-section-vma", f".{name}={start:#x}"]
+        end = start + path.stat().st_size
+    subprocess.run([program("objcopy"), *arguments, stub, made], check=True)
+    return made
+
+
+def _end(image: str) -> int:
+    sections = _found(r"^\s*\d+\s+\.\S+\s+([0-9a-f]+\s+[0-9a-f]+)", "-h", image)  # size and start
+    return max(sum(int(number, 16) for number in section.split()) for section in sections)
+
+
+def _found(pattern: str, option: str, image: str) -> list[str]:
+    shown = subprocess.run([program("objdump"), option, image], capture_output=True, text=True, check=True).stdout
+    return re.findall(pattern, shown, re.MULTILINE)
+
+
+def iso(loader: Path, made: Path) -> Path:
+    """A disc whose El Torito image holds ``loader`` as what removable media boot."""
+    folder = made.with_suffix(".tree")
+    folder.mkdir()
+    esp(loader, folder / "efi.img")
+    command = [program("xorriso"), "-as", "mkisofs", "-quiet", "-o", str(made), "-e", "efi.img", "-no-emul-boot"]
+    subprocess.run([*command, str(folder)], check=True, capture_output=True)
+    return made

@@ -1,0 +1,31 @@
+"""docs/boots.md names every boot that there is a test for, and none that there is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.boots.page import key_of, rows
+
+ROOT = Path(__file__).parent.parent
+NO_BOOT_OF_A_MACHINE = "test_scripts.py"  # one iPXE that runs scripts
+
+
+def test_the_page_has_a_row_for_each_boot_and_no_other() -> None:
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "tests/boots"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    tests = {key_of(line) for line in collected.splitlines() if "::" in line}
+    assert len(tests) > 20
+    assert {row.key for row in rows()} == {key for key in tests if key[0] != NO_BOOT_OF_A_MACHINE}
+
+
+def test_every_row_shows_what_stood_on_the_console() -> None:
+    for row in rows():
+        assert row.seconds > 0
+        assert "BOOTED " in row.excerpt, row.words
