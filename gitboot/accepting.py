@@ -55,12 +55,14 @@ class Accepting:
         journal: Journal,
         *,
         limits: Limits,
+        published: Revision | None = None,
         parsed: ParseCache,
         keep_parsed: Callable[[ParseCache], None],
     ) -> None:
         self._source, self._ledger = source, ledger
         self._provisioning, self._journal = provisioning, journal
         self._limits = limits
+        self._published = published  # the commit that the tree was made of before this start
         self._parsed, self._keep_parsed = parsed, keep_parsed
         self.accepted: Commit | None = None
         self.attempted: Revision | None = None
@@ -115,8 +117,13 @@ class Accepting:
             self._accept(commit, at)
 
     def _accepted_before(self) -> Revision | None:
-        """The commit that was accepted last; the ledger knows it even where the clone was lost."""
+        """The commit that was accepted last; the ledger knows it even where the clone was lost.
+
+        Where the ledger was lost too, the tree knows what was published: guards compare with that.
+        """
         accepted = self._source.accepted()
+        if accepted is None and self._ledger.accepted is None and self._published is not None:
+            return self._published if self._source.has(self._published) else None
         if accepted is None and self._ledger.accepted is not None and not self._limits.allow_rewind:
             raise CorruptClone(
                 f"the accepted commit {self._ledger.accepted} is not in gitboot's own clone (start once with "
@@ -201,7 +208,7 @@ class Accepting:
             not_met=self._provisioning.left_to_install(commit.decisions) if accepted is None else None,
             returning=self._returning(commit),
             # What was accepted and cannot be read any more cannot be compared with: nobody knows what is taken back.
-            rewound=before is not None and (accepted is None or self._source.is_rewind(before, commit.revision)),
+            rewound=self._takes_back(before, commit.revision),
         )
         if not verdict.held:
             self._accept(commit, at, changes=verdict.digest)
@@ -231,6 +238,11 @@ class Accepting:
             return False
         by_record = policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
         return by_record and policy.boot.writes_disk and not is_met(policy, record)
+
+    def _takes_back(self, before: Revision | None, revision: Revision) -> bool:
+        if self.accepted is None:
+            return before is not None or self._published is not None
+        return before is not None and self._source.is_rewind(before, revision)
 
     def _approved(self, digest: str) -> Acknowledged:
         return frozenset((digest, guard) for guard in self._ledger.approved(digest))

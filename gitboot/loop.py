@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import watchfiles
@@ -38,24 +40,27 @@ class Loop:
         self._before_pass, self._after_pass = before_pass, after_pass
         self._reconciler, self._source = reconciler, source
         self._poll_s, self._clock, self._tell = poll_s, clock, tell
-        self._wake = threading.Event()  # the next pass is due now
-        self._fetch = threading.Event()  # the next fetch is due now
-        self._stop = threading.Event()
+        # Signal handlers run between any two steps of the main thread, which may hold an Event's lock just then:
+        # setting that Event would wait for ever. Queues are made for it, and a flag is only written.
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # the next pass is due now
+        self._fetches: SimpleQueue[None] = SimpleQueue()  # the next fetch is due now
+        self._stopping = False
+        self._stopped = threading.Event()  # for those who watch; set once the last pass has ended
         self._fetched: tuple[Revision | None, TryAgain | OperatorError | None] | None = None
 
     def wake(self) -> None:
-        """Ask for a pass now; from any thread."""
-        self._wake.set()
+        """Ask for a pass now; from any thread or signal handler."""
+        self._wakes.put(None)
 
     def fetch_now(self) -> None:
-        """Ask for a fetch now, and for a pass after it; from any thread."""
-        self._fetch.set()
+        """Ask for a fetch now, and for a pass after it; from any thread or signal handler."""
+        self._fetches.put(None)
 
     def stop(self) -> None:
         """End `run` after the pass that is under way; from any thread or signal handler."""
-        self._stop.set()
-        self._wake.set()
-        self._fetch.set()
+        self._stopping = True
+        self._wakes.put(None)
+        self._fetches.put(None)
 
     def once(self) -> None:
         """Fetch, do one pass, and wait for its BMC jobs."""
@@ -69,13 +74,13 @@ class Loop:
             threads.append(threading.Thread(target=self._watch, args=(watched,), name="watch", daemon=True))
         for thread in threads:
             thread.start()
-        while not self._stop.is_set():
+        while not self._stopping:
             due = self._pass()
             timeout_s = self._poll_s
             if due is not None:
                 timeout_s = min(timeout_s, max((due - self._clock()) / timedelta(seconds=1), 0))
-            self._wake.wait(timeout_s)
-            self._wake.clear()
+            _waited(self._wakes, timeout_s)
+        self._stopped.set()
         for thread in threads:
             thread.join(timeout=1)  # one that hangs in the network ends with the process
 
@@ -114,19 +119,30 @@ class Loop:
 
     def _keep_fetching(self) -> None:
         asked = False
-        while not self._stop.is_set():
+        while not self._stopping:
             self._fetch_once()
             if asked:
                 self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
-            asked = self._fetch.wait(self._poll_s * jitter)
-            self._fetch.clear()
+            asked = _waited(self._fetches, self._poll_s * jitter)
 
     def _watch(self, paths: tuple[Path, ...]) -> None:
         """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
         # watchfiles' default filter leaves out whatever lies in a .git.
         changes = watchfiles.watch(
-            *paths, watch_filter=None, stop_event=self._stop, debounce=50, step=20, raise_interrupt=False
+            *paths, watch_filter=None, stop_event=self._stopped, debounce=50, step=20, raise_interrupt=False
         )
         for _ in changes:
             self.fetch_now()
+
+
+def _waited(asked: SimpleQueue[None], timeout_s: float) -> bool:
+    """Wait until something is asked for, and take all of it as one; say whether anything was."""
+    try:
+        asked.get(timeout=timeout_s)
+    except Empty:
+        return False
+    with suppress(Empty):
+        while True:
+            asked.get_nowait()
+    return True

@@ -15,6 +15,7 @@ from gitboot.evidence import Evidence
 from gitboot.guard import Limits
 from gitboot.journal import Journal
 from gitboot.ledger import Ledger
+from gitboot.load import Revision
 from gitboot.orders import Orders
 from gitboot.overriding import Overriding
 from gitboot.provisioning import Provisioning
@@ -50,7 +51,9 @@ def in_process(
     events: list[Event] = []
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(state / "ledger.sqlite"))
-        target = stack.enter_context(Directory.open(folder / "output", ledger=ledger.identity))
+        target = stack.enter_context(
+            Directory.open(folder / "output", ledger=ledger.identity, may_take_over=told == "adopt")
+        )
         source = Source(Remote(url=str(repository)), state)
         journal = Journal(ledger, events.append)
         provisioning = Provisioning(ledger, journal, told=told)
@@ -63,6 +66,7 @@ def in_process(
             ledger,
             provisioning,
             journal,
+            published=Revision(target.stamp.commit) if target.stamp is not None else None,
             limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
             parsed={},
             keep_parsed=lambda parsed: None,

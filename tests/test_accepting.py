@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -190,6 +191,31 @@ def test_a_first_commit_is_judged_by_what_would_be_installed(tmp_path: Path) -> 
         with in_process(tmp_path / str(told), repository.bare, limits=Limits(max_installs=5), told=told) as parts:
             turn(parts)
             assert applied(parts) == commit  # nothing is installed by it
+
+
+def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Repository) -> None:
+    """The tree says which commit it was made of, and the guards go on from there."""
+    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+        turn(parts)
+        before = applied(parts)
+        repository.push(documents("flatcar-2"))
+        turn(parts, 1)
+        assert "maxReinstalls" in held(parts).guards
+    shutil.rmtree(tmp_path / "state")
+    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+        turn(parts, 2)
+        assert (applied(parts), "maxReinstalls" in held(parts).guards) == (before, True)
+
+
+def test_a_tree_of_another_history_is_not_taken_for_a_beginning(tmp_path: Path, repository: Repository) -> None:
+    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+        turn(parts)
+    shutil.rmtree(tmp_path / "state")
+    other = Repository.create(tmp_path / "other")
+    other.push(documents("flatcar-2"))
+    with in_process(tmp_path, other.bare, limits=Limits(), told="adopt") as parts:
+        turn(parts)
+        assert (applied(parts), held(parts).guards) == (None, ("allowRewind",))
 
 
 def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_path: Path) -> None:

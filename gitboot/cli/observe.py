@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -14,6 +12,7 @@ from typing import Final
 
 import click
 
+from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.errors import UsageError
 
 _POLL_S: Final = 0.5
@@ -48,7 +47,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
     if logs == (_STDIN,):
         _observe(sys.stdin.buffer, spool, outcomes)
     else:
-        stop = _stopped_by_signal() if follow else None
+        stop = stopped_by_signal() if follow else None
         with ExitStack() as stack:
             files = [stack.enter_context(LogFile(log, spool)) for log in dict.fromkeys(logs)]
             for _ in _passes(stop):
@@ -61,19 +60,12 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
         click.echo(_as_text(outcomes), err=True)
 
 
-def _passes(stop: threading.Event | None) -> Iterator[None]:
+def _passes(stop: Stop | None) -> Iterator[None]:
     """One pass, or one after the other until ``stop``; what was written before that is still read."""
     yield
-    while stop is not None and not stop.is_set():
+    while stop is not None and not stop.is_set:
         stop.wait(_POLL_S)
         yield
-
-
-def _stopped_by_signal() -> threading.Event:
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 _OBSERVED: Final = "observed"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gitboot.bmc.fleet import Fleet as Bmcs
     from gitboot.evidence import Evidence
     from gitboot.ledger import Ledger
+    from gitboot.load import Revision
     from gitboot.loop import Loop
     from gitboot.overriding import Overriding
     from gitboot.provisioning import Told
@@ -139,6 +140,7 @@ def command(**given: Any) -> None:
 def _run(settings: Settings) -> Exit:
     """Put an instance together, run it, take it apart."""
     from gitboot import state
+    from gitboot.load import Revision
     from gitboot.loop import Loop
     from gitboot.publish.directory import Directory
     from gitboot.serve import spool
@@ -157,7 +159,16 @@ def _run(settings: Settings) -> Exit:
         if not foreign:
             _compare_with_tree(ledger, settings.output)
         source = Source(_remote(settings), settings.state)
-        parts = _assembled(settings, stack, source=source, target=target, ledger=ledger, told=told, foreign=foreign)
+        parts = _assembled(
+            settings,
+            stack,
+            source=source,
+            target=target,
+            ledger=ledger,
+            told=told,
+            foreign=foreign,
+            published=Revision(target.stamp.commit) if target.stamp is not None else None,
+        )
 
         def before() -> None:
             for observation in spool.take(settings.spool) if settings.spool is not None else ():
@@ -212,6 +223,7 @@ def _assembled(
     ledger: Ledger,
     told: Told | None,
     foreign: bool = False,
+    published: Revision | None = None,
 ) -> _Parts:
     from gitboot.accepting import Accepting
     from gitboot.bmc.fleet import Fleet as Bmcs
@@ -243,6 +255,7 @@ def _assembled(
         provisioning,
         journal,
         limits=limits_of(settings.limits, allow_rewind=settings.allow_rewind, allow_empty=settings.allow_empty),
+        published=published,
         parsed=read_parsed(settings.state / "cache"),
         keep_parsed=lambda parsed: None if settings.dry_run else write_parsed(settings.state / "cache", parsed),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -12,6 +10,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.inputs import config_option
+from gitboot.cli.stopping import stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
 from gitboot.report import Event
@@ -60,13 +59,10 @@ def command(output: Path, listen: str, spool: Path | None, assets: Path | None) 
         assets=assets,
         artifacts=output / "boot" / "o",
     )
-    stop = threading.Event()
     with ExitStack() as stack:
         server = stack.enter_context(Server(endpoint, listen))
         tell(Event(at=_clock(), type="Listening", message=server.url, facts={"url": server.url}))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        tree.follow(stop)
+        tree.follow(stopped_by_signal().wait)
     tell(Event(at=_clock(), type="Stopped", message="the tree stays as it is"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -40,9 +39,9 @@ class PublishedTree:
         self.answers: Answers | None = None
         self.status = Status()
 
-    def follow(self, stop: threading.Event) -> None:
-        """Refresh again and again, until ``stop``."""
-        while not stop.wait(_POLL_S):
+    def follow(self, wait: Callable[[float], bool]) -> None:
+        """Refresh again and again, until ``wait``, given seconds, says that it is to end."""
+        while not wait(_POLL_S):
             self.refresh()
 
     def refresh(self) -> None:

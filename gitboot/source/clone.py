@@ -85,6 +85,14 @@ class Source:
         with self._clone.reading() as ours:
             return accepted != latest and not ours.descendant_of(latest, accepted)
 
+    def has(self, revision: Revision) -> bool:
+        """Whether a commit was fetched."""
+        with self._clone.replacing:
+            if not self._clone.path.exists():
+                return False
+        with self._clone.reading() as ours:
+            return revision in ours
+
     def messages(self, since: Revision | None, revision: Revision) -> list[tuple[str, str]]:
         """The commits that ``revision`` has and ``since`` has not, the newest first: (id, message).
 

@@ -1,0 +1,35 @@
+"""An end that a signal asks for."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+
+class Stop:
+    """Set by SIGINT and SIGTERM; an Event's lock may be held by whom its handler interrupts, a SimpleQueue has none."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[None] = SimpleQueue()
+        self.is_set = False
+
+    def set(self) -> None:
+        """Ask for the end; from any thread or signal handler."""
+        self.is_set = True
+        self._asked.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the end is asked for, or for so long; say whether it was."""
+        if not self.is_set:
+            with suppress(Empty):
+                self._asked.get(timeout=timeout_s)
+        return self.is_set
+
+
+def stopped_by_signal() -> Stop:
+    """An end that SIGINT and SIGTERM ask for from now on."""
+    stop = Stop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
