@@ -254,7 +254,7 @@ class Accepting:
         lines = [trailer(verdict.digest, guard) for guard in verdict.holding]
         message = (
             f"{revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "
-            f"{' and '.join(map(repr, lines))}, or with: gitboot approve {verdict.digest} {guards} --reason …"
+            f"{' and '.join(map(repr, lines))}, or with: gitboot approve {verdict.digest} {guards} --reason … --state …"
         )
         if held.unheeded:
             message += f" ({words.some(held.unheeded)})"

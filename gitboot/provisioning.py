@@ -174,6 +174,8 @@ class Provisioning:
         if told is None or (told == "fresh" and doubt != "NewLedger"):
             wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
             message = f"{_doubted(doubt, wanting)}: {_MENDS.get(doubt, _MENDS['NewLedger'])}"
+            if told == "fresh":
+                message = f"--records fresh is for a new instance, and not obeyed here; {message}"
             if self._journal.condition("RecordsKnown", False, doubt, message, at):
                 self._journal.event(at, "RecordsUnknown", message, warning=True)
             return False

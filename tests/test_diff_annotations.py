@@ -24,7 +24,7 @@ def test_a_limit_is_told_where_its_cause_is_written_with_the_line_to_copy() -> N
 
 
 def test_a_limit_that_is_acknowledged_is_a_warning() -> None:
-    lines = "\n".join(line for _, line, _ in reviewed(BUMP).acknowledging())
+    lines = "\n".join(line for _, line in reviewed(BUMP).acknowledging())
     found = [problem for problem in as_problems(reviewed(BUMP, messages=(("c", lines),))) if problem.code == Code.HELD]
     assert found
     assert {(problem.severity, problem.mend) for problem in found} == {(Severity.WARNING, "")}

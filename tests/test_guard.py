@@ -246,7 +246,7 @@ def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
 def test_what_a_review_tells_to_copy_is_what_it_heeds() -> None:
     new = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
     held = reviewed(new)
-    lines = [line for _, line, _ in held.acknowledging()]
+    lines = [line for _, line in held.acknowledging()]
     assert lines == [trailer(held.verdict.digest, guard) for guard in held.verdict.holding]  # type: ignore[union-attr]
     assert reviewed(new, messages=(("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
     more = {**new, "policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}

@@ -136,6 +136,7 @@ def resolve(server: str, state: Path, armed: bool, reason: str) -> None:
 def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) -> list[Inspection]:
     from gitboot.bmc.fleet import connections
     from gitboot.cli.instance import chosen, looked_at
+    from gitboot.errors import UsageError
     from gitboot.inspecting import inspect, subjects
 
     at = now()
@@ -143,6 +144,8 @@ def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) 
         names = chosen(servers, instance)
         found = subjects(instance.decisions, instance.machines, instance.provisioning, instance.ledger, at)
         asked = [subject for subject in found if names is None or subject.name in names]
+        if without := sorted((names or frozenset()) - {subject.name for subject in asked}):
+            raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
         with click.progressbar(length=len(asked), label="BMCs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
             return inspect(asked, kept, at, each=lambda: bar.update(1))
 

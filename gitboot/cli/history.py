@@ -136,10 +136,15 @@ def _sides(change: Change) -> tuple[str, str]:
     """Before and after; of lists what went and what came."""
     old, new = change.old, change.new
     if isinstance(old, list) and isinstance(new, list):
-        gone = " ".join(f"-{each}" for each in old if each not in new)
-        come = " ".join(f"+{each}" for each in new if each not in old)
+        gone = " ".join(f"-{_item(each)}" for each in old if each not in new)
+        come = " ".join(f"+{_item(each)}" for each in new if each not in old)
         return (gone, come) if gone or come else ("in another order", _shown(new))
     return _shown(old), f"-> {_shown(new)}"
+
+
+def _item(value: Any) -> Any:
+    """An element of a list; of a file, its URL."""
+    return value.get("url", value) if isinstance(value, dict) else value
 
 
 def _shown(value: Any) -> str:

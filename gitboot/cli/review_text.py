@@ -195,6 +195,6 @@ def _next(review: Review) -> Iterator[str]:
     acknowledging = list(review.acknowledging())
     if acknowledging:
         yield "  to accept it none the less, put into the last commit's message:"
-        yield from (f"    {line}" for _, line, _ in acknowledging)
+        yield from (f"    {line}" for _, line in acknowledging)
         yield "  or, where the instance runs:"
-        yield from (f"    {command}" for _, _, command in acknowledging)
+        yield f"    {review.approval}"

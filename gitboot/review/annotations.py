@@ -32,7 +32,7 @@ def as_problems(review: Review) -> tuple[Problem, ...]:
 def _trips(review: Review) -> Iterator[Problem]:
     if review.verdict is None:
         return
-    lines = {guard: line for guard, line, _ in review.acknowledging()}
+    lines = dict(review.acknowledging())
     for trip in review.verdict.trips:
         risk = _RISKS.get(trip.guard)
         causing = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]

@@ -239,9 +239,9 @@ def _next(review: Review) -> Iterator[str]:
     if not acknowledging:
         return
     yield "\nTo accept it none the less, once you have looked: put into the last commit's message\n"
-    yield _plain_fence([line for _, line, _ in acknowledging])
+    yield _plain_fence([line for _, line in acknowledging])
     yield "\nor, where the instance runs:\n"
-    yield _plain_fence([command for _, _, command in acknowledging])
+    yield _plain_fence([str(review.approval)])
 
 
 def _plain_fence(lines: list[str]) -> str:

@@ -137,13 +137,18 @@ class Review:
             if names:
                 yield Danger(risk, names, reasons)
 
-    def acknowledging(self) -> Iterator[tuple[Guard, str, str]]:
-        """For each guard that holds: the line for a commit's message, and the command for an instance."""
-        if self.verdict is None:
-            return
-        for guard in self.verdict.holding:
-            digest = self.verdict.digest
-            yield guard, trailer(digest, guard), f"gitboot approve {digest} --guard {guard} --reason …"
+    def acknowledging(self) -> Iterator[tuple[Guard, str]]:
+        """For each guard that holds: the line for a commit's message."""
+        if (verdict := self.verdict) is not None:
+            yield from ((guard, trailer(verdict.digest, guard)) for guard in verdict.holding)
+
+    @property
+    def approval(self) -> str | None:
+        """The command that acknowledges all that holds, where an instance runs."""
+        if self.verdict is None or not self.verdict.held:
+            return None
+        guards = " ".join(f"--guard {guard}" for guard in self.verdict.holding)
+        return f"gitboot approve {self.verdict.digest} {guards} --reason … --state …"
 
 
 def review(
