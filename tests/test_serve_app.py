@@ -107,7 +107,7 @@ def test_other_spellings_are_answered_alike(client: httpx.Client, asked: str, me
 def test_ipxe_folder_is_the_first_script_one_level_down(client: httpx.Client) -> None:
     first, chain = client.get("/boot.ipxe"), client.get("/ipxe/")
     assert chain.headers["content-type"] == first.headers["content-type"]
-    assert chain.text == re.sub(r"(chain --autofree )", r"\1../", first.text)
+    assert chain.text == re.sub(r"((?:chain --autofree|imgfetch --name \w+) )", r"\1../", first.text)
 
 
 def test_ipxe_folder_is_nothing_where_ipxe_is_not_published(site: Site, client: httpx.Client) -> None:
@@ -189,7 +189,7 @@ def test_what_is_not_there_is_one_and_the_same_404(client: httpx.Client, target:
         for path in (b"/nothing", target.encode())
     )
     assert nothing.startswith(b"HTTP/1.1 404 Not Found\r\n")
-    assert b"\r\ncontent-length: 0\r\n" in nothing
+    assert b"\r\nContent-Length: 0\r\n" in nothing
     assert nothing.endswith(b"\r\n\r\n")
     assert asked == nothing
 

@@ -159,7 +159,7 @@ def test_several_processes_turn_at_the_instant_without_the_instance(target: Dire
 
 def test_it_is_followed_until_it_is_stopped(target: Directory, tree: PublishedTree, tmp_path: Path) -> None:
     stop = threading.Event()
-    thread = threading.Thread(target=tree.follow, args=(stop,))
+    thread = threading.Thread(target=tree.follow, args=(stop.wait,))
     thread.start()
     publish(target, answers().files)
     assert eventually(lambda: tree.answers is not None)
