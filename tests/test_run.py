@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -262,3 +263,11 @@ def test_another_hash_seed_time_zone_and_locale_give_the_same_bytes(tmp_path: Pa
         )
     assert trees[0] == trees[1]
     assert len(trees[0]) > 8
+
+
+def test_signals_in_their_thousands_hold_nothing_up(tmp_path: Path, repository: Repository) -> None:
+    """A handler runs between any two steps of the main thread, which may hold a lock just then."""
+    with running(repository.bare, tmp_path, "--poll", "3600") as instance:
+        for number in range(12000):
+            instance.process.send_signal(signal.SIGUSR1 if number % 2 else signal.SIGHUP)
+        eventually(lambda: instance.get("/readyz").status_code == 200)
