@@ -234,6 +234,7 @@ class Decision:
     policy: PolicyDecision | None
     maintenances: tuple[MaintenanceDecision, ...]  # in the order of their names
     declared: int | None = None  # the number that Git says is provisioned; only where that is the evidence
+    serial: str | None = None  # that a loader may look it up by
     digest: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -253,6 +254,7 @@ class Decision:
             "policy": self.policy.facts() if self.policy else None,
             "maintenances": [maintenance.facts() for maintenance in self.maintenances],
             **({"declared": self.declared} if self.declared is not None else {}),
+            **({"serial": self.serial} if self.serial is not None else {}),
         }
 
 

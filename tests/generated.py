@@ -251,7 +251,8 @@ def server_documents(draw: st.DrawFn, name: str, *, policies: tuple[str, ...], b
         "kernelArguments": draw(_OWN_ARGUMENTS),
         "vars": draw(_VARS),
     }
-    seldom = draw(st.just({}) | _maybe(pin=_PINS, policy=st.sampled_from(policies)))
+    serials = st.sampled_from([f"{name}-SERIAL", f"{name} SERIAL"])
+    seldom = draw(st.just({}) | _maybe(pin=_PINS, policy=st.sampled_from(policies), serial=serials))
     return document("Server", name, spec | seldom, draw(_ALL_LABELS))
 
 

@@ -153,6 +153,7 @@ SERVER: dict[str, Any] = {
     "server": "other",
     "uuid": uuid_of("other"),
     "macs": (mac_of("other"),),
+    "serial": "OTHER",
     "architecture": Architecture.AARCH64,
     "firmware": Firmware.BIOS,
     "lifecycle": Lifecycle.PARKED,
@@ -306,19 +307,25 @@ def test_a_name_that_another_machine_takes_says_less_than_a_uuid() -> None:
 
 
 @pytest.mark.parametrize("taker", ["b", "new"])
-def test_a_machine_behind_a_mac_that_another_server_takes_may_be_reinstalled(taker: str) -> None:
-    old = {**FLEET, **machine("a", "1", mac=MAC), **machine("b", "2")}
-    left = machine("a", "1", mac="52:54:00:00:00:02")
+@pytest.mark.parametrize(
+    ("why", "mark", "other"),
+    [(Why.MAC, {"mac": MAC}, {"mac": "52:54:00:00:00:02"}), (Why.SERIAL, {"serial": "4J8VM72"}, {})],
+)
+def test_a_machine_that_is_found_as_another_server_may_be_reinstalled(
+    taker: str, why: Why, mark: dict[str, str], other: dict[str, str]
+) -> None:
+    old = {**FLEET, **machine("a", "1", **mark), **machine("b", "2")}
+    left = machine("a", "1", **other)
     found = {
         change.name: change
-        for change in compared({**left, **machine(taker, "2" if taker == "b" else "3", mac=MAC)}, old).servers
+        for change in compared({**left, **machine(taker, "2" if taker == "b" else "3", **mark)}, old).servers
     }
-    assert {each.why for each in found[taker].reinstalls} == {Why.MAC}
+    assert [(each.why, each.old) for each in found[taker].reinstalls] == [(why, "a")]
     assert Risk.REINSTALL in found[taker].risks
     assert found["a"].reinstalls == ()
     never = {"policies/web.yaml": policy("web", "{matchLabels: {role: web}}", often="Never")}
     assert not any(
-        change.reinstalls for change in compared({**left, **machine("b", "2", mac=MAC)}, {**old, **never}).servers
+        change.reinstalls for change in compared({**left, **machine("b", "2", **mark)}, {**old, **never}).servers
     )
 
 

@@ -20,6 +20,8 @@ from tests.fleets import at
     [
         (Reinstall(Why.PROVISION, "1", "2"), "provision 1 → 2"),
         (Reinstall(Why.POLICY, None, "web"), "policy (none) → web"),
+        (Reinstall(Why.MAC, "b", "52-54-00-00-00-01"), "52-54-00-00-00-01 was a MAC address of Server/b"),
+        (Reinstall(Why.SERIAL, "b", "4J8VM72"), "4J8VM72 was the serial number of Server/b"),
         (Reinstall(Why.WRITES_DISK, None, "os-1"), "os-1 writes disks, the local disk did not"),
         (Reinstall(Why.MAINTENANCE, None, "os-1, Once", "m"), "Maintenance/m is new: os-1, Once"),
         (Reinstall(Why.MAINTENANCE, "run 1", "run 2", "m"), "Maintenance/m: run 1 → run 2"),

@@ -14,6 +14,7 @@ from gitboot.model.scalars import byte_orders
 from gitboot.render import server_files, shared_files
 from gitboot.render.disk import EFI_LOADERS
 from gitboot.render.grub import first_configuration
+from gitboot.render.ipxe import paths_by_identity
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan
 from tests import generated
@@ -44,7 +45,8 @@ def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: Ge
             assert f"boot/pxelinux.cfg/01-{nic.mac}" in files
         for uuid in byte_orders(decision.uuid):
             assert f"boot/grub.cfg-{uuid}" in files
-            assert f"boot/ipxe/{uuid}" in files
+        for path in paths_by_identity(decision.uuid, decision.serial):
+            assert path in files
 
 
 @pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])

@@ -62,6 +62,7 @@ def test_both_servers_lines_are_the_same_observation() -> None:
         (ENTRY, Evidence.FETCHED),
         (f"/v1/boot/{MAC}/grub.cfg", Evidence.FETCHED),
         (f"/ipxe/{UUID}", Evidence.FETCHED),
+        ("/ipxe/serial/CZ2D-4.65", Evidence.FETCHED),
         (f"/ignition/{UUID}", Evidence.FETCHED),
         (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", Evidence.REPORTED),
         (f"/mirrors/fra1{ENTRY}", Evidence.FETCHED),
@@ -86,6 +87,8 @@ def test_what_counts_and_as_what(path: str, evidence: Evidence) -> None:
         f"/v1/boot/{MAC}/other/{'a' * 64}",
         f"/v1/boot/{MAC}/",
         f"/ipxe/{UUID}\n",
+        "/ipxe/serial/",
+        "/ipxe/serial/.x",
     ],
 )
 def test_no_other_path_counts(path: str) -> None:

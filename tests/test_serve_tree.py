@@ -15,12 +15,13 @@ from gitboot.serve.tree import PublishedTree
 from tests.fleets import image, policy, profile, server
 from tests.serving import AFTER, BEFORE, ENTRY, LOOKUPS, START, Site, answers, eventually
 
-MORE = (  # a server that asks for its Ignition document by its UUID, and one that boots its disk
+MORE = (  # one that asks for its Ignition document by its UUID, one that boots its disk, one with a serial number
     server("edge01", "role: edge"),
     image("edge-1", "userData: Ignition/3.4, configFrom: SystemUUID", "uki"),
     profile("edge", "edge-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
     policy("edge", "{matchLabels: {role: edge}}", boots="edge"),
     server("disk01", "role: disk"),
+    server("board01", "role: web", "provision: 1, serial: 4J8VM72"),
     profile("disk", "flatcar-1", method="Disk"),
     policy("disk", "{matchLabels: {role: disk}}", boots="disk"),
     server("new01", "role: web", "lifecycle: Parked"),
@@ -65,7 +66,7 @@ def test_a_tree_answers_as_the_instance_that_published_it(target: Directory, tre
     unknown: dict[str, object] = {"files": {}, "provisioned": None, "drift": {}}  # to who has only the tree
     assert theirs.servers == {name: {**summary, **unknown} for name, summary in ours.servers.items()}
     assert len(ours.entries) >= 4
-    assert len(ours.servers) == 4
+    assert len(ours.servers) == 5
 
 
 def test_its_status_is_of_what_was_published(target: Directory, tree: PublishedTree) -> None:
@@ -74,7 +75,7 @@ def test_its_status_is_of_what_was_published(target: Directory, tree: PublishedT
     assert tree.status.ready
     assert tree.status.applied == "feed"
     assert tree.status.next_transition == START
-    assert tree.status.phases == {"Network": 2, "Disk": 1, "NoPlan": 1}
+    assert tree.status.phases == {"Network": 3, "Disk": 1, "NoPlan": 1}
 
 
 def test_what_is_published_anew_is_followed(target: Directory, tree: PublishedTree) -> None:

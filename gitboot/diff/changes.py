@@ -10,12 +10,12 @@ from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.matching import matched
-from gitboot.diff.reinstalls import Reinstall, behind_macs, reinstalls
+from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, reinstalls
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import SharedChange, changes_all_files, shared_change, unknown_change
 from gitboot.load import FleetRepository, Id
 from gitboot.machines import BmcAccess, machines
-from gitboot.model.scalars import Digest, MacAddress
+from gitboot.model.scalars import Digest
 from gitboot.plan import Decision, digest
 from gitboot.resolve import Decisions
 
@@ -125,13 +125,13 @@ def compare(
     after = machines(new_repository)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
     pairs = matched(before, after)
-    owners = {mac: machine.name for machine in before.values() for mac in machine.macs}
+    owners = {mark: machine.name for machine in before.values() for mark in machine.marks()}
     servers = []
     for was, is_now in pairs:
         old_decision = old.servers[was] if old and was else None
         new_decision = new.servers[is_now] if is_now else None
-        macs = new_decision.macs if new_decision else ()
-        others = {mac: owners[mac] for mac in macs if owners.get(mac, was) != was}
+        found_by = marks(new_decision) if new_decision else ()
+        others = {mark: owners[mark] for mark in found_by if owners.get(mark, was) != was}
         change = _server_change(old_decision, new_decision, mutated, shared, others)
         if change is not None:
             servers.append(change)
@@ -164,14 +164,14 @@ def _server_change(
     new: Decision | None,
     mutated: set[str],
     shared: SharedChange | None,
-    others: Mapping[MacAddress, str],
+    others: Mapping[Mark, str],
 ) -> ServerChange | None:
     same = old is not None and new is not None and old.digest == new.digest
     all_files = shared is not None and changes_all_files(shared)
     if same and not all_files:
         return None
     asked = reinstalls(old, new) if old is not None and new is not None and not same else ()
-    asked += behind_macs(new, others) if new is not None else ()
+    asked += behind_marks(new, others) if new is not None else ()
     found = risks(old, new, asked) if not same else frozenset()
     if all_files and old is not None and new is not None:
         found |= {Risk.OUTPUTS}

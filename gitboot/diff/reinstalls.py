@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from gitboot.model.policy import NetworkBoot, OverrideMode
-from gitboot.model.scalars import MacAddress, format_instant
+from gitboot.model.scalars import format_instant
 from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 
 
@@ -20,9 +20,13 @@ class Why(StrEnum):
     NETWORK_BOOT = "networkBoot"
     OVERRIDE = "override"  # from None: it was left to the firmware whether it boots so
     MAC = "MAC"  # another server's: the machine behind it boots what this one does
+    SERIAL = "serial"  # the same by its serial number
     WRITES_DISK = "writesDisk"  # what it booted before wrote no disk
     MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
     UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
+
+
+Mark = tuple[str, str]  # what it is, and its value, as in gitboot.machines
 
 
 class Reinstall(NamedTuple):
@@ -42,13 +46,20 @@ def reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     return (*_under_policy(old, new), *_under_maintenances(old, new))
 
 
-def behind_macs(new: Decision, owners: Mapping[MacAddress, str]) -> tuple[Reinstall, ...]:
-    """The same for machines behind MAC addresses that were another server's, by ``owners``."""
+def marks(decision: Decision) -> Iterator[Mark]:
+    """What a machine is found by as this server, beside its UUID."""
+    yield from ((Why.MAC, mac) for mac in decision.macs)
+    if decision.serial is not None:
+        yield Why.SERIAL, decision.serial
+
+
+def behind_marks(new: Decision, owners: Mapping[Mark, str]) -> tuple[Reinstall, ...]:
+    """The same for machines with marks that were another server's, by ``owners``."""
     policy = new.policy
     asks = policy is not None and _writes(policy.boot) and policy.network_boot is not NetworkBoot.NEVER
     if not asks and not any(_writes(maintenance.boot) for maintenance in new.maintenances):
         return ()
-    return tuple(Reinstall(Why.MAC, owners[mac], mac) for mac in new.macs if mac in owners)
+    return tuple(Reinstall(Why(mark[0]), owners[mark], mark[1]) for mark in marks(new) if mark in owners)
 
 
 def wants_install(decision: Decision) -> bool:

@@ -25,7 +25,7 @@ class Risk(StrEnum):
     POOL_MOVE = "pool move"  # another policy, node label or taint
     BOOT = "way of booting"  # method, profile, networkBoot, power, URLs, entries of one's own
     MAINTENANCE = "maintenance"  # which, when, in which order, which run
-    IDENTITY = "identity"  # name, UUID, MAC addresses, architecture, firmware
+    IDENTITY = "identity"  # name, UUID, MAC addresses, serial number, architecture, firmware
     OUTPUTS = "outputs"  # which files are published for every server
     ADDED = "added"  # a new server
     BMC = "BMC"  # where overrides are written; no file changes
@@ -60,7 +60,7 @@ def own_arguments(boot: Boot) -> tuple[str, ...]:
 
 # What each class looks at. Together they see all that a decision's digest is made of.
 _OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
-    (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.macs, its.architecture, its.firmware)),
+    (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.macs, its.serial, its.architecture, its.firmware)),
     (Risk.BOOT, lambda its: (its.base_url, its.restrict, its.lifecycle is Lifecycle.ACTIVE)),
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
 )

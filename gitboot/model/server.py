@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -115,7 +116,10 @@ class ServerSpec(Struct):
     """What a server is."""
 
     uuid: Uuid = Field(description="SMBIOS system UUID, in any case: the key of all that is recorded.")
-    serial: Text | None = Field(default=None, description="The serial number. Default: none.")
+    serial: Text | None = Field(
+        default=None,
+        description="The serial number, as SMBIOS has it: iPXE finds the server by it, too. Default: none.",
+    )
     architecture: Architecture = Field(description="The processor's architecture.")
     firmware: Firmware = Field(description="How the machine's firmware boots.")
     interfaces: tuple[Interface, ...] = Field(min_length=1, description="The network interfaces; at least one.")
@@ -160,3 +164,21 @@ class Server(Struct):
     @property
     def boot_macs(self) -> tuple[MacAddress, ...]:
         return tuple(interface.mac for interface in self.spec.interfaces if interface.boot)
+
+    @property
+    def boot_serial(self) -> str | None:
+        """The serial number that loaders find the server by: none that is a placeholder, or that a path cannot hold."""
+        serial = self.spec.serial
+        if serial is None or not _SERIAL.fullmatch(serial) or _is_placeholder(serial):
+            return None
+        return serial
+
+
+_SERIAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
+_PLACEHOLDERS: Final = ("default", "empty", "invalid", "none", "null", "serial", "system", "unknown", "unspecified")
+_COUNTING: Final = "01234567890"
+
+
+def _is_placeholder(serial: str) -> bool:
+    """Whether boards have it on which nobody wrote one."""
+    return serial in _COUNTING or len(set(serial)) == 1 or serial.lower() in _PLACEHOLDERS

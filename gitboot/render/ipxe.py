@@ -1,11 +1,11 @@
-"""iPXE: a script for each boot NIC and UUID, the shared first script, the unknown server's script."""
+"""iPXE: a script for each boot NIC, UUID and serial number, the shared first script, the unknown server's script."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gitboot.model.scalars import byte_orders
+from gitboot.model.scalars import SystemUuid, byte_orders
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Decision
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
@@ -19,19 +19,26 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """A server's iPXE entries by MAC, and by UUID in both byte orders.
+    """A server's iPXE entries by MAC, by UUID in both byte orders, and by serial number.
 
-    Every Server document has its script by UUID: without a plan it goes on to the disk, so that a
-    known machine never falls through to what unknown ones boot.
+    Every Server document has its script by UUID and serial number: without a plan it goes on to the disk, so
+    that a known machine never falls through to what unknown ones boot.
     """
     if plan is None:
         tombstone = File(_tombstone(decision).encode(), ContentType.TEXT)
-        yield from ((f"boot/ipxe/{uuid}", tombstone) for uuid in byte_orders(decision.uuid))
+        yield from ((path, tombstone) for path in paths_by_identity(decision.uuid, decision.serial))
         return
     script = File(_script(plan).encode(), ContentType.TEXT)
     if not (plan.boot is None and plan.restrict):
         yield from ((f"boot/v1/boot/{mac}/boot.ipxe", script) for mac in plan.macs)
-    yield from ((f"boot/ipxe/{uuid}", script) for uuid in byte_orders(decision.uuid))
+    yield from ((path, script) for path in paths_by_identity(decision.uuid, decision.serial))
+
+
+def paths_by_identity(uuid: SystemUuid, serial: str | None) -> Iterator[str]:
+    """Where the script of a system lies, whatever its NICs."""
+    yield from (f"boot/ipxe/{each}" for each in byte_orders(uuid))
+    if serial is not None:
+        yield f"boot/ipxe/serial/{serial}"
 
 
 def _tombstone(decision: Decision) -> str:
@@ -103,13 +110,13 @@ _NICS: Final = 16
 def first_script(prefix: str = "") -> str:
     """What every machine's iPXE starts with; ``prefix`` leads from its own path to the tree's root.
 
-    It asks for the entry of each NIC, then by UUID, several times over. ``${errno}`` is not tested:
+    It asks for the entry of each NIC, then by UUID and serial number, several times over. ``${errno}`` is not tested:
     its value for a 404 differs between builds of iPXE. An entry that was found is the last word, also
     where it ends in an error by which firmware goes on to the disk: so it is fetched first, then run.
     """
     return f"""\
 #!ipxe
-# gitboot: the boot entry of this machine, by MAC address or system UUID
+# gitboot: the boot entry of this machine, by MAC address, system UUID or serial number
 set lookup:int32 1
 :lookup
 set nic:int32 0
@@ -120,6 +127,9 @@ inc nic
 iseq ${{nic}} {_NICS} || goto nic
 :uuid
 imgfetch --name entry {prefix}ipxe/${{uuid}} && goto entry ||
+isset ${{serial}} || goto again
+imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}} && goto entry ||
+:again
 iseq ${{lookup}} {_LOOKUPS} && goto unknown ||
 inc lookup
 sleep 2

@@ -175,6 +175,7 @@ class _Deciding:
             server=server.metadata.name,
             uuid=server.spec.uuid,
             macs=server.boot_macs,
+            serial=server.boot_serial,
             architecture=server.spec.architecture,
             firmware=server.spec.firmware,
             lifecycle=server.spec.lifecycle,

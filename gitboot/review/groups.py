@@ -152,7 +152,7 @@ def _told(field: FieldChange) -> str:
     return f"{field.path}: {json.dumps(old, sort_keys=True)} {json.dumps(new, sort_keys=True)}"
 
 
-_OWN: Final = ("server", "uuid", "macs")  # which server it is
+_OWN: Final = ("server", "uuid", "macs", "serial")  # which server it is
 _DIGESTED: Final = frozenset({"files", "userData", "entries", "templates"})  # that it is another says enough
 
 
@@ -212,7 +212,7 @@ def _facts(decision: Decision | None) -> Mapping[str, Any] | None:
         return None
     facts = decision.facts()
     facts["maintenances"] = {each["name"]: each for each in facts["maintenances"]}
-    own = {name: facts.pop(name) for name in _OWN}
+    own = {name: facts.pop(name, None) for name in _OWN}
     return {**_general(facts, _replacements(decision)), **own}
 
 
@@ -248,11 +248,8 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
             continue  # an image has its own
         if field.path == ("policy", "provision"):
             continue  # it is the server's
-        if field.path == ("server",):
-            yield FieldChange(("server",), change.old.server, change.new.server)
-        elif field.path == ("uuid",):
-            yield FieldChange(("uuid",), change.old.uuid, change.new.uuid)
-        elif field.path == ("macs",):
-            yield FieldChange(("macs",), list(change.old.macs), list(change.new.macs))
+        if (name := field.path[0]) in _OWN:
+            old, new = (decision.facts().get(name) for decision in (change.old, change.new))
+            yield FieldChange((name,), old, new)
         else:
             yield field

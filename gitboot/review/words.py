@@ -73,6 +73,8 @@ def reason(asked: Reinstall) -> str:
             return f"{where or 'its policy'} is no longer behind Maintenance/{asked.old}"
         case Why.MAC:
             return f"{asked.new} was a MAC address of Server/{asked.old}"
+        case Why.SERIAL:
+            return f"{asked.new} was the serial number of Server/{asked.old}"
         case Why.WRITES_DISK:
             return f"{asked.new} writes disks, {asked.old or 'the local disk'} did not"
         case _:

@@ -41,7 +41,7 @@ _MAC: Final = r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}"
 _EVIDENCE: Final = re.compile(
     rf"(?:.*/)?"  # a mirror may lie below a path of its own
     rf"(v1/boot/{_MAC}/(?:[^/]+|provisioned/[0-9a-f]{{64}})|(?:ipxe/|ignition/|grub\.cfg-){_UUID}"
-    rf"|(?:grub\.cfg-01-|pxelinux\.cfg/01-){_MAC})"
+    rf"|(?:grub\.cfg-01-|pxelinux\.cfg/01-){_MAC}|ipxe/serial/[A-Za-z0-9][A-Za-z0-9._-]*)"
 )
 
 

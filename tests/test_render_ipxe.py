@@ -1,0 +1,59 @@
+"""iPXE's lookups: by what a server is found, and by what it must not be."""
+
+from __future__ import annotations
+
+import pytest
+
+from gitboot.render import server_files
+from gitboot.render.ipxe import first_script
+from gitboot.render.tree import File
+from gitboot.resolve import plan
+from tests.fleets import SEED, at, decided, server, uuid_of
+
+NOON = at("20T12:00")
+BY_SERIAL = "boot/ipxe/serial/"
+
+
+def files_of(spec: str) -> dict[str, File]:
+    decisions = decided(SEED[0], server("web01", "role: web", spec), *SEED[2:])
+    decision = decisions.servers["web01"]
+    return server_files(decisions, decision, plan(decision, NOON, None))
+
+
+@pytest.mark.parametrize("serial", ["4J8VM72", "CZ2D465CVF", "A.40-866_X", "j" * 63 + "1"])
+def test_a_serial_number_finds_the_entry_that_the_uuid_finds(serial: str) -> None:
+    files = files_of(f"serial: '{serial}'")
+    assert files[f"{BY_SERIAL}{serial}"] == files[f"boot/ipxe/{uuid_of('web01')}"]
+    assert b"boots flatcar-1" in files[f"{BY_SERIAL}{serial}"].content
+
+
+@pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
+def test_without_a_plan_a_serial_number_finds_a_tombstone(lifecycle: str) -> None:
+    files = files_of(f"serial: 4J8VM72, lifecycle: {lifecycle}")
+    assert b"on to the local disk" in files[f"{BY_SERIAL}4J8VM72"].content
+
+
+@pytest.mark.parametrize(
+    "serial",
+    [
+        *("To be filled by O.E.M.", "Default string", "System Serial Number", "Not Specified", "N/A"),
+        *("None", "UNKNOWN", "default", "Null", "0", "0000000000", "xxxxxxxx", "0123456789", "123456789", "1234567890"),
+    ],
+)
+def test_what_stands_on_many_boards_finds_nobody(serial: str) -> None:
+    assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
+
+
+@pytest.mark.parametrize("serial", ["a/b/c/d", "../../x", ".hidden", "with space", "ABC", "%41BCD", "j" * 65, "ÄÖÜß"])
+def test_what_a_path_cannot_hold_finds_nobody(serial: str) -> None:
+    assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
+
+
+def test_a_machine_is_looked_up_by_what_says_most_first() -> None:
+    asked = [line.split()[3] for line in first_script().splitlines() if line.startswith("imgfetch")]
+    assert asked == [
+        "v1/boot/${net${nic}/mac:hexhyp}/boot.ipxe",
+        "ipxe/${uuid}",
+        "ipxe/serial/${serial:uristring}",
+        "unknown.ipxe",
+    ]
