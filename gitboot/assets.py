@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -24,6 +24,7 @@ from gitboot import __version__
 from gitboot.errors import AssetError
 from gitboot.quote import grub_text, grub_word
 from gitboot.render.grub import NICS
+from gitboot.render.loaders import PXELINUX_CORE
 
 MANIFEST: Final = "loaders/manifest.json"
 _ASSETS: Final = "assets"  # below the folder that machines see by HTTP
@@ -46,9 +47,6 @@ class Built:
     target: str  # as grub-mkimage calls it
     package: str
 
-
-# PXELINUX looks for it where its configurations are: DHCP names the base URL as its prefix (option 210).
-PXELINUX_CORE: Final = "ldlinux.c32"
 
 LOADERS: Final[tuple[Packaged | Built, ...]] = (
     Packaged(
@@ -97,7 +95,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
         package="pxelinux",
     ),
     Packaged(
-        path=PXELINUX_CORE,
+        path=f"loaders/{PXELINUX_CORE}",
         sources=("usr/lib/syslinux/modules/bios/ldlinux.c32", "usr/share/syslinux/ldlinux.c32"),
         package="syslinux-common",
     ),
@@ -129,17 +127,17 @@ def place(
     base_url: str,
     tell: Callable[[Placed], None],
     *,
-    system: Path = Path("/"),
+    systems: Sequence[Path] = (Path("/"),),
 ) -> tuple[Placed, ...]:
-    """Bring every loader that there is below ``system`` to ``out`` and ``tftp``; tell of each when it is done.
+    """Bring every loader that there is to ``out`` and ``tftp``; tell of each when it is done.
 
-    ``out`` is what machines see under ``base_url``. Doing it twice writes nothing. The manifest lists what was
-    placed; a loader whose package is gone stays as it lies. Raises `AssetError` where a folder cannot be written, or
-    GRUB cannot be built.
+    ``out`` is what machines see under ``base_url``. Each is taken from the first of ``systems`` that has its package.
+    Doing it twice writes nothing. The manifest lists what was placed; a loader whose package is gone stays as it lies.
+    Raises `AssetError` where a folder cannot be written, or GRUB cannot be built.
     """
     placed = []
     for loader in LOADERS:
-        outcome = _place(loader, _targets(loader.path, out, tftp), base_url, system)
+        outcome = _place(loader, _targets(loader.path, out, tftp), base_url, systems)
         tell(outcome)
         placed.append(outcome)
     _written(MANIFEST, _targets(MANIFEST, out, tftp), _manifest(placed))
@@ -147,13 +145,12 @@ def place(
 
 
 def _targets(path: str, out: Path, tftp: Path | None) -> list[Path]:
-    if path == PXELINUX_CORE:
-        return [out / path]
-    return [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
+    targets = [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
+    return [*targets, out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else targets
 
 
-def _place(loader: Packaged | Built, targets: list[Path], base_url: str, system: Path) -> Placed:
-    found = _copied(loader, system) if isinstance(loader, Packaged) else _built(loader, base_url, system)
+def _place(loader: Packaged | Built, targets: list[Path], base_url: str, systems: Sequence[Path]) -> Placed:
+    found = _copied(loader, systems) if isinstance(loader, Packaged) else _built(loader, base_url, systems)
     if isinstance(found, _Missing):
         return Placed(path=loader.path, outcome=Outcome.MISSING, message=found.message)
     content, source = found
@@ -170,10 +167,10 @@ class _Missing:
     message: str
 
 
-def _copied(loader: Packaged, system: Path) -> tuple[bytes, str] | _Missing:
-    for source in loader.sources:
-        if (file := system / source).is_file():
-            return file.read_bytes(), f"/{source}"
+def _copied(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | _Missing:
+    for file in (system / source for system in systems for source in loader.sources):
+        if file.is_file():
+            return file.read_bytes(), str(file)
     return _Missing(f"install the package {loader.package}")
 
 
@@ -251,11 +248,11 @@ exit
 """
 
 
-def _built(loader: Built, base_url: str, system: Path) -> tuple[bytes, str] | _Missing:
+def _built(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | _Missing:
     if urlsplit(base_url).scheme != "http":
         return _Missing(f"GRUB fetches by http only, not from {base_url}: give --base-url for the same tree by http")
-    modules = system / "usr/lib/grub" / loader.target
-    if not (modules / "http.mod").is_file():
+    folders = (system / "usr/lib/grub" / loader.target for system in systems)
+    if (modules := next((folder for folder in folders if (folder / "http.mod").is_file()), None)) is None:
         return _Missing(f"install the package {loader.package}")
     if (program := shutil.which("grub-mkimage") or shutil.which("grub2-mkimage")) is None:
         return _Missing("install the package grub-common, which has grub-mkimage")

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from gitboot.assets import (
     LOADERS,
     MANIFEST,
-    PXELINUX_CORE,
     Built,
     Outcome,
     Packaged,
@@ -41,12 +40,12 @@ def packages(folder: Path) -> Path:
 
 def placed(out: Path, system: Path, tftp: Path | None = None) -> dict[str, Placed]:
     told: list[Placed] = []
-    assert place(out, tftp, BASE, told.append, system=system) == tuple(told)
+    assert place(out, tftp, BASE, told.append, systems=[system]) == tuple(told)
     return {each.path: each for each in told}
 
 
 def at(out: Path, path: str) -> Path:
-    return out / path if path == PXELINUX_CORE else out / "assets" / path
+    return out / "assets" / path
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int, int]]:
@@ -64,11 +63,14 @@ def test_what_the_packages_have_is_placed_under_the_web_root_and_the_tftp_root(t
         if isinstance(loader, Packaged):
             assert told[loader.path].outcome is Outcome.PLACED
             expected = f"contents of {loader.sources[0]}"
-            if loader.path == PXELINUX_CORE:
-                assert (out / loader.path).read_text() == expected
-            else:
-                found = (out / "assets" / loader.path).read_text(), (tftp / loader.path).read_text()
-                assert found == (expected, expected)
+            found = (out / "assets" / loader.path).read_text(), (tftp / loader.path).read_text()
+            assert found == (expected, expected)
+
+
+def test_pxelinux_finds_its_core_beside_its_configurations_as_well(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    placed(out, packages(tmp_path / "system"))
+    assert (out / "ldlinux.c32").read_bytes() == (out / "assets/loaders/ldlinux.c32").read_bytes()
 
 
 def test_placing_twice_writes_nothing(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_another_distributions_place_is_found_too(tmp_path: Path) -> None:
     source.parent.mkdir(parents=True)
     source.write_text("Fedora's")
     told = placed(tmp_path / "out", tmp_path / "system")
-    assert told["loaders/snponly-aarch64.efi"].message == "/usr/share/ipxe/arm64-efi/snponly.efi"
+    assert told["loaders/snponly-aarch64.efi"].message == str(source)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_a_grub_for_another_base_url_is_another_image(tmp_path: Path) -> None:
     placed(tmp_path / "out", system)
     [other] = [
         each
-        for each in place(tmp_path / "out", None, "http://[2001:db8::1]", lambda each: None, system=system)
+        for each in place(tmp_path / "out", None, "http://[2001:db8::1]", lambda each: None, systems=[system])
         if each.path == "loaders/grub-x86_64.efi"
     ]
     assert other.outcome is Outcome.PLACED
@@ -211,6 +213,28 @@ def test_the_command_takes_the_fleets_base_url_and_tells_of_each_loader(tmp_path
     assert (tmp_path / "out/assets" / MANIFEST).exists()
 
 
+def test_packages_of_another_architecture_are_taken_from_where_they_were_unpacked(tmp_path: Path) -> None:
+    installed, unpacked = packages(tmp_path / "installed"), tmp_path / "unpacked"
+    (installed / "usr/lib/ipxe/ipxe-arm64.efi").unlink()
+    for name in ("ipxe-arm64.efi", "undionly.kpxe"):
+        path = unpacked / "usr/lib/ipxe" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name} of a newer release")
+    done = CliRunner().invoke(
+        command,
+        [
+            "loaders",
+            f"--out={tmp_path}",
+            "--base-url=http://boot.test",
+            f"--system={installed}",
+            f"--system={unpacked}",
+        ],
+    )
+    assert f"loaders/ipxe-aarch64.efi     {unpacked}/usr/lib/ipxe/ipxe-arm64.efi" in done.output
+    assert (tmp_path / "assets/loaders/ipxe-aarch64.efi").read_text() == "ipxe-arm64.efi of a newer release"
+    assert (tmp_path / "assets/loaders/undionly.kpxe").read_text() == "contents of usr/lib/ipxe/undionly.kpxe"
+
+
 def test_a_base_url_that_is_none_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path), "--base-url", "boot.test"])
     assert isinstance(done.exception, UsageError)
@@ -218,7 +242,8 @@ def test_a_base_url_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_below_https_grub_alone_is_left_out_with_the_reason(tmp_path: Path) -> None:
-    told = {each.path: each for each in place(tmp_path, None, "https://boot.test", lambda each: None, system=tmp_path)}
+    outcomes = place(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
+    told = {each.path: each for each in outcomes}
     assert told["loaders/grub-x86_64.efi"].outcome is Outcome.MISSING
     assert told["loaders/grub-x86_64.efi"].message.startswith("GRUB fetches by http only, not from https://boot.test")
     assert told["loaders/undionly.kpxe"].message == "install the package ipxe"

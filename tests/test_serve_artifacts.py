@@ -26,6 +26,8 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (assets / "root").symlink_to("/")
     (assets / "loop").symlink_to("loop")
     os.mkfifo(assets / "pipe")
+    (assets / "loaders").mkdir()
+    (assets / "loaders/ldlinux.c32").write_bytes(KERNEL)
     return assets
 
 
@@ -33,6 +35,14 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(assets: Path) -> Iterator[httpx.Client]:
     with Site().serve(assets=assets) as url, httpx.Client(base_url=url) as client:
         yield client
+
+
+def test_pxelinux_finds_its_core_beside_its_configurations(client: httpx.Client, assets: Path) -> None:
+    found = client.get("/ldlinux.c32")
+    assert (found.status_code, found.content) == (200, KERNEL)
+    assert found.headers["etag"] == client.get("/assets/loaders/ldlinux.c32").headers["etag"]
+    with Site().serve(assets=assets / "flatcar") as elsewhere, Site().serve() as without:
+        assert [httpx.get(f"{url}/ldlinux.c32").status_code for url in (elsewhere, without)] == [404, 404]
 
 
 @pytest.mark.parametrize(

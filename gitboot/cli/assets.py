@@ -33,10 +33,25 @@ def command() -> None:
     metavar="URL",
     help="What OUT is reached under, where it is a site's mirror. Default: the fleet's own baseURL.",
 )
+@click.option(
+    "--system",
+    "systems",
+    multiple=True,
+    default=[Path("/")],
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where packages are installed, or only unpacked: those for another architecture. Several are looked through "
+    "in their order. Default: /.",
+)
 @fleet_options
 @click.pass_context
 def loaders(
-    context: click.Context, path: Path, rev: str | None, out: Path, tftp: Path | None, base_url: str | None
+    context: click.Context,
+    path: Path,
+    rev: str | None,
+    out: Path,
+    tftp: Path | None,
+    base_url: str | None,
+    systems: tuple[Path, ...],
 ) -> None:
     """Place iPXE, GRUB and PXELINUX from the distribution's packages, as the DHCP configuration names them.
 
@@ -52,7 +67,7 @@ def loaders(
         outcome = click.style(f"{placed.outcome:<9}", fg=colour)
         click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
 
-    placed = place(out, tftp, url, tell)
+    placed = place(out, tftp, url, tell, systems=systems)
     if all(each.outcome is Outcome.MISSING for each in placed):
         context.exit(Exit.PARTIAL)
 

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from gitboot.render.loaders import PXELINUX_CORE
 from gitboot.report import Answers, Observation, Status
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import Artifacts
@@ -32,6 +33,7 @@ _FOR_OPERATORS: Final = ("/api/", "/metrics")
 _FOR_ALL: Final = ("/healthz", "/readyz")
 _ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
+_PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
 
 
 class _Decision(NamedTuple):
@@ -77,10 +79,15 @@ class Endpoint:
             redirect_slashes=False,
             default=NOT_FOUND,
         )
-        for path, root, cache_control in ((_ASSETS, assets, REVALIDATED), (_IMMUTABLE, artifacts, FOR_A_YEAR)):
-            if root is not None:
-                page = Artifacts(root, cache_control=cache_control).page
-                self._pages.routes.append(Route(path + "{path:path}", page))
+        if assets is not None:
+            files = Artifacts(assets, cache_control=REVALIDATED)
+            self._pages.routes += [
+                Route(_ASSETS + "{path:path}", files.page),
+                Route(_PXELINUX_CORE, partial(files.file, f"loaders/{PXELINUX_CORE}")),
+            ]
+        if artifacts is not None:
+            files = Artifacts(artifacts, cache_control=FOR_A_YEAR)
+            self._pages.routes.append(Route(_IMMUTABLE + "{path:path}", files.page))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -102,7 +109,7 @@ class Endpoint:
             return _Decision(Kind.NOTHING, NOT_ALLOWED)
         if path.startswith(_FOR_ALL) or (path.startswith(_FOR_OPERATORS) and self._asked_by_operator(scope)):
             return _Decision(Kind.PAGE, None)
-        if self._assets is not None and path.startswith(_ASSETS):
+        if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
             return _Decision(Kind.ARTIFACT, None)
         answers, at = self._answers(), self._clock()
         if answers is None:

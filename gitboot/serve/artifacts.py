@@ -31,7 +31,11 @@ class Artifacts:
 
     # Not async: Starlette runs it in a thread, where a slow disk holds up nobody else.
     def page(self, request: Request) -> Response:
-        found = _below(self._root.resolve(), request.path_params["path"])
+        return self.file(request.path_params["path"], request)
+
+    def file(self, path: str, request: Request) -> Response:
+        """The answer with the file at ``path`` below the root, whatever was asked for."""
+        found = _below(self._root.resolve(), path)
         if found is None:
             return NOT_FOUND
         content_type = _CONTENT_TYPES.get(found.suffix.lower(), "application/octet-stream")
