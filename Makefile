@@ -3,6 +3,7 @@
 # The first that is 3.11 or newer is taken; `make PYTHON=python3.13 …` chooses another.
 PYTHON := python3.11 python3
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest -q -n auto --dist loadgroup
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
@@ -15,11 +16,11 @@ run: $(READY) ## watch gitboot work on the example fleet, on this machine only
 	scripts/run-example
 
 test: $(READY) ## run all tests but those that boot real firmware
-	$(BIN)/pytest -q -n auto
+	$(PYTEST) $(BOOTS)
 
 test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
 	scripts/install-packages tests/boots/packages.txt
-	$(BIN)/pytest -q --boots $(BOOTS) tests/boots
+	$(PYTEST) --boots $(BOOTS) tests/boots
 
 check: $(READY) ## all else that CI checks: style, types, architecture, schemas, the example
 	$(BIN)/ruff check

@@ -13,6 +13,8 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
+from tests.boots import page
+
 _BOOTS: Final = Path(__file__).parent / "boots"
 
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -33,11 +35,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(_BOOTS):
             item.add_marker(pytest.mark.boot)
+            # What stands around the machines of a module is set up once.
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
             if not config.getoption("boots"):
                 item.add_marker(pytest.mark.skip(reason=_LEFT_OUT))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("write_boots"):
+        page.write(terminalreporter.getreports("passed"))
     left_out = [report for report in terminalreporter.getreports("skipped") if "boot" in report.keywords]
     if left_out:
         names = sorted({report.nodeid.partition("::")[0] for report in left_out})

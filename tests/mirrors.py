@@ -22,13 +22,15 @@ class Mirror(NamedTuple):
 
 
 @contextmanager
-def nginx(boot: Path, serve: Path, folder: Path, address: str = LOOPBACK, port: int | None = None) -> Iterator[Mirror]:
-    """Serve ``boot`` by the configuration in ``serve``, with whatever nginx writes in ``folder``."""
+def nginx(
+    boot: Path, serve: Path, folder: Path, address: str = LOOPBACK, port: int | None = None, ipv6: str | None = None
+) -> Iterator[Mirror]:
+    """Serve ``boot`` by the configuration in ``serve``, with whatever nginx writes in ``folder``; at ``ipv6``, too."""
     port, log = port or free_port(), folder / "gitboot.log"
     site = (serve / "nginx.conf").read_text()
     for published, ours in {
         "listen 80;": f"listen {address}:{port};",
-        "listen [::]:80;": "",
+        "listen [::]:80;": f"listen [{ipv6}]:{port};" if ipv6 else "",
         "/srv/gitboot/boot": str(boot),
         "/var/log/nginx/gitboot.log": str(log),
     }.items():
@@ -49,11 +51,13 @@ def nginx(boot: Path, serve: Path, folder: Path, address: str = LOOPBACK, port: 
 
 
 @contextmanager
-def caddy(boot: Path, serve: Path, folder: Path, address: str = LOOPBACK, port: int | None = None) -> Iterator[Mirror]:
+def caddy(
+    boot: Path, serve: Path, folder: Path, address: str = LOOPBACK, port: int | None = None, ipv6: str | None = None
+) -> Iterator[Mirror]:
     """The same by Caddy."""
     port, log = port or free_port(), folder / "gitboot.log"
     site = (serve / "Caddyfile").read_text()
-    (folder / "Caddyfile").write_text(f"{{\n\tadmin off\n\tdefault_bind {address}\n}}\n{site}")
+    (folder / "Caddyfile").write_text(f"{{\n\tadmin off\n\tdefault_bind {address} {ipv6 or ''}\n}}\n{site}")
     environment = {
         "GITBOOT_ADDRESS": f"http://:{port}",
         "GITBOOT_ROOT": str(boot),

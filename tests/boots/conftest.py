@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.boots import page
+from tests.boots.architectures import X86_64
 from tests.boots.bmc import Owner
 from tests.boots.images import Images
-from tests.boots.kernel import kernel
 from tests.boots.machine import Running
 from tests.boots.network import own_network
 
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
-    return Images.build(kernel(), tmp_path_factory.mktemp("images"))
+    return Images.build(tmp_path_factory.mktemp("images"), X86_64)
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,10 @@ def network(images: Images) -> Iterator[None]:
 
 
 @pytest.fixture
-def row(request: pytest.FixtureRequest) -> Callable[[Running | Owner, float], None]:
+def row(record_property: Callable[[str, object], None]) -> Callable[[Running | Owner, float], None]:
     """Tells the page of a boot that did what it had to do."""
 
     def tell(running: Running | Owner, seconds: float) -> None:
-        if request.config.getoption("write_boots"):
-            page.write(request.node.nodeid, seconds, running.said)
+        record_property(page.PROPERTY, (seconds, running.said))
 
     return tell

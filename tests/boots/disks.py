@@ -6,7 +6,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.boots.programs import file, program
+from tests.boots.architectures import Architecture
+from tests.boots.debian import unpacked
+from tests.boots.programs import program
 
 MARK: Final = "BOOTED from the local disk"
 _SECTOR: Final = 512
@@ -32,23 +34,24 @@ def bios(made: Path) -> Path:
     return made
 
 
-def uefi(made: Path) -> Path:
+def uefi(architecture: Architecture, made: Path) -> Path:
     """A disk with a loader where removable media have it, which firmware and GRUB try when they know no better."""
     configuration, loader = made.with_suffix(".cfg"), made.with_suffix(".efi")
     configuration.write_text(f'echo "{MARK}"\nsleep 60\n')
-    modules = file("/usr/lib/grub/x86_64-efi")
-    command = [program("grub-mkimage"), "--format=x86_64-efi", f"--directory={modules}", f"--output={loader}"]
+    package = unpacked(f"grub-efi-{architecture.debian}-bin", architecture.debian)
+    modules = package / "usr/lib/grub" / architecture.grub
+    command = [program("grub-mkimage"), f"--format={architecture.grub}", f"--directory={modules}", f"--output={loader}"]
     names = ("echo", "sleep", "normal", "minicmd")
     subprocess.run([*command, "--prefix=/", f"--config={configuration}", *names], check=True)
-    return esp(loader, made)
+    return esp(loader, architecture, made)
 
 
-def esp(loader: Path, made: Path) -> Path:
-    """A FAT file system with ``loader`` as \\EFI\\BOOT\\BOOTX64.EFI."""
+def esp(loader: Path, architecture: Architecture, made: Path) -> Path:
+    """A FAT file system with ``loader`` as \\EFI\\BOOT\\BOOTX64.EFI, or what it is called there."""
     with made.open("wb") as image:
         image.truncate((loader.stat().st_size + (4 << 20)) & ~511)
     subprocess.run([program("mkfs.vfat"), made], check=True, capture_output=True)
-    for command in (["mmd", "::EFI", "::EFI/BOOT"], ["mcopy", str(loader), "::EFI/BOOT/BOOTX64.EFI"]):
+    for command in (["mmd", "::EFI", "::EFI/BOOT"], ["mcopy", str(loader), f"::EFI/BOOT/{architecture.boot_file}"]):
         name, *arguments = command
         subprocess.run([program(name), "-i", str(made), *arguments], check=True)
     return made

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from tests.boots.images import ARGUMENTS, DIRECT, Images, digest
-from tests.boots.network import BASE_URLS
+from tests.boots.architectures import X86_64, Architecture
+from tests.boots.images import ARGUMENTS, DIRECT, Artifacts, Images, digest
+from tests.boots.network import BASE_URLS, over_ipv6
 from tests.fleets import document, mac_of, policy, profile, uuid_of
 
 # Profiles with a policy of their name, for the servers with it as the label `boots`.
@@ -23,32 +23,40 @@ class Guest:
     by: tuple[str, ...] = ("gitboot",)
     boots: str | None = "node"  # the profile and policy, with {by}; None: no Server document describes it
     installed: bool = False  # before gitboot came: it goes on to its disk
+    architecture: Architecture = X86_64
     uefi: bool = True
     pxe: bool = False
     nics: int = 1  # it boots from the last
-    stranger: bool = False  # its document does not list the MAC address that it boots from
+    found_by: Literal["MAC", "UUID", "serial"] = "MAC"  # all that its document and the machine have in common
 
     def server_name(self, by: str) -> str:
         return f"{self.name}-{by.lower()}"
 
     def macs(self, by: str) -> tuple[str, ...]:
         name = self.server_name(by)
-        return tuple(mac_of(name if number == 0 else f"{name}/{number}") for number in range(self.nics))
+        macs = tuple(mac_of(name if number == 0 else f"{name}/{number}") for number in range(self.nics))
+        # As of real cards: of others' link-local addresses Kea makes no MAC address, and finds no reservation.
+        return tuple(mac.replace("52:54:00", "00:16:3e") for mac in macs) if over_ipv6(by) else macs
 
     def documented(self, by: str) -> tuple[str, ...]:
         """The MAC addresses that stand in its document."""
-        return (mac_of(f"{self.server_name(by)}/old"),) if self.stranger else self.macs(by)
+        return self.macs(by) if self.found_by == "MAC" else (mac_of(f"{self.server_name(by)}/old"),)
 
     def uuid(self, by: str) -> str:
-        return uuid_of(self.server_name(by))
+        """The machine's."""
+        return uuid_of(f"{self.server_name(by)}/new" if self.found_by == "serial" else self.server_name(by))
+
+    def serial(self, by: str) -> str:
+        return f"SN.{self.server_name(by)}"
 
     def document(self, by: str, address: str) -> str:
         macs = self.documented(by)
         idle = "".join(f"{{mac: '{mac}', boot: false}}, " for mac in macs[:-1])
-        interfaces = f"{idle}{{mac: '{macs[-1]}', addresses: [{address}]}}"
+        interfaces = f"{idle}{{mac: '{macs[-1]}', addresses: ['{address}']}}"
         firmware = "UEFI" if self.uefi else "BIOS"
-        spec = f"uuid: {self.uuid(by)}, architecture: x86_64, firmware: {firmware}, interfaces: [{interfaces}]"
-        spec += f", provision: {0 if self.installed else 1}"
+        spec = f"uuid: {uuid_of(self.server_name(by))}, architecture: {self.architecture.name}, firmware: {firmware}"
+        spec += f", serial: {self.serial(by)}" if self.found_by == "serial" else ""
+        spec += f", interfaces: [{interfaces}], provision: {0 if self.installed else 1}"
         boots = (self.boots or "").format(by=by.lower())
         return document("Server", self.server_name(by), spec, f"boots: {boots}, by: {by}")
 
@@ -71,7 +79,7 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
 
 def address(number: int, by: str) -> str:
     """What the server of this place in the fleet is given by DHCP."""
-    return f"'2001:db8::{10 + number}'" if by == "IPv6" else f"192.0.2.{10 + number}"
+    return f"2001:db8::{10 + number}" if over_ipv6(by) else f"192.0.2.{10 + number}"
 
 
 def _user_data(format: str, template: str) -> str:
@@ -83,16 +91,22 @@ def _direct(image: str, kind: str) -> str:
     return profile(image.removesuffix("-1"), image, f"httpBoot: {kind}, {user_data}", method="UefiHttp")
 
 
-def _image(name: str, artifacts: Mapping[str, Path]) -> str:
-    found = {kind: f"{{url: 'assets:{name}/{path.name}', sha256: {digest(path)}}}" for kind, path in artifacts.items()}
-    if "kernel" in found:
-        files = f"kernel: {found['kernel']}, initrds: [{found['initrd']}]"
+def _image(name: str, by_architecture: Mapping[Architecture, Artifacts]) -> str:
+    files = ", ".join(f"{each.name}: {{{_files(name, artifacts)}}}" for each, artifacts in by_architecture.items())
+    if any("kernel" in artifacts for artifacts in by_architecture.values()):
         more = f"kernelArguments: [{', '.join(ARGUMENTS.split())}, 'boot.image={{{{ image.name }}}}']"
         more += ", userData: CloudInit" if name == "node-1" else ", writesDisk: false"
     else:
-        files = ", ".join(f"{kind}: {value}" for kind, value in found.items())
         more = "userData: Ignition/3.4, configFrom: SystemUUID"
-    return document("BootImage", name, f"version: '1', {more}, architectures: {{x86_64: {{{files}}}}}")
+    return document("BootImage", name, f"version: '1', {more}, architectures: {{{files}}}")
+
+
+def _files(name: str, artifacts: Artifacts) -> str:
+    """An image's files for one architecture."""
+    found = {kind: f"{{url: 'assets:{name}/{path.name}', sha256: {digest(path)}}}" for kind, path in artifacts.items()}
+    if "initrd" in found:
+        found["initrds"] = f"[{found.pop('initrd')}]"
+    return ", ".join(f"{kind}: {file}" for kind, file in found.items())
 
 
 _TEMPLATES: Final = {

@@ -6,50 +6,68 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 from tests.boots import disks, initramfs, uki
-from tests.boots.kernel import Kernel
+from tests.boots.architectures import Architecture
+from tests.boots.debian import unpacked
+from tests.boots.kernel import kernel
 from tests.boots.network import BASE_URLS
 
-ARGUMENTS: Final = "console=ttyS0 quiet"
+ARGUMENTS: Final = "console=ttyAMA0 console=ttyS0 quiet"  # a machine has one of these consoles
 DIRECT: Final = ("gitboot", "nginx", "Caddy")  # whom a uki or iso may ask
+
+Artifacts = Mapping[str, Path]  # by their kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
-    """Their files by the image's name and the artifact's kind; and local disks."""
+    """Their files by the image's name and the architecture; local disks; and where loaders were unpacked."""
 
-    by_name: Mapping[str, Mapping[str, Path]]
+    by_name: Mapping[str, Mapping[Architecture, Artifacts]]
     bios_disk: Path
-    uefi_disk: Path
+    uefi_disks: Mapping[Architecture, Path]
+    unpacked: tuple[Path, ...]
 
     @classmethod
-    def build(cls, kernel: Kernel, folder: Path) -> Images:
-        initrd = initramfs.build(kernel.modules, folder)
-        by_name: dict[str, dict[str, Path]] = {
-            name: {"kernel": kernel.image, "initrd": initrd} for name in ("node-1", "discovery-1", "repair-1")
-        }
-        # Firmware passes these nothing: each knows its own name, and where to ask for its user data.
-        for by in DIRECT:
-            words = f"{ARGUMENTS} boot.image={{}} boot.base={BASE_URLS[by]}"
-            for kind in ("uki", "iso"):
-                name = f"{kind}-{by.lower()}-1"
-                made = uki.build(kernel.image, initrd, words.format(name), folder / f"{name}.efi")
-                by_name[name] = {kind: made if kind == "uki" else uki.iso(made, folder / f"{name}.iso")}
+    def build(cls, folder: Path, *architectures: Architecture) -> Images:
+        by_architecture = {architecture: _artifacts(architecture, folder) for architecture in architectures}
+        names = next(iter(by_architecture.values()))
         return cls(
-            by_name=by_name,
+            by_name={name: {each: images[name] for each, images in by_architecture.items()} for name in names},
             bios_disk=disks.bios(folder / "bios.img"),
-            uefi_disk=disks.uefi(folder / "uefi.img"),
+            uefi_disks={each: disks.uefi(each, folder / f"uefi-{each.name}.img") for each in architectures},
+            unpacked=tuple(
+                unpacked(package, each.debian, release) for each in architectures for package, release in each.loaders
+            ),
         )
 
     def place(self, assets: Path) -> None:
         """Put them where ``assets:`` in the fleet says that they are."""
-        for name, artifacts in self.by_name.items():
+        for name, by_architecture in self.by_name.items():
             (assets / name).mkdir(parents=True)
-            for path in artifacts.values():
-                shutil.copy(path, assets / name / path.name)
+            for artifacts in by_architecture.values():
+                for path in artifacts.values():
+                    shutil.copy(path, assets / name / path.name)
+
+
+def _artifacts(architecture: Architecture, folder: Path) -> dict[str, Artifacts]:
+    """The files of each image."""
+    linux = kernel(architecture)
+    initrd = initramfs.build(linux.modules, architecture, folder / f"initrd-{architecture.name}.img")
+    made: dict[str, Artifacts] = {
+        name: {"kernel": linux.image, "initrd": initrd} for name in ("node-1", "discovery-1", "repair-1")
+    }
+    # Firmware passes these nothing: each knows its own name, and where to ask for its user data.
+    for kind, by in product(("uki", "iso"), DIRECT):
+        name = f"{kind}-{by.lower()}-1"
+        words = f"{ARGUMENTS} boot.image={name} boot.base={BASE_URLS[by]}"
+        image = uki.build(linux.image, initrd, words, architecture, folder / f"{name}-{architecture.name}.efi")
+        disc = image.with_suffix(".iso")
+        made[name] = {kind: image if kind == "uki" else uki.iso(image, architecture, disc)}
+    return made
 
 
 def digest(path: Path) -> str:

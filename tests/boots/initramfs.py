@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.boots.programs import file, program
+from tests.boots.architectures import Architecture
+from tests.boots.debian import unpacked
+from tests.boots.programs import program
 
 # In the order in which one needs the other.
 _MODULES: Final = (
@@ -83,12 +85,13 @@ _LEASE: Final = r"""#!/bin/busybox sh
 END: Final = "BOOTED to the end"
 
 
-def build(modules: Path, folder: Path) -> Path:
-    """The ramdisk, with the modules of the kernel below ``modules``, in ``folder``."""
-    root = folder / "initramfs"
+def build(modules: Path, architecture: Architecture, made: Path) -> Path:
+    """The ramdisk, with the modules of the kernel below ``modules``."""
+    root = made.with_suffix(".tree")
     for name in ("bin", "dev", "lib", "proc", "sys"):
         (root / name).mkdir(parents=True)
-    (root / "bin/busybox").write_bytes(file("/bin/busybox").read_bytes())
+    busybox = unpacked("busybox-static", architecture.debian) / "bin/busybox"
+    (root / "bin/busybox").write_bytes(busybox.read_bytes())
     for module in _MODULES:
         name = Path(module).name
         (root / f"lib/{name}.ko").write_bytes((modules / f"kernel/{module}.ko").read_bytes())
@@ -105,6 +108,5 @@ def build(modules: Path, folder: Path) -> Path:
         stdout=subprocess.PIPE,
         check=True,
     ).stdout
-    made = folder / "initrd.img"
     made.write_bytes(gzip.compress(archive, 1))
     return made

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.boots.architectures import X86_64, Architecture
 from tests.boots.network import TAPS
 from tests.boots.programs import file, program
 
 PATIENCE_S: Final = 420  # a boot takes 5 to 40 s; these machines share their processors
 
-_OVMF: Final = "/usr/share/OVMF/OVMF_{part}_4M.fd"
 # The terminal's own language, in which firmware and loaders paint.
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?=]*[A-Za-z]|\x1b[()][A-Z0-9]|[\x00\x07\x08\r]")
 
@@ -28,7 +28,9 @@ class Machine:
 
     folder: Path
     uuid: str
+    serial: str = "0000000"
     macs: tuple[str, ...]
+    architecture: Architecture = X86_64
     uefi: bool = True
     pxe: bool = False  # whether UEFI asks by PXE as well, before HTTP
     boots_from: int = 0  # which of its cards firmware boots from
@@ -43,22 +45,24 @@ class Machine:
 
     @property
     def variables(self) -> Path:
-        """What UEFI remembers."""
+        """What UEFI remembers: at first no key, so that Secure Boot is off."""
         made = self.folder / "variables.fd"
         if not made.exists():
-            made.write_bytes(file(_OVMF.format(part="VARS")).read_bytes())
+            template = file(self.architecture.variables)
+            keys = (f"--delete={key}" for key in ("PK", "KEK", "db", "dbx"))
+            _virt_fw_vars(f"--input={template}", f"--output={made}", *keys)
         return made
 
     def boot_next(self, uri: str) -> None:
         """Let UEFI boot this URI once, next time: what a BMC does for Redfish's HttpBootUri."""
-        command = ["-m", "virt.firmware.vars", "--inplace", str(self.variables), "--set-boot-uri", uri]
-        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        _virt_fw_vars(f"--inplace={self.variables}", f"--set-boot-uri={uri}")
 
     @contextmanager
     def on(self) -> Iterator[Running]:
         """Power it on, with a console that holds nothing of an earlier boot; and off."""
         self.console.write_bytes(b"")
-        process = subprocess.Popen([program("qemu-system-x86_64"), *self._arguments()], stdin=subprocess.DEVNULL)
+        emulator = program(f"qemu-system-{self.architecture.name}")
+        process = subprocess.Popen([emulator, *self._arguments()], stdin=subprocess.DEVNULL)
         try:
             yield Running(machine=self, process=process, since=time.monotonic())
         finally:
@@ -69,6 +73,7 @@ class Machine:
         # By software, on any host: KVM may be there and not work.
         yield from ("-accel", "tcg", "-display", "none", "-monitor", "none", "-parallel", "none", "-nodefaults")
         yield from ("-serial", f"file:{self.console}", "-uuid", self.uuid)
+        yield from ("-smbios", f"type=1,serial={self.serial}")
         if self.ends_at_reset:
             yield "-no-reboot"
         yield from self._uefi() if self.uefi else self._bios()
@@ -89,13 +94,16 @@ class Machine:
             yield from ("-boot", "reboot-timeout=2000")
 
     def _uefi(self) -> Iterator[str]:
-        yield from ("-machine", "q35", "-m", "1280", "-device", "virtio-rng-pci")
-        code = file(_OVMF.format(part="CODE"))
-        yield from ("-drive", f"if=pflash,format=raw,readonly=on,file={code}")
+        yield from (*self.architecture.board, "-m", "1280", "-device", "virtio-rng-pci")
+        yield from ("-drive", f"if=pflash,format=raw,readonly=on,file={file(self.architecture.code)}")
         yield from ("-drive", f"if=pflash,format=raw,file={self.variables}")
         if not self.pxe:
             for version in ("IPv4", "IPv6"):
                 yield from ("-fw_cfg", f"name=opt/org.tianocore/{version}PXESupport,string=n")
+
+
+def _virt_fw_vars(*options: str) -> None:
+    subprocess.run([sys.executable, "-m", "virt.firmware.vars", *options], check=True, capture_output=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

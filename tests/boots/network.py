@@ -1,4 +1,4 @@
-"""A network of its own, without any other: a bridge that machines and servers are on, DHCP, TFTP."""
+"""A network of its own, without any other: a bridge that machines and servers are on, TFTP."""
 
 from __future__ import annotations
 
@@ -13,33 +13,42 @@ from typing import Final
 import pytest
 
 from tests.boots.programs import program, running
-from tests.serving import eventually
 
 BRIDGE: Final = "br0"
 TAPS: Final = ("tap0", "tap1")
 HOST, NGINX, CADDY = "192.0.2.1", "192.0.2.2", "192.0.2.3"
-HOST_V6: Final = "2001:db8::1"
+HOST_V6, NGINX_V6, CADDY_V6 = "2001:db8::1", "2001:db8::2", "2001:db8::3"
 
 PORT: Final = 8080  # of gitboot itself
 
 # What machines are answered by: gitboot, or a mirror, which is the site of its servers.
 BASE_URLS: Final = {
     "gitboot": f"http://{HOST}:{PORT}",
-    "IPv6": f"http://[{HOST_V6}]:{PORT}",
     "nginx": f"http://{NGINX}",
     "Caddy": f"http://{CADDY}",
+    "gitboot-IPv6": f"http://[{HOST_V6}]:{PORT}",
+    "nginx-IPv6": f"http://[{NGINX_V6}]",
+    "Caddy-IPv6": f"http://[{CADDY_V6}]",
 }
+
 
 _CLONE_NEWNET: Final = 0x40000000  # sched.h; os.unshare and os.setns come with Python 3.12
 _LINKS: Final = (
     "link set lo up",
     f"link add {BRIDGE} type bridge",
     f"link set {BRIDGE} addrgenmode none up",
+    "link add port0 type veth peer name port1",  # a cable, without which the bridge is down while all machines are off
+    "link set port1 addrgenmode none up",
+    f"link set port0 master {BRIDGE} addrgenmode none up",
     *(f"addr add {address}/24 dev {BRIDGE}" for address in (HOST, NGINX, CADDY)),
-    *(f"addr add {address}/64 dev {BRIDGE} nodad" for address in (HOST_V6, "fe80::1")),
+    *(f"addr add {address}/64 dev {BRIDGE} nodad" for address in (HOST_V6, NGINX_V6, CADDY_V6, "fe80::1")),
     *(f"tuntap add dev {tap} mode tap" for tap in TAPS),
     *(f"link set {tap} master {BRIDGE} addrgenmode none up" for tap in TAPS),
 )
+
+
+def over_ipv6(by: str) -> bool:
+    return by.endswith("-IPv6")
 
 
 @contextmanager
@@ -62,27 +71,6 @@ def own_network() -> Iterator[None]:
 def _checked(result: int) -> None:
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-_IPV4: Final = ("dhcp-range=192.0.2.100,192.0.2.199,1h",)
-_IPV6: Final = ("dhcp-range=2001:db8::100,2001:db8::1ff,slaac,64,1h", "enable-ra")
-
-
-@contextmanager
-def dhcp(generated: Path, folder: Path, *, ipv6: bool = False) -> Iterator[None]:
-    """A DHCP server with the configuration that gitboot generated; with ``ipv6`` by DHCPv6 alone."""
-    configuration = folder / "dnsmasq.conf"
-    lines = (
-        *(f"interface={BRIDGE}", "except-interface=lo", "bind-dynamic", "port=0", "no-ping", "user=root", "log-dhcp"),
-        *(f"dhcp-leasefile={folder}/leases", f"log-facility={folder}/dnsmasq.log", "dhcp-authoritative"),
-        *(_IPV6 if ipv6 else _IPV4),
-        f"conf-file={generated}",
-    )
-    configuration.write_text("\n".join(lines) + "\n")
-    with running([program("dnsmasq"), "--keep-in-foreground", f"--conf-file={configuration}"]):
-        log = folder / "dnsmasq.log"
-        assert eventually(lambda: log.exists() and "started" in log.read_text(), within_s=20)
-        yield
 
 
 @contextmanager

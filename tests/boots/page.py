@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import pytest
+
+PROPERTY: Final = "boot"  # of a test: its seconds and its console
 PAGE: Final = Path(__file__).parents[2] / "docs" / "boots.md"
 BEGINS: Final = "<!-- What follows is written by the tests: make test-boot BOOTS=--write-boots -->\n"
 
@@ -41,8 +45,8 @@ class Row:
 
 
 def key_of(nodeid: str) -> tuple[str, str, str]:
-    """A test's key from its id: ``tests/boots/test_x.py::test_a_b[c]``."""
-    path, _, name = nodeid.partition("::")
+    """A test's key from its id: ``tests/boots/test_x.py::test_a_b[c]``; where tests are grouped, with ``@group``."""
+    path, _, name = nodeid.partition("@")[0].partition("::")
     words, _, parameters = name.removesuffix("]").partition("[")
     return Path(path).name, words.removeprefix("test_").replace("_", " "), parameters
 
@@ -65,10 +69,14 @@ def rows() -> list[Row]:
     return found
 
 
-def write(nodeid: str, seconds: float, said: str) -> None:
-    """Put one boot into the page, in the place of what it had of the same test."""
-    new = Row.of(nodeid, seconds, said)
-    by_key = {row.key: row for row in rows()} | {new.key: new}
+def write(reports: Iterable[pytest.TestReport]) -> None:
+    """Put what tests that passed have told into the page, in the place of what it had of the same tests."""
+    by_key = {row.key: row for row in rows()}
+    for report in reports:
+        told: dict[str, Any] = dict(report.user_properties)
+        if PROPERTY in told:
+            row = Row.of(report.nodeid, *told[PROPERTY])
+            by_key[row.key] = row
     prose = PAGE.read_text().partition(BEGINS)[0]
     PAGE.write_text(prose + BEGINS + _table(by_key) + "".join(_section(row) for _, row in sorted(by_key.items())))
 

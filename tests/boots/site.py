@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.boots.dhcp import Dhcp, dnsmasq
 from tests.boots.fleet import Guest, address, files
 from tests.boots.images import Images
 from tests.boots.initramfs import END
 from tests.boots.machine import Machine, Running
-from tests.boots.network import BASE_URLS, CADDY, HOST, NGINX, PORT, dhcp, tftp
+from tests.boots.network import BASE_URLS, CADDY, CADDY_V6, HOST, NGINX, NGINX_V6, PORT, over_ipv6, tftp
 from tests.boots.programs import program
 from tests.instance import Instance, Repository, eventually, running
 from tests.mirrors import caddy, nginx
@@ -41,18 +42,27 @@ class Site:
         return Machine(
             folder=folder,
             uuid=guest.uuid(by),
+            serial=guest.serial(by),
             macs=guest.macs(by),
+            architecture=guest.architecture,
             uefi=guest.uefi,
             pxe=guest.pxe,
             boots_from=guest.nics - 1,
-            disk=(self.images.uefi_disk if guest.uefi else self.images.bios_disk) if disk else None,
+            disk=self._disk(guest) if disk else None,
             reboots=reboots,
         )
+
+    def _disk(self, guest: Guest) -> Path:
+        return self.images.uefi_disks[guest.architecture] if guest.uefi else self.images.bios_disk
 
     def address(self, name: str, by: str) -> str:
         """What DHCP has reserved for it."""
         servers = [(each.name, by) for each in self.guests.values() if each.boots is not None for by in each.by]
         return address(servers.index((name, by)), by)
+
+    def fetched(self, by: str, path: str) -> bool:
+        """Whether a mirror has sent this; gitboot itself writes no such log."""
+        return by not in self.logs or f'"{path}"' in self.logs[by].read_text()
 
     def phase(self, name: str, by: str) -> str:
         server = self.guests[name].server_name(by)
@@ -64,11 +74,13 @@ class Site:
     ) -> float:
         """What the console has to show of a whole first boot, and what gitboot has to know after it."""
         guest, base_url = self.guests[name], BASE_URLS[by]
-        reserved = reserved and not guest.stranger and by != "IPv6"
-        found = f"{guest.macs(by)[-1]}: {self.address(name, by) + '/' if reserved else ''}"
+        leased = f"{self.address(name, by)}/" if reserved and guest.found_by == "MAC" else ""
+        # The system gives itself an IPv6 address; what DHCP gave stands where iPXE says it.
+        found = f"{guest.macs(by)[-1]}: {'' if over_ipv6(by) else leased}"
         seconds = running.says(
             f"BOOTED by {'uefi' if guest.uefi else 'bios'}: ",
             f"boot.image={image}",
+            leased,
             f"BOOTED with {found}",
             guest.server_name(by),  # in its user data
             f"{base_url}/v1/boot/",  # where it is to report
@@ -86,7 +98,7 @@ class Site:
 
 @contextmanager
 def published(
-    folder: Path, images: Images, guests: Iterable[Guest], *, outputs: str, more: str = "", ipv6: bool = False
+    folder: Path, images: Images, guests: Iterable[Guest], *, outputs: str, more: str = "", dhcp: Dhcp = dnsmasq
 ) -> Iterator[Site]:
     """Push the fleet, run gitboot, mirror its tree, answer DHCP and TFTP as it says."""
     known = {guest.name: guest for guest in guests}
@@ -97,22 +109,30 @@ def published(
     with ExitStack() as stack:
         options = ("--records", "fresh", "--assets", str(boot / "assets"), "--max-installs", "1000")
         instance = stack.enter_context(running(repository.bare, folder, *LISTEN, *options))
-        stack.enter_context(tftp(loaders(repository.work, boot, folder / "tftp"), HOST))
+        stack.enter_context(tftp(loaders(repository.work, boot, folder / "tftp", more=images.unpacked), HOST))
         logs = {}
-        for by, at, serve in (("nginx", NGINX, nginx), ("Caddy", CADDY, caddy)):
+        for by, at, ipv6, serve in (("nginx", NGINX, NGINX_V6, nginx), ("Caddy", CADDY, CADDY_V6, caddy)):
             program(by.lower())  # fails here, where tests of mirrors alone would be left out
             own = folder / by
             shutil.copytree(boot, own / "boot")  # with its times, as docs/mirrors.md wants
-            stack.enter_context(tftp(loaders(repository.work, own / "boot", own / "tftp", BASE_URLS[by]), at))
-            mirror = stack.enter_context(serve(own / "boot", folder / "output/ops/serve", own, at, 80))
-            logs[by] = mirror.log
-        stack.enter_context(dhcp(folder / "output/ops/dhcp/dnsmasq.conf", folder, ipv6=ipv6))
+            root = loaders(repository.work, own / "boot", own / "tftp", BASE_URLS[by], images.unpacked)
+            stack.enter_context(tftp(root, at))
+            mirror = stack.enter_context(serve(own / "boot", folder / "output/ops/serve", own, at, 80, ipv6))
+            logs[by] = logs[f"{by}-IPv6"] = mirror.log
+        stack.enter_context(dhcp(folder / "output/ops/dhcp", folder, _strangers(known.values())))
         yield Site(folder=folder, images=images, guests=known, repository=repository, instance=instance, logs=logs)
 
 
-def loaders(fleet: Path, boot: Path, root: Path, base_url: str | None = None) -> Path:
-    """Place the loaders as an operator does."""
+def _strangers(guests: Iterable[Guest]) -> dict[str, str]:
+    """Machines that no document describes, by MAC address, and the site that they stand at."""
+    unknown = (guest for guest in guests if guest.boots is None)
+    return {guest.macs(by)[-1]: by.lower() for guest in unknown for by in guest.by if by != "gitboot"}
+
+
+def loaders(fleet: Path, boot: Path, root: Path, base_url: str | None = None, more: Iterable[Path] = ()) -> Path:
+    """Place the loaders as an operator does; ``more`` are packages that are not installed."""
     command = [sys.executable, "-m", "gitboot", "assets", "loaders", f"--out={boot}", f"--tftp={root}"]
     own = [f"--base-url={base_url}"] if base_url else []
-    subprocess.run([*command, f"--path={fleet}", *own], check=True, capture_output=True)
+    systems = [f"--system={each}" for each in ("/", *more)]
+    subprocess.run([*command, f"--path={fleet}", *own, *systems], check=True, capture_output=True)
     return root

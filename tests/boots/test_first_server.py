@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from tests.boots.architectures import X86_64
 from tests.boots.images import Images
 from tests.boots.machine import Machine, Running
 from tests.boots.programs import program
@@ -61,7 +62,7 @@ def test_a_spare_server_boots_by_the_page(
     installer = tmp_path / "installer"
     installer.mkdir()
     for name, kind in (("linux", "kernel"), ("initrd.gz", "initrd")):
-        shutil.copy(images.by_name["node-1"][kind], installer / name)
+        shutil.copy(images.by_name["node-1"][X86_64][kind], installer / name)
     (tmp_path / "srv").mkdir()
     text = script(tmp_path, installer)
     identity = re.search(r"MAC=(\S+) UUID=(\S+)", text)

@@ -18,11 +18,11 @@ GUESTS = (
     Guest(name="tftp", pxe=True, by=("gitboot", "Caddy")),
     Guest(name="http", by=("gitboot", "nginx")),
     Guest(name="nics", nics=2, by=("gitboot", "Caddy")),
-    Guest(name="uuid", stranger=True, by=("gitboot", "nginx")),
-    Guest(name="unknown", boots=None),
+    Guest(name="uuid", found_by="UUID", by=("gitboot", "nginx")),
+    Guest(name="unknown", boots=None, by=("gitboot", "nginx", "Caddy")),
     Guest(name="disk", installed=True, by=("gitboot", "nginx")),
-    Guest(name="pxelinux", uefi=False, by=("nginx", "Caddy")),
-    Guest(name="pxelinux-disk", uefi=False, installed=True, by=("nginx",)),
+    Guest(name="pxelinux", uefi=False, by=("gitboot", "nginx", "Caddy")),
+    Guest(name="pxelinux-disk", uefi=False, installed=True, by=("gitboot", "nginx")),
 )
 BY = {guest.name: guest.by for guest in GUESTS}
 
@@ -58,9 +58,11 @@ def test_a_server_with_a_new_nic_is_found_by_its_uuid(site: Site, by: str, row: 
         row(machine, site.expects_installation(machine, "uuid", by))
 
 
-def test_an_unknown_server_goes_on_to_its_disk(site: Site, row: Row) -> None:
-    with site.machine("unknown", disk=True).on() as machine:
+@pytest.mark.parametrize("by", BY["unknown"])
+def test_an_unknown_server_goes_on_to_its_disk(site: Site, by: str, row: Row) -> None:
+    with site.machine("unknown", by, disk=True).on() as machine:
         row(machine, machine.says("GRUB", MARK))
+    assert site.fetched(by, "/unknown.grub.cfg")
 
 
 @pytest.mark.parametrize("by", BY["disk"])

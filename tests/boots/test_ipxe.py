@@ -20,8 +20,9 @@ GUESTS = (
     Guest(name="tftp", pxe=True, by=("gitboot", "Caddy")),
     Guest(name="http", by=("gitboot", "nginx")),
     Guest(name="nics", uefi=False, nics=2, by=("gitboot", "Caddy")),
-    Guest(name="uuid", uefi=False, stranger=True, by=("gitboot", "nginx")),
-    Guest(name="unknown", uefi=False, boots=None),
+    Guest(name="uuid", uefi=False, found_by="UUID", by=("gitboot", "nginx")),
+    Guest(name="serial", uefi=False, found_by="serial", by=("gitboot", "Caddy")),
+    Guest(name="unknown", uefi=False, boots=None, by=("gitboot", "nginx", "Caddy")),
     Guest(name="bios-disk", uefi=False, installed=True, by=("gitboot", "Caddy")),
     Guest(name="uefi-disk", installed=True, by=("gitboot", "nginx")),
 )
@@ -66,9 +67,17 @@ def test_a_server_with_a_new_nic_is_found_by_its_uuid(site: Site, by: str, row: 
         row(machine, site.expects_installation(machine, "uuid", by))
 
 
-def test_an_unknown_server_boots_what_the_fleet_says(site: Site, row: Row) -> None:
-    with site.machine("unknown").on() as machine:
+@pytest.mark.parametrize("by", ANSWERED["serial"])
+def test_a_server_with_a_new_board_is_found_by_its_serial_number(site: Site, by: str, row: Row) -> None:
+    with site.machine("serial", by).on() as machine:
+        row(machine, site.expects_installation(machine, "serial", by))
+
+
+@pytest.mark.parametrize("by", ANSWERED["unknown"])
+def test_an_unknown_server_boots_what_the_fleet_says(site: Site, by: str, row: Row) -> None:
+    with site.machine("unknown", by).on() as machine:
         row(machine, machine.says("unknown machine, boots discovery-1", "boot.image=discovery-1", END))
+    assert site.fetched(by, "/unknown.ipxe")
 
 
 @pytest.mark.parametrize("by", ANSWERED["bios-disk"])

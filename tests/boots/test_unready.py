@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.boots.dhcp import dnsmasq
 from tests.boots.fleet import Guest, files
 from tests.boots.images import Images
 from tests.boots.machine import Running
-from tests.boots.network import BASE_URLS, dhcp
+from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN, Site, loaders
 from tests.instance import Repository, running
 
@@ -33,11 +34,11 @@ def test_a_server_boots_once_gitboot_has_planned(
     boot = tmp_path / "output" / "boot"
     images.place(boot / "assets")
     loaders(repository.work, boot, tmp_path / "tftp", BASE_URLS["gitboot"])
-    (tmp_path / "loader.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # nothing is generated yet
+    (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # nothing is generated yet
     options = ("--records", "fresh", "--assets", str(boot / "assets"))
     with (
         running(repository.bare, tmp_path, *LISTEN, *options, ready=False) as instance,
-        dhcp(tmp_path / "loader.conf", tmp_path),
+        dnsmasq(tmp_path, tmp_path),
     ):
         site = Site(folder=tmp_path, images=images, guests=GUESTS, repository=repository, instance=instance, logs={})
         assert instance.get("/boot.ipxe").status_code == 503

@@ -10,12 +10,14 @@ from pathlib import Path
 import httpx
 
 from tests.boots import uki
+from tests.boots.architectures import X86_64
 from tests.boots.bmc import Owner
+from tests.boots.dhcp import dnsmasq
 from tests.boots.disks import MARK
 from tests.boots.images import ARGUMENTS, Images, digest
 from tests.boots.initramfs import END
 from tests.boots.machine import Machine
-from tests.boots.network import BASE_URLS, HOST, dhcp
+from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
 from tests.fleets import document, fleet, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.instance import Repository, eventually, running
@@ -29,11 +31,11 @@ WINDOW = timedelta(seconds=100)
 
 def image(name: str, then: str, images: Images, assets: Path, more: str) -> str:
     """A unified kernel image, placed and described."""
-    kernel, initrd = (images.by_name["node-1"][kind] for kind in ("kernel", "initrd"))
+    kernel, initrd = (images.by_name["node-1"][X86_64][kind] for kind in ("kernel", "initrd"))
     folder = assets / name
     folder.mkdir(parents=True)
     words = f"{ARGUMENTS} boot.image={name} boot.base={BASE} boot.then={then}"
-    made = uki.build(kernel, initrd, words, folder / f"{name}.efi")
+    made = uki.build(kernel, initrd, words, X86_64, folder / f"{name}.efi")
     artifact = f"{{uki: {{url: 'assets:{name}/{name}.efi', sha256: {digest(made)}}}}}"
     return document("BootImage", name, f"version: '1', {more}, architectures: {{x86_64: {artifact}}}")
 
@@ -48,7 +50,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
         folder=tmp_path,
         uuid=uuid_of("web01"),
         macs=(mac_of("web01"),),
-        disk=images.uefi_disk,
+        disk=images.uefi_disks[X86_64],
         disk_first=True,
         ends_at_reset=True,
     )
@@ -56,7 +58,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
     (tmp_path / "credentials" / "bmc").mkdir(parents=True)
     (tmp_path / "credentials" / "bmc" / "username").write_text("root")
     (tmp_path / "credentials" / "bmc" / "password").write_text("calvin")
-    (tmp_path / "nothing.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
+    (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
     repository = Repository.create(tmp_path / "git")
     options = ("--records", "fresh", "--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
     with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:
@@ -82,7 +84,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
         pushed = time.monotonic()
         repository.push({"fleet.yaml": "---\n".join(documents), "node.ign": template})
         with (
-            dhcp(tmp_path / "nothing.conf", tmp_path),
+            dnsmasq(tmp_path, tmp_path),
             owner.ticking(),
             running(repository.bare, tmp_path, *LISTEN, *options) as instance,
         ):

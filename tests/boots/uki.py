@@ -5,45 +5,46 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import Final
 
+from tests.boots.architectures import Architecture
+from tests.boots.debian import unpacked
 from tests.boots.disks import esp
-from tests.boots.programs import file, program
-
-_STUB: Final = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub"
+from tests.boots.programs import program
 
 
-def build(kernel: Path, initrd: Path, command_line: str, made: Path) -> Path:
+def build(kernel: Path, initrd: Path, command_line: str, architecture: Architecture, made: Path) -> Path:
     """The stub with the kernel and all that it is given as sections behind its own (UAPI: Unified Kernel Image)."""
-    stub = str(file(_STUB))
+    package = unpacked("systemd-boot-efi", architecture.debian)
+    stub = str(package / f"usr/lib/systemd/boot/efi/linux{architecture.efi}.efi.stub")
+    objdump = program(architecture.tool("objdump"))
     words = made.with_suffix(".cmdline")
     words.write_bytes(command_line.encode() + b"\0")
-    arguments, end = [], _end(stub)
-    alignment = int(_found(r"SectionAlignment\s+([0-9a-f]+)", "-p", stub)[0], 16)
+    arguments, end = [], _end(objdump, stub)
+    alignment = int(_found(r"SectionAlignment\s+([0-9a-f]+)", objdump, "-p", stub)[0], 16)
     # The kernel is last, for it is unpacked in place.
     for name, path in (("cmdline", words), ("initrd", initrd), ("linux", kernel)):
         start = -(-end // alignment) * alignment
         arguments += ["--add-section", f".{name}={path}", "--change-section-vma", f".{name}={start:#x}"]
         end = start + path.stat().st_size
-    subprocess.run([program("objcopy"), *arguments, stub, made], check=True)
+    subprocess.run([program(architecture.tool("objcopy")), *arguments, stub, made], check=True)
     return made
 
 
-def _end(image: str) -> int:
-    sections = _found(r"^\s*\d+\s+\.\S+\s+([0-9a-f]+\s+[0-9a-f]+)", "-h", image)  # size and start
+def _end(objdump: str, image: str) -> int:
+    sections = _found(r"^\s*\d+\s+\.\S+\s+([0-9a-f]+\s+[0-9a-f]+)", objdump, "-h", image)  # size and start
     return max(sum(int(number, 16) for number in section.split()) for section in sections)
 
 
-def _found(pattern: str, option: str, image: str) -> list[str]:
-    shown = subprocess.run([program("objdump"), option, image], capture_output=True, text=True, check=True).stdout
+def _found(pattern: str, *command: str) -> list[str]:
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return re.findall(pattern, shown, re.MULTILINE)
 
 
-def iso(loader: Path, made: Path) -> Path:
+def iso(loader: Path, architecture: Architecture, made: Path) -> Path:
     """A disc whose El Torito image holds ``loader`` as what removable media boot."""
     folder = made.with_suffix(".tree")
     folder.mkdir()
-    esp(loader, folder / "efi.img")
+    esp(loader, architecture, folder / "efi.img")
     command = [program("xorriso"), "-as", "mkisofs", "-quiet", "-o", str(made), "-e", "efi.img", "-no-emul-boot"]
     subprocess.run([*command, str(folder)], check=True, capture_output=True)
     return made

@@ -1,0 +1,108 @@
+"""DHCP servers: what an operator configures of their own, with what gitboot generated included as docs/dhcp.md says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from tests.boots.network import BRIDGE, HOST
+from tests.boots.programs import program, running
+from tests.serving import eventually
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "dhcp.md"
+
+_NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Dhcp(Protocol):
+    """Runs one with the files in ``generated``; ``strangers`` are MAC addresses that the operator says the site of."""
+
+    def __call__(
+        self, generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY
+    ) -> AbstractContextManager[None]: ...
+
+
+# dnsmasq
+
+_RANGES: Final = {
+    4: ("dhcp-range=192.0.2.100,192.0.2.199,1h",),
+    6: ("dhcp-range=2001:db8::100,2001:db8::1ff,slaac,64,1h", "enable-ra"),
+}
+
+
+@contextmanager
+def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY) -> Iterator[None]:
+    configuration, log = folder / "dhcp.conf", folder / "dhcp.log"
+    lines = (
+        *(f"interface={BRIDGE}", "except-interface=lo", "bind-dynamic", "port=0", "no-ping", "user=root", "log-dhcp"),
+        *(f"dhcp-leasefile={folder}/leases", f"log-facility={log}", "dhcp-authoritative"),
+        *_RANGES[version],
+        *(f"dhcp-host={mac},set:gitboot_site,set:gitboot_site_{site}" for mac, site in strangers.items()),
+        f"conf-file={generated}/dnsmasq.conf",
+    )
+    configuration.write_text("\n".join(lines) + "\n")
+    command = [program("dnsmasq"), "--keep-in-foreground", f"--conf-file={configuration}"]
+    with running(command):
+        assert eventually(lambda: log.exists() and "started" in log.read_text(), within_s=20)
+        yield
+
+
+dnsmasq: Final[Dhcp] = partial(_dnsmasq, 4)
+dnsmasq6: Final[Dhcp] = partial(_dnsmasq, 6)
+
+
+# Kea
+
+_BLOCK: Final = re.compile(r'^    \{"Dhcp4": \{\n.*?^    \}\}\n', re.MULTILINE | re.DOTALL)
+_OWN: Final = {
+    4: f'"match-client-id": false, "interfaces-config": {{"interfaces": ["{BRIDGE}/{HOST}"]}},'
+    '"subnet4": [{"subnet": "192.0.2.0/24", "pools": [{"pool": "192.0.2.100 - 192.0.2.199"}]}]',
+    6: f'"interfaces-config": {{"interfaces": ["{BRIDGE}"]}}, "subnet6": [{{"subnet": "2001:db8::/64",'
+    f'"interface": "{BRIDGE}", "pools": [{{"pool": "2001:db8::100 - 2001:db8::1ff"}}]}}]',
+}
+
+
+@contextmanager
+def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY) -> Iterator[None]:
+    configuration, log = folder / "kea.json", folder / "kea.log"
+    logger = f'{{"name": "kea-dhcp{version}", "severity": "INFO", "output_options": [{{"output": "{log}"}}]}}'
+    own = f'{_OWN[version]}, "lease-database": {{"type": "memfile", "persist": false}}, "loggers": [{logger}]'
+    known = "".join(
+        f'{{"hw-address": "{mac}", "client-classes": ["gitboot_site_{site}"]}}, ' for mac, site in strangers.items()
+    )
+    configuration.write_text(
+        _documented(version, generated, {"…": own, '"reservations": [': f'"reservations": [{known}'})
+    )
+    command = [program(f"kea-dhcp{version}"), "-c", str(configuration)]
+    with running(command, {"KEA_PIDFILE_DIR": str(folder), "KEA_LOCKFILE_DIR": str(folder)}):
+        assert eventually(lambda: log.exists() and f"DHCP{version}_STARTED" in log.read_text(), within_s=20)
+        yield
+
+
+def _documented(version: int, generated: Path, own: Mapping[str, str]) -> str:
+    """The page's block, for this version, with what is an operator's own in it."""
+    [block] = _BLOCK.findall(PAGE.read_text())
+    for shown, ours in {"/srv/gitboot/ops/dhcp": str(generated), **own}.items():
+        assert shown in block
+        block = block.replace(shown, ours)
+    return re.sub(r"(?i)(?<=dhcp)4", str(version), block)
+
+
+@contextmanager
+def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY) -> Iterator[None]:
+    """Kea, and a router that sends the network's machines to it."""
+    configuration = folder / "radvd.conf"
+    prefix = "prefix 2001:db8::/64 { };"
+    configuration.write_text(f"interface {BRIDGE} {{ AdvSendAdvert on; AdvManagedFlag on; {prefix} }};\n")
+    command = [program("radvd"), "--nodaemon", f"--config={configuration}", f"--pidfile={folder}/radvd.pid"]
+    with _kea(6, generated, folder, strangers), running(command):
+        yield
+
+
+kea: Final[Dhcp] = partial(_kea, 4)
+kea6: Final[Dhcp] = _kea6
