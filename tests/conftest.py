@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _LEFT_OUT: Final = "boots real firmware, for which `make test-boot` installs what is needed"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_BOOTS):

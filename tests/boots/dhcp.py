@@ -71,7 +71,8 @@ _OWN: Final = {
 def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY) -> Iterator[None]:
     configuration, log = folder / "kea.json", folder / "kea.log"
     logger = f'{{"name": "kea-dhcp{version}", "severity": "INFO", "output_options": [{{"output": "{log}"}}]}}'
-    own = f'{_OWN[version]}, "lease-database": {{"type": "memfile", "persist": false}}, "loggers": [{logger}]'
+    identity = f'"data-directory": "{folder}", ' if version == 6 else ""  # it keeps its DUID there
+    own = f'{identity}{_OWN[version]}, "lease-database": {{"type": "memfile", "persist": false}}, "loggers": [{logger}]'
     known = "".join(
         f'{{"hw-address": "{mac}", "client-classes": ["gitboot_site_{site}"]}}, ' for mac, site in strangers.items()
     )
