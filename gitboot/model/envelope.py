@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
-from gitboot.model.scalars import AnyText, LabelKey, LabelValue, NameField
+from gitboot.model.fields import AnyText, LabelKey, LabelValue, NameField
 
 API_VERSION: Final = "gitboot.dev/v1alpha1"
 

@@ -9,7 +9,15 @@ from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from gitboot.model.envelope import STRICT, Metadata, Struct
-from gitboot.model.scalars import BaseUrl, Boolean, Integer, NameField, Network, Percent, Uuid
+from gitboot.model.fields import (
+    BaseUrl,
+    Boolean,
+    Integer,
+    NameField,
+    Network,
+    Percent,
+    Uuid,
+)
 from gitboot.model.selectors import Select
 
 

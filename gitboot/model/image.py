@@ -10,20 +10,18 @@ from pydantic.dataclasses import dataclass
 
 from gitboot.codes import Code
 from gitboot.model.envelope import STRICT, Metadata, Struct
-from gitboot.model.scalars import (
+from gitboot.model.fields import (
     Boolean,
     Instant,
     Integer,
     KernelArgument,
-    Malformed,
     NameField,
     Percent,
     Sha256,
     Text,
     Url,
-    shown,
-    text,
 )
+from gitboot.model.scalars import Malformed, shown, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
 

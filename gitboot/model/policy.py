@@ -10,8 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from gitboot.codes import Code
 from gitboot.model.envelope import STRICT, Metadata, Struct
-from gitboot.model.image import FormatField
-from gitboot.model.scalars import (
+from gitboot.model.fields import (
     CountOrPercent,
     FilePath,
     Instant,
@@ -19,13 +18,14 @@ from gitboot.model.scalars import (
     KernelArgument,
     LabelKey,
     LabelValue,
-    Malformed,
     NameField,
     SignedInteger,
     Text,
     Variable,
     VariableName,
 )
+from gitboot.model.image import FormatField
+from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
 
 

@@ -11,7 +11,8 @@ from pydantic.dataclasses import dataclass
 
 from gitboot.codes import Code
 from gitboot.model.envelope import STRICT, Struct
-from gitboot.model.scalars import LabelKey, LabelValue, Malformed, Name, NameField
+from gitboot.model.fields import LabelKey, LabelValue, NameField
+from gitboot.model.scalars import Malformed, Name
 
 
 class Operator(StrEnum):

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from gitboot.codes import Code
 from gitboot.model.envelope import STRICT, Metadata, Struct
-from gitboot.model.scalars import (
+from gitboot.model.fields import (
     BaseUrl,
     Boolean,
     FilePath,
@@ -20,14 +20,13 @@ from gitboot.model.scalars import (
     InterfaceAddress,
     KernelArgument,
     Mac,
-    MacAddress,
-    Malformed,
     NameField,
     Text,
     Uuid,
     Variable,
     VariableName,
 )
+from gitboot.model.scalars import MacAddress, Malformed
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
 

@@ -1,0 +1,82 @@
+"""What machines fetch: URLs, and digests of what lies there."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NewType
+from urllib.parse import urlsplit
+
+from gitboot.codes import Code
+from gitboot.model.scalars.texts import Malformed, shown, text
+
+Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256
+ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
+
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def parse_digest(value: object) -> Digest:
+    found = text(value)
+    if not SHA256.fullmatch(found):
+        raise Malformed(
+            Code.DIGEST,
+            f"expected a sha256 of 64 lower-case hexadecimal digits, found {shown(found)}",
+            "copy what `sha256sum` prints for the file",
+        )
+    return Digest(found)
+
+
+_OCI: Final = re.compile(r"oci://[^\s@?#]+/[^\s@?#]+@sha256:[0-9a-f]{64}")
+
+
+def parse_artifact_url(value: object) -> ArtifactUrl:
+    """``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
+    found = text(value)
+    mend = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
+    _check_url_text(found)
+    if found.startswith("assets:"):
+        path = found.removeprefix("assets:")
+        if not path or path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
+            raise _malformed_url(found, "a path below the asset base", "write assets:DIR/FILE, without ..")
+    elif not (_OCI.fullmatch(found) if found.startswith("oci:") else _http(found)):
+        raise _malformed_url(found, "a URL of an artifact", mend)
+    return ArtifactUrl(found)
+
+
+def parse_base_url(value: object) -> str:
+    """An http(s) URL that paths are appended to; a slash at its end is dropped."""
+    found = text(value)
+    _check_url_text(found)
+    if not _http(found) or "?" in found or "#" in found:
+        raise _malformed_url(found, "an http or https URL", "write http://HOST[:PORT][/PATH], no ? and no #")
+    return found.rstrip("/")
+
+
+_URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what every loader carries unharmed
+
+
+def _check_url_text(found: str) -> None:
+    if not _URL_TEXT.fullmatch(found) or set(found) & set("\"'<>\\^`{|}"):
+        raise _malformed_url(found, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
+    try:
+        credentials = "@" in urlsplit(found).netloc and not found.startswith("oci:")
+    except ValueError:
+        raise _malformed_url(found, "a URL", "check the host: brackets only around an IPv6 address") from None
+    if credentials:
+        raise Malformed(
+            Code.URL,
+            "a URL here must not hold a user or a password",
+            "it would be published: let the mirror allow the fetch by network instead",
+        )
+
+
+def _http(found: str) -> bool:
+    try:
+        parts = urlsplit(found)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _malformed_url(found: str, expected: str, mend: str) -> Malformed:
+    return Malformed(Code.URL, f"expected {expected}, found {shown(found)}", mend)

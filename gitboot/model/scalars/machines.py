@@ -1,0 +1,99 @@
+"""What machines are known by: MAC addresses, system UUIDs, IP addresses and networks."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address, ip_network
+from typing import Final, NewType
+
+from gitboot.codes import Code
+from gitboot.model.scalars.numbers import INTEGER
+from gitboot.model.scalars.texts import Malformed, shown, text
+
+MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
+SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
+
+_MAC: Final = re.compile(
+    r"(?:[0-9a-f]{2}(?P<s>[:-]))(?:[0-9a-f]{2}(?P=s)){4}[0-9a-f]{2}|[0-9a-f]{12}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}"
+)
+
+
+def parse_mac(value: object) -> MacAddress:
+    """A MAC address in colons, hyphens, dots or none, any case; group addresses are no one's."""
+    found = text(value)
+    if not _MAC.fullmatch(lower := found.lower()):
+        raise Malformed(Code.MAC, f"expected a MAC address, found {shown(found)}", "write it as 52:54:00:12:34:56")
+    digits = lower.replace(":", "").replace("-", "").replace(".", "")
+    if int(digits[1], 16) & 1:
+        raise Malformed(
+            Code.MAC,
+            f"{shown(found)} is a multicast address, which no interface has",
+            "copy the address from the interface itself",
+        )
+    if digits == "000000000000":
+        raise Malformed(Code.MAC, "a MAC address of zeros is no interface's", "copy it from the interface")
+    return MacAddress("-".join(digits[i : i + 2] for i in range(0, 12, 2)))
+
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
+
+
+def parse_uuid(value: object) -> SystemUuid:
+    """An SMBIOS system UUID in any case."""
+    found = text(value)
+    if not _UUID.fullmatch(lower := found.lower()):
+        raise Malformed(
+            Code.UUID,
+            f"expected a system UUID, found {shown(found)}",
+            "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732",
+        )
+    if len(set(lower)) == 2:  # all zeros or all f: SMBIOS 7.2.1 "not present" and "not set"
+        raise Malformed(
+            Code.UUID, f"{shown(found)} is what firmware reports where no UUID was set", "set one in firmware"
+        )
+    return SystemUuid(lower)
+
+
+def swapped(uuid: SystemUuid) -> SystemUuid:
+    """The same UUID with its first three fields in the other byte order.
+
+    SMBIOS 2.6 made them little-endian; firmware older than that, and some loaders, print the
+    bytes as they lie (SMBIOS reference specification, 7.2.1).
+    """
+    a, b, c, rest = uuid[:8], uuid[9:13], uuid[14:18], uuid[18:]
+    return SystemUuid("-".join("".join(re.findall("..", part)[::-1]) for part in (a, b, c)) + rest)
+
+
+def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
+    """The UUIDs that one machine may be looked up by, sorted."""
+    return tuple(sorted({uuid, swapped(uuid)}))
+
+
+def parse_interface_address(value: object) -> str:
+    """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
+    found = text(value)
+    host, slash, prefix = found.partition("/")
+    try:
+        address = ip_address(host)  # ip_interface would make its network as well: over twice the work
+    except ValueError:
+        address = None
+    is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= address.max_prefixlen
+    if address is None or "%" in host or (slash and not is_prefix):
+        raise Malformed(
+            Code.ADDRESS,
+            f"expected an IP address, with or without a prefix length, found {shown(found)}",
+            "write it as 10.12.0.13/24 or fd00:12::13/64",
+        )
+    return f"{address}{slash}{prefix}"
+
+
+def parse_network(value: object) -> str:
+    found = text(value)
+    try:
+        return str(ip_network(found))
+    except ValueError as error:
+        raise Malformed(
+            Code.ADDRESS,
+            f"expected a network, found {shown(found)}",
+            "write it as 10.9.0.0/24, with no host bits set",
+        ) from error

@@ -1,0 +1,65 @@
+"""Whole numbers and shares of something, true and false, and the order of versions."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gitboot.codes import Code
+from gitboot.model.scalars.texts import Malformed, shown, text
+
+INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def parse_integer(value: object) -> int:
+    found = text(value)
+    if not INTEGER.fullmatch(found):
+        raise Malformed(
+            Code.INTEGER,
+            f"expected a whole number, found {shown(found)}",
+            "write digits alone, without a 0 in front: 10",
+        )
+    return int(found)
+
+
+def parse_signed(value: object) -> int:
+    found = text(value)
+    return -parse_integer(found[1:]) if found.startswith("-") and found != "-0" else parse_integer(found)
+
+
+def parse_percent(value: object) -> int:
+    found = parse_integer(value)
+    if found > 100:
+        raise Malformed(Code.COUNT, f"expected a percentage from 0 to 100, found {found}")
+    return found
+
+
+_COUNT_OR_PERCENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})(%?)")
+
+
+def parse_count_or_percent(value: object) -> str:
+    """A number of servers, or a percentage of them: 1, 25%."""
+    found = text(value)
+    match = _COUNT_OR_PERCENT.fullmatch(found)
+    if not match or found in ("0", "0%") or (match[2] and int(match[1]) > 100):
+        raise Malformed(
+            Code.COUNT,
+            f"expected a number from 1 or a percentage from 1% to 100%, found {shown(found)}",
+            "write 1, or 25%",
+        )
+    return found
+
+
+def parse_boolean(value: object) -> bool:
+    found = text(value)
+    if found not in ("true", "false"):
+        raise Malformed(Code.BOOLEAN, f"expected true or false, found {shown(found)}", "write true or false")
+    return found == "true"
+
+
+_VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
+
+
+def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Orders versions by their dotted numbers: 3602.2.3 < 3815.0; other text sorts before numbers."""
+    return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in _VERSION_PART.findall(version))
