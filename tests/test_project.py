@@ -47,7 +47,7 @@ def test_a_stray_import_breaks_a_contract(tmp_path: Path, path: str, source: str
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     package = tmp_path / "gitboot"
     shutil.copytree(ROOT / "gitboot", package, ignore=shutil.ignore_patterns("__pycache__"))
-    for module in (package / "load.py", package / "publish" / "__init__.py", package / path):
+    for module in (package / "load" / "__init__.py", package / "publish" / "__init__.py", package / path):
         module.parent.mkdir(exist_ok=True)
         module.touch()
     (package / path).write_text(source)

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gitboot import template
 from gitboot.codes import Code
 from gitboot.quote import command_line, grub_arguments, ipxe_arguments
-from gitboot.template import MAX_BYTES, MAX_STEPS, TemplateFault, Templates
+from gitboot.template import MAX_BYTES, MAX_STEPS, TemplateFault, Templates, filters
 
 CONTEXT: Mapping[str, Any] = {
     "server": {
@@ -118,7 +117,7 @@ FILTERS = {
 
 
 def test_every_filter_has_its_example() -> None:
-    assert set(FILTERS) == set(template._FILTERS)
+    assert set(FILTERS) == set(filters.FILTERS)
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -127,7 +126,7 @@ def test_filter_gives(name: str) -> None:
     assert render(source) == text
 
 
-@pytest.mark.parametrize("name", sorted(set(jinja2.filters.FILTERS) - set(template._FILTERS)))
+@pytest.mark.parametrize("name", sorted(set(jinja2.filters.FILTERS) - set(filters.FILTERS)))
 def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
     for source in (f"{{{{ 'a' | {name} }}}}", f"{{{{ ['a'] | map('{name}') }}}}"):
         fault = fault_of(source)
@@ -135,7 +134,7 @@ def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
         assert f"there is no filter {name}" in fault.message
 
 
-@pytest.mark.parametrize("name", sorted(set(jinja2.tests.TESTS) - set(template._TESTS)))
+@pytest.mark.parametrize("name", sorted(set(jinja2.tests.TESTS) - set(filters.TESTS)))
 def test_jinja2_s_other_tests_are_not_there(name: str) -> None:
     fault = fault_of(f"{{{{ ['a'] | select('{name}') }}}}" if not name.isidentifier() else f"{{{{ 1 is {name} }}}}")
     assert fault.code is Code.TEMPLATE_FAILED
