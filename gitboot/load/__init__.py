@@ -1,0 +1,58 @@
+"""Blobs of a commit -> the fleet repository as typed values, or every problem of the commit.
+
+A `snapshot` is listed (`listing`), each of its files is read (`blobs`, by `documents`), what they say is gathered
+in a `draft` and checked as a whole (`checks`); what holds together is the `repository`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from gitboot.errors import InvalidRepository, Severity
+from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob
+from gitboot.load.checks import check
+from gitboot.load.draft import Draft
+from gitboot.load.listing import listed
+from gitboot.load.references import references
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import KINDS, Id, Origin, Resource
+from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
+
+__all__ = [
+    "KINDS",
+    "BlobId",
+    "FleetRepository",
+    "Id",
+    "Irregular",
+    "Origin",
+    "ParseCache",
+    "ParsedBlob",
+    "Resource",
+    "Revision",
+    "Snapshot",
+    "load",
+    "parse_blob",
+    "references",
+]
+
+
+def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
+    """The fleet repository at ``snapshot``; raise `InvalidRepository` with every problem it has.
+
+    ``cache`` keeps what blobs parse to between calls: only blobs that it lacks are read.
+    """
+    snapshot = replace(snapshot, read=lru_cache(maxsize=2)(snapshot.read))  # for the problems of two files that clash
+    cache = {} if cache is None else cache
+    files = listed(snapshot)
+    problems = list(files.problems)
+    draft = Draft(snapshot, files.irregular)
+    for path in files.documents:
+        blob = snapshot.blobs[path]
+        if (parsed := cache.get(blob)) is None:
+            parsed = cache[blob] = parse_blob(snapshot.read(blob), path)
+        problems += draft.add(path, parsed)
+    problems += check(draft)
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        raise InvalidRepository(problems)
+    return draft.finished()

@@ -1,0 +1,59 @@
+"""One file's bytes -> what it says: resources by document, and its problems."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Final
+
+from gitboot.codes import Code
+from gitboot.document import locate, parse
+from gitboot.errors import Problem
+from gitboot.load.documents import Broken, checked
+from gitboot.load.problems import START, problem_at
+from gitboot.load.resources import Id, Resource
+from gitboot.load.snapshot import BlobId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedBlob:
+    """What one blob says wherever it lies: resources by document, problems without a path."""
+
+    resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
+    problems: tuple[Problem, ...]
+    broken: tuple[Id, ...]  # documents that have problems of their own, but a name
+    nameless: bool  # some document's kind or name could not be told
+
+
+ParseCache = MutableMapping[BlobId, ParsedBlob]
+
+
+def parse_blob(data: bytes, path: str) -> ParsedBlob:
+    """What a file says: each of its documents as a resource, or with its problems."""
+    if is_lfs_pointer(data):
+        problem = problem_at(path, START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
+        return ParsedBlob(resources=(), problems=(problem,), broken=(), nameless=True)
+    documents, parse_problems = parse(data, path)
+    resources: list[tuple[int, Resource]] = []
+    problems = list(parse_problems)
+    broken: list[Id] = []
+    nameless = bool(parse_problems)
+    for document in documents:
+        found = checked(document.value)
+        if not isinstance(found, Broken):
+            resources.append((document.index, found))
+            continue
+        for code, message, mend, at, key in found.findings:
+            problems.append(problem_at(path, locate(data, document.index, at, key=key), code, message, mend))
+        if found.id is not None:
+            broken.append(found.id)
+        else:
+            nameless = True
+    return ParsedBlob(resources=tuple(resources), problems=tuple(problems), broken=tuple(broken), nameless=nameless)
+
+
+def is_lfs_pointer(data: bytes) -> bool:
+    return data.startswith(_LFS)
+
+
+_LFS: Final = b"version https://git-lfs.github.com/spec/"

@@ -1,0 +1,95 @@
+"""Whether the resources of a revision hold together: one Fleet, no identity twice, no name of what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gitboot.codes import Code
+from gitboot.document import Path
+from gitboot.errors import Problem
+from gitboot.load.blobs import is_lfs_pointer
+from gitboot.load.draft import Draft
+from gitboot.load.identities import Identity, endpoint, identities
+from gitboot.load.problems import START, did_you_mean, problem_at
+from gitboot.load.references import references
+from gitboot.load.resources import Id
+from gitboot.model.fleet import Fleet
+from gitboot.model.scalars import shown
+from gitboot.model.server import Server
+
+
+def check(draft: Draft) -> Iterator[Problem]:
+    """Everything that is wrong between resources; the files that they name are read into the draft."""
+    yield from _missing_fleet(draft)
+    yield from _duplicate_identities(draft)
+    yield from _ambiguous_bmcs(draft)
+    yield from _dangling_references(draft)
+
+
+def _missing_fleet(draft: Draft) -> Iterator[Problem]:
+    fleets = [key for key, _ in draft.of(Fleet)]
+    if not fleets and not draft.nameless and not any(key.kind == "Fleet" for key in draft.known()):
+        yield problem_at("fleet.yaml", START, Code.NO_FLEET, "the repository has no document of kind Fleet")
+    for other in fleets[1:]:
+        file, place = draft.place(fleets[0], ("metadata", "name"))
+        yield draft.problem(
+            Code.DUPLICATE_NAME,
+            f"there is one Fleet a repository, and {fleets[0]} stands at {file}:{place.line}",
+            "keep one of the two",
+            other,
+            ("metadata", "name"),
+        )
+
+
+def _duplicate_identities(draft: Draft) -> Iterator[Problem]:
+    first: dict[tuple[str, str], tuple[Id, Identity]] = {}
+    for key, server in draft.of(Server):
+        for identity in identities(server):
+            holder, held = first.setdefault((identity.what, identity.same), (key, identity))
+            if held is not identity:
+                file, place = draft.place(holder, held.path)
+                spelt = f", as {held.value}" if held.value != identity.value else ""
+                yield draft.problem(
+                    Code.DUPLICATE_IDENTITY,
+                    f"{identity.what} {identity.value} is {holder}'s at {file}:{place.line} already{spelt}",
+                    "correct the one that is wrong, or remove the document of a machine that is gone",
+                    key,
+                    identity.path,
+                )
+
+
+def _ambiguous_bmcs(draft: Draft) -> Iterator[Problem]:
+    """Servers that mean the only system of a BMC of which another server names one."""
+    servers = [(key, server.spec.bmc) for key, server in draft.of(Server) if server.spec.bmc is not None]
+    named = {endpoint(bmc): key for key, bmc in reversed(servers) if bmc.system is not None}
+    for key, bmc in servers:
+        if bmc.system is None and (other := named.get(endpoint(bmc))):
+            message = f"the BMC {bmc.address} is {other}'s too, which names its system there"
+            mend = "name the system of this server as well, or correct the address"
+            yield draft.problem(Code.DUPLICATE_IDENTITY, message, mend, key, ("spec", "bmc", "address"))
+
+
+def _dangling_references(draft: Draft) -> Iterator[Problem]:
+    known = draft.known()
+    for key, resource in sorted(draft.resources.items()):
+        for kind, name, at in references(resource):
+            if kind == "file":
+                yield from _missing_file(draft, key, name, at)
+            elif Id(kind, name) not in known and not draft.nameless:
+                names = (other.name for other in known if other.kind == kind)
+                mend = did_you_mean(name, names) or f"add a {kind} of this name, or correct the name"
+                yield draft.problem(Code.UNKNOWN_REFERENCE, f'there is no {kind} named "{name}"', mend, key, at)
+
+
+def _missing_file(draft: Draft, key: Id, name: str, at: Path) -> Iterator[Problem]:
+    blobs = draft.snapshot.blobs
+    if name not in blobs:
+        if any(f"{name}/".startswith(f"{irregular}/") for irregular in draft.irregular):
+            return
+        mend = did_you_mean(name, blobs) or "add the file; paths start at the fleet's root"
+        yield draft.problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", mend, key, at)
+    elif is_lfs_pointer(data := draft.snapshot.read(blobs[name])):
+        message = f"{shown(name)} is a Git LFS pointer"
+        yield draft.problem(Code.LFS_POINTER, message, Code.LFS_POINTER.hint, key, at)
+    else:
+        draft.files[name] = data

@@ -1,0 +1,62 @@
+"""One document -> a resource, or what is wrong with it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from gitboot.codes import Code
+from gitboot.document import Value
+from gitboot.load.findings import Finding, findings
+from gitboot.load.problems import did_you_mean
+from gitboot.load.resources import KINDS, Id, Resource
+from gitboot.load.schemas import adapter
+from gitboot.model.envelope import API_VERSION
+from gitboot.model.scalars import Malformed, parse_name, shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Broken:
+    """A document that is no resource, and why."""
+
+    findings: tuple[Finding, ...]
+    id: Id | None = None  # None where its kind or name cannot be told
+
+
+def checked(value: dict[str, Value]) -> Resource | Broken:
+    """A document against the schema of its kind."""
+    kind, version = value.get("kind"), value.get("apiVersion")
+    if not isinstance(kind, str) or kind not in KINDS:
+        return Broken(findings=(_no_kind(kind),))
+    kind = str(kind)
+    if version != API_VERSION:
+        return Broken(findings=(_other_version(version),), id=_id(kind, value))
+    try:
+        resource: Resource = adapter(kind).validate_python(value)
+    except ValidationError as error:
+        return Broken(findings=findings(kind, error), id=_id(kind, value))
+    return resource
+
+
+def _no_kind(found: Value) -> Finding:
+    if found is None:
+        message, code = "every document says its kind", Code.MISSING_FIELD
+    else:
+        message, code = f"there is no kind {shown(found)}", Code.KIND
+    mend = did_you_mean(found, KINDS) or f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
+    return Finding(code, message, mend, ("kind",))
+
+
+def _other_version(found: Value) -> Finding:
+    code = Code.MISSING_FIELD if found is None else Code.API_VERSION
+    message = f"expected apiVersion {API_VERSION}, found {shown(found)}"
+    return Finding(code, message, f"write apiVersion: {API_VERSION}", ("apiVersion",))
+
+
+def _id(kind: str, value: dict[str, Value]) -> Id | None:
+    metadata = value.get("metadata")
+    with suppress(Malformed):
+        return Id(kind, parse_name(metadata.get("name") if isinstance(metadata, dict) else None))
+    return None

@@ -1,0 +1,92 @@
+"""A revision as far as it could be read, before it is known whether it holds together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gitboot.codes import Code
+from gitboot.document import Path, Place, locate
+from gitboot.errors import Problem
+from gitboot.load.blobs import ParsedBlob
+from gitboot.load.problems import problem_at
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id, Origin, Resource
+from gitboot.load.snapshot import Snapshot
+from gitboot.model.fleet import Fleet
+from gitboot.model.image import BootImage, ImageStream
+from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.server import Server
+
+
+class Draft:
+    """The resources of all files, and what is known of those that could not be read."""
+
+    def __init__(self, snapshot: Snapshot, irregular: tuple[str, ...]) -> None:
+        self.snapshot = snapshot
+        self.irregular = irregular
+        self.nameless = bool(irregular)  # what could not be read may be any resource
+        self.resources: dict[Id, Resource] = {}
+        self.files: dict[str, bytes] = {}  # that resources name
+        self._origins: dict[Id, Origin] = {}
+        self._broken: set[Id] = set()
+
+    def add(self, path: str, parsed: ParsedBlob) -> list[Problem]:
+        """Take in what the file at ``path`` says; return what is wrong with it."""
+        problems = [replace(problem, path=path) for problem in parsed.problems]
+        self._broken.update(parsed.broken)
+        self.nameless |= parsed.nameless
+        for index, resource in parsed.resources:
+            key = Id(type(resource).__name__, resource.metadata.name)
+            origin = Origin(path, self.snapshot.blobs[path], index)
+            if key in self.resources:
+                problems.append(self._duplicate_name(key, origin))
+            else:
+                self.resources[key], self._origins[key] = resource, origin
+        return problems
+
+    def _duplicate_name(self, key: Id, origin: Origin) -> Problem:
+        at: Path = ("metadata", "name")
+        file, place = self.place(key, at)
+        message = f"{key} stands at {file}:{place.line} already"
+        return problem_at(
+            origin.path, self._located(origin, at), Code.DUPLICATE_NAME, message, "rename or remove one of the two"
+        )
+
+    def of(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
+        """The resources of a kind, by name."""
+        return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
+
+    def known(self) -> set[Id]:
+        """Every resource that there is, with those that are broken: to name one of these is no second problem."""
+        return self._broken | self.resources.keys()
+
+    def place(self, resource: Id, at: Path) -> tuple[str, Place]:
+        origin = self._origins[resource]
+        return origin.path, self._located(origin, at)
+
+    def _located(self, origin: Origin, at: Path) -> Place:
+        return locate(self.snapshot.read(origin.blob), origin.document, at)
+
+    def problem(self, code: Code, message: str, mend: str, resource: Id, at: Path) -> Problem:
+        return problem_at(*self.place(resource, at), code, message, mend)
+
+    def finished(self) -> FleetRepository:
+        """The repository, once nothing is wrong with it."""
+
+        def named(kind: type[Resource]) -> dict[str, Any]:
+            return {key.name: resource for key, resource in self.of(kind)}
+
+        return FleetRepository(
+            revision=self.snapshot.revision,
+            fleet=next(resource for _, resource in self.of(Fleet)),
+            servers=named(Server),
+            images=named(BootImage),
+            streams=named(ImageStream),
+            profiles=named(BootProfile),
+            policies=named(BootPolicy),
+            maintenances=named(Maintenance),
+            files=dict(sorted(self.files.items())),
+            origins=self._origins,
+            read=self.snapshot.read,
+        )

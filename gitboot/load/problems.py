@@ -1,0 +1,32 @@
+"""How problems are placed and worded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Final
+
+from gitboot.codes import Code
+from gitboot.document import Path, Place
+from gitboot.errors import Problem
+from gitboot.model.scalars import one_line
+
+START: Final = Place(1, 1)  # of a file in which no line is to blame
+
+
+def problem_at(path: str, place: Place, code: Code, message: str, mend: str = "") -> Problem:
+    """A problem of a file; what the code itself hints at mends it where nothing better is known."""
+    return Problem(path=path, line=place.line, column=place.column, code=code, message=message, mend=mend or code.hint)
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it: spec.interfaces[0].mac."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return one_line("".join(steps)).removeprefix(".") or "the document"
+
+
+def did_you_mean(found: object, words: Iterable[str]) -> str:
+    """ "did you mean …?", or nothing where no word is near."""
+    candidates = {word.lower(): word for word in sorted(words)}
+    close = get_close_matches(str(found).lower(), candidates, n=1, cutoff=0.6)
+    return f"did you mean {candidates[close[0]]}?" if close else ""
