@@ -10,7 +10,7 @@ from gitboot.load import FleetRepository, Id
 from gitboot.model.policy import Maintenance, Method
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Boot, BootPlan, Decision
-from gitboot.resolve.boot import Composer, Source, merged_vars
+from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import (
     Lost,
     Named,
@@ -22,6 +22,8 @@ from gitboot.resolve.choice import (
     pools,
 )
 from gitboot.resolve.decide import boot_source, candidates, site_of
+from gitboot.resolve.merging import merged_vars
+from gitboot.resolve.source import Source
 
 Step = str | int
 

@@ -18,10 +18,11 @@ from gitboot.model.scalars import version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
-from gitboot.resolve.boot import Composer, Source, Unbootable
+from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
+from gitboot.resolve.source import Source, Unbootable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

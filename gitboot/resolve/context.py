@@ -1,0 +1,106 @@
+"""What templates see of a boot: the resources that it is composed of, in the YAML's own spelling, and its URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from gitboot.load import KINDS, Id, Resource
+from gitboot.model.policy import Taint
+from gitboot.plan import Boot, UserDataFiles, provisioned_token
+from gitboot.resolve.merging import merged_vars
+from gitboot.resolve.source import Source
+
+
+class Plain:
+    """Resources in the YAML's own spelling, metadata and spec merged; each is made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[Id, dict[str, Any]] = {}
+
+    def of(self, resource: Resource) -> dict[str, Any]:
+        key = Id(type(resource).__name__, resource.metadata.name)
+        if key not in self._made:
+            self._made[key] = _plain(resource)
+        return self._made[key]
+
+
+def _plain(resource: Resource) -> dict[str, Any]:
+    dumped = _dumper(type(resource).__name__).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
+    plain: dict[str, Any] = _in_order({**dumped["metadata"], **dumped["spec"]})
+    for interface in plain.get("interfaces", ()):
+        interface["mac"] = interface["mac"].replace("-", ":")
+    return plain
+
+
+@cache
+def _dumper(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(KINDS[kind])
+
+
+def _in_order(value: Any) -> Any:
+    """A value whose mappings are in the order of their keys: how YAML was written changes no byte."""
+    if isinstance(value, Mapping):
+        return {key: _in_order(each) for key, each in sorted(value.items())}
+    return [_in_order(each) for each in value] if isinstance(value, list) else value
+
+
+class Context:
+    """What templates see, made only when one of them looks."""
+
+    def __init__(self, plain: Plain, boot: Boot, source: Source) -> None:
+        self._plain, self._boot, self._source = plain, boot, source
+        self._more: dict[str, Any] = {}
+        self._mapping: dict[str, Any] | None = None
+
+    def having(self, **more: Any) -> Context:
+        other = Context(self._plain, self._boot, self._source)
+        other._more = {**self._more, **more}
+        return other
+
+    @property
+    def mapping(self) -> Mapping[str, Any]:
+        if self._mapping is None:
+            self._mapping = {**self._made(), **self._more}
+        return self._mapping
+
+    def _made(self) -> dict[str, Any]:
+        source, plain = self._source, self._plain.of
+        made: dict[str, Any] = {
+            "image": {**plain(source.image), "artifacts": self._boot.files.facts()},
+            "profile": plain(source.profile),
+            "vars": merged_vars(source),
+            "phase": str(source.phase),
+            "node_labels": _in_order(self._boot.node_labels),
+            "node_taints": [_taint(taint) for taint in self._boot.node_taints],
+            "site": {"name": source.site, "baseURL": source.base_url},
+            "urls": self.urls(None),
+        }
+        if source.server is not None:
+            made["server"] = plain(source.server)
+        if source.pool is not None:
+            made["policy"] = {"name": source.pool.name, "profile": source.pool.profile}
+        if source.maintenance is not None:
+            made["maintenance"] = plain(source.maintenance)
+        return made
+
+    def urls(self, user_data: UserDataFiles | None) -> dict[str, str]:
+        """Where the machine finds what; ``user_data`` only once that is rendered."""
+        source = self._source
+        urls = {"base": source.base_url}
+        if source.server is not None:
+            mac = source.server.boot_macs[0]
+            urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
+            spec = source.server.spec
+            token = provisioned_token(spec.uuid, spec.provision, source.image.metadata.name)
+            urls["provisioned"] = f"{source.base_url}/v1/boot/{mac}/provisioned/{token}"
+        if user_data is not None:
+            urls["user_data"] = user_data.url
+        return urls
+
+
+def _taint(taint: Taint) -> dict[str, str]:
+    return {"key": taint.key, "value": taint.value, "effect": str(taint.effect)}

@@ -1,0 +1,137 @@
+"""Rule R6: whether a boot can work: image, method and firmware agree, and what is asked for reaches the system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gitboot import userdata
+from gitboot.codes import Code
+from gitboot.load import Id
+from gitboot.model.image import Artifact, Artifacts, ConfigFrom
+from gitboot.model.policy import HttpBoot, Method
+from gitboot.model.server import Firmware
+from gitboot.plan import Boot, UserDataFiles
+from gitboot.quote import Unquotable, grub_arguments, ipxe_arguments
+from gitboot.resolve.merging import ArgumentLists
+from gitboot.resolve.source import Source, Unbootable
+
+
+def artifacts_of(source: Source) -> Artifacts:
+    """What the image has for the machine, if that suits the method; `Unbootable` if not."""
+    image = source.image.metadata.name
+    artifacts = source.image.spec.architectures.get(source.architecture)
+    if artifacts is None:
+        raise _wrong_method(
+            source,
+            Code.NO_ARTIFACT,
+            f"BootImage/{image} has nothing for {source.architecture}",
+            "add the architecture to the image, or narrow who boots it",
+        )
+    _check_complete(source, artifacts)
+    if any(artifact is not None and artifact.url.startswith("oci:") for artifact in _all(artifacts)):
+        raise _wrong_method(
+            source,
+            Code.NOT_YET,
+            f"BootImage/{image} names an artifact by oci://, which no machine fetches and this version does not mirror",
+            "serve the file by http and name that URL",
+        )
+    return artifacts
+
+
+def _wrong_method(source: Source, code: Code, message: str, mend: str) -> Unbootable:
+    return Unbootable(code, message, mend, source.profile_id, "spec", "method")
+
+
+def _check_complete(source: Source, artifacts: Artifacts) -> None:
+    image, spec = source.image.metadata.name, source.profile.spec
+    lacking = [need for need in _needs(source, artifacts) if getattr(artifacts, need) is None]
+    if lacking:
+        raise _wrong_method(
+            source,
+            Code.NO_ARTIFACT,
+            f"BootImage/{image} has no {' and no '.join(lacking)} for {source.architecture}, which method "
+            f"{spec.method} needs" + (f" with httpBoot {spec.http_boot}" if spec.http_boot else ""),
+            "add the artifact to the image, or change the method",
+        )
+
+
+def _needs(source: Source, artifacts: Artifacts) -> tuple[str, ...]:
+    """The artifacts that the method boots, on firmware that it works on."""
+    spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
+    if spec.method is Method.UEFI_HTTP:
+        if not uefi:
+            message = "method UefiHttp needs firmware UEFI, found BIOS"
+            raise _wrong_method(source, Code.FIRMWARE, message, Code.FIRMWARE.hint)
+        return _HTTP_BOOT_NEEDS[spec.http_boot or HttpBoot.LOADER]
+    if spec.method is Method.VIRTUAL_MEDIA:
+        return ("iso",)
+    if artifacts.kernel is None and artifacts.uki is not None and not uefi:
+        raise _wrong_method(
+            source,
+            Code.FIRMWARE,
+            f"BootImage/{source.image.metadata.name} has a uki and no kernel for {source.architecture}, "
+            "which BIOS cannot boot",
+            Code.FIRMWARE.hint,
+        )
+    return ("kernel",) if artifacts.uki is None else ()
+
+
+_HTTP_BOOT_NEEDS: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
+    HttpBoot.UKI: ("uki",),
+    HttpBoot.ISO: ("iso",),
+    HttpBoot.LOADER: ("loader", "kernel"),
+}
+
+
+def _all(artifacts: Artifacts) -> tuple[Artifact | None, ...]:
+    single = (artifacts.kernel, artifacts.rootfs, artifacts.uki, artifacts.iso, artifacts.loader)
+    return (*single, *artifacts.initrds)
+
+
+def check_way_in(boot: Boot, source: Source, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
+    """Arguments, user data, labels and taints reach the system by this boot, or `Unbootable`."""
+    if boot.direct:
+        _check_direct_boot(boot, source, own, user_data)
+    elif user_data is not None and boot.config_from is ConfigFrom.NONE:
+        raise Unbootable(
+            Code.NO_WAY_IN,
+            f"BootImage/{boot.image} says configFrom: None, so user data does not reach it",
+            "leave out userData, or correct the image's configFrom",
+            source.profile_id,
+            *("spec", "userData"),
+        )
+
+
+def _check_direct_boot(boot: Boot, source: Source, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
+    """What is booted without a loader is given nothing, but for what its system fetches itself."""
+    asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
+    if asks_by_uuid and user_data is not None and userdata.family(user_data.format).value == "Ignition":
+        return  # all of it can stand in the Ignition document that the system fetches
+    giver = next((resource for resource, arguments in own if arguments), None)
+    what, resource, path = None, source.profile_id, ("spec", "method")
+    if user_data is not None:
+        what, path = "user data", ("spec", "userData")
+    elif giver is not None:
+        what, resource, path = "kernel arguments", giver, ("spec", "kernelArguments")
+    elif source.pool is not None and (boot.node_labels or boot.node_taints):
+        what, resource, path = "node labels and taints", Id("BootPolicy", source.pool.name), ("spec", "profile")
+    if what is not None:
+        file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
+        raise Unbootable(
+            Code.NO_WAY_IN,
+            f"{what} cannot reach BootImage/{boot.image}, which is booted directly as {file}",
+            Code.NO_WAY_IN.hint,
+            resource,
+            *path,
+        )
+
+
+def check_command_line(merged: tuple[str, ...], source: Source) -> None:
+    try:
+        ipxe_arguments(merged)
+        grub_arguments(merged)
+    except Unquotable as error:
+        raise Unbootable(
+            Code.UNQUOTABLE, error.message, Code.UNQUOTABLE.hint, source.profile_id, "spec", "kernelArguments"
+        ) from None

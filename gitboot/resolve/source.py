@@ -1,0 +1,50 @@
+"""What one boot is composed of, and what is said where no boot comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gitboot.codes import Code
+from gitboot.load import Id
+from gitboot.model.image import BootImage
+from gitboot.model.policy import BootProfile, Maintenance
+from gitboot.model.server import Architecture, Firmware, Server
+from gitboot.plan import Phase
+from gitboot.resolve.choice import Pool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What one boot is composed of."""
+
+    image: BootImage
+    profile: BootProfile
+    architecture: Architecture
+    firmware: Firmware
+    base_url: str
+    phase: Phase
+    server: Server | None = None  # None: a machine that no document describes
+    pool: Pool | None = None  # None: under a maintenance no policy field applies
+    maintenance: Maintenance | None = None
+    site: str | None = None
+
+    @property
+    def profile_id(self) -> Id:
+        return Id("BootProfile", self.profile.metadata.name)
+
+
+class Unbootable(Exception):
+    """A boot that cannot work: the code, what is wrong, its mend, and the resource and field to look at."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        mend: str,
+        resource: Id,
+        *path: str | int,
+        template: tuple[str, int] | None = None,  # the file and line to look at instead, 1-based
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.mend, self.resource, self.path = code, message, mend, resource, path
+        self.template = template
