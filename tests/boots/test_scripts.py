@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from gitboot.load import load
@@ -14,13 +16,14 @@ from gitboot.plan import Record
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide
 from gitboot.source import open_snapshot
+from tests import generated
 from tests.boots.interpreter import Run, run
-from tests.fleets import at
-from tests.generated import GeneratedFleet, decided, fleets, met, tree
+from tests.fleets import at, decided, mac_of, uuid_of
+from tests.generated import GeneratedFleet, fleets, met, tree
 
 EXAMPLE: Final = Path(__file__).parents[2] / "example-repo"
 NOON: Final = at("20T12:00")
-MOST: Final = 300  # scripts of generated fleets
+SERVERS: Final = 300  # of the larger example
 
 _NAMED: Final = re.compile(r"^(?:kernel|initrd|chain)(?: --\w+(?: \w+)?)* https?://(\S+)", re.MULTILINE)
 
@@ -50,23 +53,51 @@ def _numbered(scripts: set[bytes]) -> dict[str, bytes]:
 
 
 def _of_example() -> set[bytes]:
-    decisions: Decisions = decide(load(open_snapshot(EXAMPLE, "WORKTREE")))
+    decisions = decide(load(open_snapshot(EXAMPLE, "WORKTREE")))
     installed = {name: met(decision, NOON) for name, decision in decisions.servers.items()}
-    first_boots = {name: Record() for name in decisions.servers}
-    return {script for records in (installed, first_boots) for script in _scripts(tree(decisions, records, NOON))}
+    return {*_first_boots(decisions), *_scripts(tree(decisions, installed, NOON))}
+
+
+def _first_boots(decisions: Decisions) -> set[bytes]:
+    """What is published while all is to be installed."""
+    return set(_scripts(tree(decisions, {name: Record() for name in decisions.servers}, NOON)))
+
+
+def _of_larger_example() -> set[bytes]:
+    """The example with each of its servers ten times."""
+    files = {str(path.relative_to(EXAMPLE)): path.read_text() for path in sorted(EXAMPLE.rglob("*")) if path.is_file()}
+    servers = [yaml.load(text, yaml.BaseLoader) for path, text in files.items() if path.startswith("servers/")]
+    copies = [json.dumps(_like(server, number)) for server in servers for number in range(1, 10)]
+    decisions = decided(*copies, files={path: text for path, text in files.items() if not path.startswith(".")})
+    assert len(decisions.servers) == SERVERS
+    return _first_boots(decisions)
+
+
+def _like(server: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Another machine that boots what this one boots."""
+    name, spec = f"{server['metadata']['name']}-{number}", server["spec"]
+    own = {
+        "uuid": uuid_of(name),
+        "serial": f"SN-{name}",
+        "interfaces": [
+            {**each, "mac": mac_of(f"{name} {each['mac']}"), "addresses": []} for each in spec["interfaces"]
+        ],
+    }
+    others = {key: value for key, value in spec.items() if key != "bmc"}  # no two have one in common
+    return {**server, "metadata": {**server["metadata"], "name": name}, "spec": {**others, **own}}
 
 
 def _of_generated() -> set[bytes]:
+    """Scripts of any fleets."""
     found: set[bytes] = set()
 
-    @settings(max_examples=600, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(fleets())
     def draw(fleet: GeneratedFleet) -> None:
-        if len(found) < MOST:
-            found.update(_scripts(tree(decided(fleet.documents), fleet.records, fleet.at)))
+        found.update(_scripts(tree(generated.decided(fleet.documents), fleet.records, fleet.at)))
 
     draw()
-    return set(sorted(found)[:MOST])
+    return found
 
 
 def test_ipxe_runs_every_script_of_the_example(tmp_path: Path) -> None:
@@ -75,9 +106,15 @@ def test_ipxe_runs_every_script_of_the_example(tmp_path: Path) -> None:
     assert wrong(_numbered(scripts), tmp_path) == {}
 
 
+def test_ipxe_runs_every_script_of_a_fleet_of_300(tmp_path: Path) -> None:
+    scripts = _of_larger_example()
+    assert len(scripts) >= SERVERS
+    assert wrong(_numbered(scripts), tmp_path) == {}
+
+
 def test_ipxe_runs_the_scripts_of_generated_fleets_and_finds_the_one_that_is_broken(tmp_path: Path) -> None:
     scripts = _numbered(_of_generated())
-    assert len(scripts) == MOST
+    assert len(scripts) > 80
     broken = next(name for name, script in scripts.items() if b"\ninitrd --name" in script)
     scripts[broken] = scripts[broken].replace(b"\ninitrd --name", b"\ninitrd --nom", 1)
     assert list(wrong(scripts, tmp_path)) == [broken]
