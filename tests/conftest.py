@@ -31,13 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _LEFT_OUT: Final = "boots real firmware, for which `make test-boot` installs what is needed"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_BOOTS):
             item.add_marker(pytest.mark.boot)
-            # What stands around the machines of a module is set up once.
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
             if not config.getoption("boots"):
                 item.add_marker(pytest.mark.skip(reason=_LEFT_OUT))
 

@@ -45,8 +45,8 @@ class Row:
 
 
 def key_of(nodeid: str) -> tuple[str, str, str]:
-    """A test's key from its id: ``tests/boots/test_x.py::test_a_b[c]``; where tests are grouped, with ``@group``."""
-    path, _, name = nodeid.partition("@")[0].partition("::")
+    """A test's key from its id: ``tests/boots/test_x.py::test_a_b[c]``."""
+    path, _, name = nodeid.partition("::")
     words, _, parameters = name.removesuffix("]").partition("[")
     return Path(path).name, words.removeprefix("test_").replace("_", " "), parameters
 
