@@ -3,7 +3,7 @@
 # The first that is 3.11 or newer is taken; `make PYTHON=python3.13 …` chooses another.
 PYTHON := python3.11 python3
 BIN := .venv/bin
-# A file goes to one process: what stands around the machines that it boots is set up once. The longest come first.
+# A file goes to one process: what stands around the machines that it boots is set up once.
 PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder
 READY := .venv/.ready
 

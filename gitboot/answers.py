@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from gitboot.model.image import ConfigFrom
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.plan import BootPlan, Decision, Record, canonical
 from gitboot.records import drift, record_facts
@@ -116,7 +115,7 @@ def _entries(decision: Decision, planned: BootPlan | None, files: Mapping[str, F
     reports = {path: EntryOf(decision.server, Digest(path.rpartition("/")[2])) for path in files if is_report(path)}
     if planned is None or planned.boot is None:
         return reports
-    by_uuid = planned.boot.direct and planned.boot.config_from is ConfigFrom.SYSTEM_UUID
+    by_uuid = planned.boot.asks_by_uuid
     if planned.boot.direct and planned.boot.direct_uki is None and not by_uuid:
         return reports  # no loader can boot an iso: its entry goes on to the disk
     prefixes = ("boot/ignition/",) if by_uuid else _LOOKED_UP

@@ -40,7 +40,7 @@ class Machine:
         yield "name", self.name
         yield from (("MAC", mac) for mac in self.macs)
         if self.serial is not None:
-            yield "serial", self.serial
+            yield "serial", self.serial.upper()
         if self.bmc is not None:
             yield "BMC", f"{self.bmc.address}{self.bmc.system or ''}"
 

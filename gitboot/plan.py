@@ -119,6 +119,11 @@ class Boot:
         return self.http_boot is not HttpBoot.LOADER
 
     @property
+    def asks_by_uuid(self) -> bool:
+        """Whether the system finds its user data by its UUID alone."""
+        return self.direct and self.config_from is ConfigFrom.SYSTEM_UUID
+
+    @property
     def direct_uki(self) -> BootFile | None:
         """The uki of a direct boot, which a loader under UEFI can start too; None: it is an iso."""
         by_pxe = self.method is Method.PXE

@@ -172,7 +172,7 @@ ONE = f"serial: S1, {BMC}, system: /redfish/v1/Systems/1}}"
     [
         ("nothing", "serial: S2", 0),
         ("the serial", "serial: S1", 1),
-        ("a serial in another case", "serial: s1", 0),
+        ("a serial in another case", "serial: s1", 1),
         ("the BMC and its system", f"{BMC}, system: /redfish/v1/Systems/1}}", 1),
         ("the BMC, but not the system", f"{BMC}, system: /redfish/v1/Systems/2}}", 0),
         ("the BMC, of which one says no system", f"{BMC}}}", 1),

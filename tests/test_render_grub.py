@@ -14,7 +14,6 @@ from gitboot.model.scalars import byte_orders
 from gitboot.render import server_files, shared_files
 from gitboot.render.disk import EFI_LOADERS
 from gitboot.render.grub import first_configuration
-from gitboot.render.ipxe import paths_by_identity
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan
 from tests import generated
@@ -35,7 +34,7 @@ def tree(decisions: Decisions) -> dict[str, File]:
 @settings(max_examples=40)
 @given(made=generated.fleets())
 def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: GeneratedFleet) -> None:
-    spec = made.of("Fleet")[0]["spec"] | {"outputs": ["ipxe", "grub", "pxelinux", "uuid"]}
+    spec = made.of("Fleet")[0]["spec"] | {"outputs": ["ipxe", "grub", "pxelinux", "uuid", "serial"]}
     decisions = generated.decided(made.having(generated.document("Fleet", "test", spec)).documents)
     files = generated.tree(decisions, made.records, made.at)
     for host in decisions.hosts:
@@ -45,8 +44,9 @@ def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: Ge
             assert f"boot/pxelinux.cfg/01-{nic.mac}" in files
         for uuid in byte_orders(decision.uuid):
             assert f"boot/grub.cfg-{uuid}" in files
-        for path in paths_by_identity(decision.uuid, decision.serial):
-            assert path in files
+            assert f"boot/ipxe/{uuid}" in files
+        if decision.serial is not None:
+            assert f"boot/ipxe/serial/{decision.serial}" in files
 
 
 @pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])

@@ -12,7 +12,7 @@ from gitboot.publish.tree import read_manifest
 from gitboot.render.tree import File, Files
 from gitboot.report import Answers
 from gitboot.serve.tree import PublishedTree
-from tests.fleets import image, policy, profile, server
+from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.serving import AFTER, BEFORE, ENTRY, LOOKUPS, START, Site, answers, eventually
 
 MORE = (  # one that asks for its Ignition document by its UUID, one that boots its disk, one with a serial number
@@ -26,6 +26,7 @@ MORE = (  # one that asks for its Ignition document by its UUID, one that boots 
     policy("disk", "{matchLabels: {role: disk}}", boots="disk"),
     server("new01", "role: web", "lifecycle: Parked"),
 )
+ALL = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid, serial]"
 TEMPLATES = {"t": '{"ignition": {"version": "3.4.0"}}'}
 
 
@@ -57,7 +58,7 @@ def test_without_a_manifest_nothing_is_answered(tree: PublishedTree) -> None:
 
 
 def test_a_tree_answers_as_the_instance_that_published_it(target: Directory, tree: PublishedTree) -> None:
-    ours = answers(*MORE, templates=TEMPLATES)
+    ours = answers(*MORE, templates=TEMPLATES, seed=(fleet(ALL), *SEED[1:]))
     publish(target, ours.files)
     theirs = taken(tree)
     assert dict(theirs.files) == ours.files

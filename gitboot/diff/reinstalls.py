@@ -50,7 +50,7 @@ def marks(decision: Decision) -> Iterator[Mark]:
     """What a machine is found by as this server, beside its UUID."""
     yield from ((Why.MAC, mac) for mac in decision.macs)
     if decision.serial is not None:
-        yield Why.SERIAL, decision.serial
+        yield Why.SERIAL, decision.serial.upper()
 
 
 def behind_marks(new: Decision, owners: Mapping[Mark, str]) -> tuple[Reinstall, ...]:

@@ -25,7 +25,8 @@ def identities(server: Server) -> Iterator[Identity]:
     # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
     yield Identity("UUID", spec.uuid, min(spec.uuid, swapped(spec.uuid)), ("spec", "uuid"))
     if spec.serial is not None:
-        yield Identity("serial", spec.serial, spec.serial, ("spec", "serial"))
+        # A mirror's file system may not tell capitals from small letters.
+        yield Identity("serial", spec.serial, spec.serial.upper(), ("spec", "serial"))
     for number, interface in enumerate(spec.interfaces):
         at: Path = ("spec", "interfaces", number)
         yield Identity("MAC address", interface.mac.replace("-", ":"), interface.mac, (*at, "mac"))

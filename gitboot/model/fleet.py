@@ -28,6 +28,7 @@ class Output(StrEnum):
     GRUB = "grub"
     PXELINUX = "pxelinux"
     UUID = "uuid"
+    SERIAL = "serial"
     DHCP_DNSMASQ = "dhcp-dnsmasq"
     DHCP_KEA = "dhcp-kea"
     MIRROR = "mirror"

@@ -174,10 +174,11 @@ class Server(Struct):
 
 
 _SERIAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
-_PLACEHOLDERS: Final = ("default", "empty", "invalid", "none", "null", "serial", "system", "unknown", "unspecified")
-_COUNTING: Final = "01234567890"
+_COUNTING: Final = re.compile(r"12345|98765|43210")
 
 
 def _is_placeholder(serial: str) -> bool:
-    """Whether boards have it on which nobody wrote one."""
-    return serial in _COUNTING or len(set(serial)) == 1 or serial.lower() in _PLACEHOLDERS
+    """Whether it reads like what boards have on which nobody wrote one: words, counting, hardly two characters."""
+    plain = re.sub(r"[._-]", "", serial)
+    words = not any(character.isdigit() for character in plain)
+    return words or len(set(plain)) < 3 or _COUNTING.search(plain) is not None

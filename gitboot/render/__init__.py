@@ -16,6 +16,7 @@ Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 # Each format: the output or evidence of the Fleet that asks for it (None: always), and what makes its files.
 RENDERERS: Final[tuple[tuple[Output | Evidence | None, Renderer], ...]] = (
     (Output.IPXE, ipxe.render),
+    (Output.SERIAL, ipxe.render_by_serial),
     (Output.GRUB, grub.render),
     (Output.PXELINUX, pxelinux.render),
     (Output.UUID, grub.render_by_uuid),

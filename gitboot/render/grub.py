@@ -56,7 +56,7 @@ def _file(decision: Decision, plan: BootPlan | None) -> File:
 def _configuration(plan: BootPlan) -> str:
     header = "".join(f"# {line}\n" for line in heading(plan))
     if plan.boot is None:
-        return header + disk.GRUB
+        return f"{header}echo {grub_text(f'gitboot: {plan.server} boots its local disk')}\n{disk.GRUB}"
     if (own := plan.boot.entries.get("grub")) is not None:
         return header + own + ("" if own.endswith("\n") else "\n")
     announced = grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")

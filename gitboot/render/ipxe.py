@@ -1,11 +1,11 @@
-"""iPXE: a script for each boot NIC, UUID and serial number, the shared first script, the unknown server's script."""
+"""iPXE: a script for each boot NIC, UUID, serial number; the shared first script; the unknown server's script."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gitboot.model.scalars import SystemUuid, byte_orders
+from gitboot.model.scalars import byte_orders
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Decision
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
@@ -19,26 +19,37 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """A server's iPXE entries by MAC, by UUID in both byte orders, and by serial number.
+    """A server's iPXE entries by MAC, and by UUID in both byte orders.
 
-    Every Server document has its script by UUID and serial number: without a plan it goes on to the disk, so
-    that a known machine never falls through to what unknown ones boot.
+    Every Server document has its script by UUID: without a plan it goes on to the disk, so that a
+    known machine never falls through to what unknown ones boot.
     """
-    if plan is None:
-        tombstone = File(_tombstone(decision).encode(), ContentType.TEXT)
-        yield from ((path, tombstone) for path in paths_by_identity(decision.uuid, decision.serial))
-        return
-    script = File(_script(plan).encode(), ContentType.TEXT)
-    if not (plan.boot is None and plan.restrict):
+    script = _file(decision, plan)
+    if plan is not None and not (plan.boot is None and plan.restrict):
         yield from ((f"boot/v1/boot/{mac}/boot.ipxe", script) for mac in plan.macs)
-    yield from ((path, script) for path in paths_by_identity(decision.uuid, decision.serial))
+    yield from ((f"boot/ipxe/{uuid}", script) for uuid in byte_orders(decision.uuid))
 
 
-def paths_by_identity(uuid: SystemUuid, serial: str | None) -> Iterator[str]:
-    """Where the script of a system lies, whatever its NICs."""
-    yield from (f"boot/ipxe/{each}" for each in byte_orders(uuid))
-    if serial is not None:
-        yield f"boot/ipxe/serial/{serial}"
+def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """``ipxe/serial/<serial>``, for every Server document whose serial number can be looked up."""
+    if decision.serial is None:
+        return
+    if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
+        # Another UUID than the document's is why it is looked up by its serial number.
+        why = f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
+        header = "".join(f"# {line}\n" for line in heading(plan))
+        script = File(f"#!ipxe\n{header}echo {ipxe_text(f'gitboot: {why}')}\n{disk.IPXE}".encode(), ContentType.TEXT)
+    else:
+        script = _file(decision, plan)
+    yield path_by_serial(decision.serial), script
+
+
+def path_by_serial(serial: str) -> str:
+    return f"boot/ipxe/serial/{serial}"
+
+
+def _file(decision: Decision, plan: BootPlan | None) -> File:
+    return File((_script(plan) if plan is not None else _tombstone(decision)).encode(), ContentType.TEXT)
 
 
 def _tombstone(decision: Decision) -> str:
@@ -48,7 +59,7 @@ def _tombstone(decision: Decision) -> str:
 def _script(plan: BootPlan) -> str:
     header = "#!ipxe\n" + "".join(f"# {line}\n" for line in heading(plan))
     if plan.boot is None:
-        return header + disk.IPXE
+        return f"{header}echo {ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{disk.IPXE}"
     if (own := plan.boot.entries.get("ipxe")) is not None:
         return _own(own, header)
     announced = ipxe_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
@@ -110,7 +121,8 @@ _NICS: Final = 16
 def first_script(prefix: str = "") -> str:
     """What every machine's iPXE starts with; ``prefix`` leads from its own path to the tree's root.
 
-    It asks for the entry of each NIC, then by UUID and serial number, several times over. ``${errno}`` is not tested:
+    It asks for the entry of each NIC, then by UUID, several times over; then once by serial number, which says
+    least: a machine whose own entry cannot be had just now must not get another's. ``${errno}`` is not tested:
     its value for a 404 differs between builds of iPXE. An entry that was found is the last word, also
     where it ends in an error by which firmware goes on to the disk: so it is fetched first, then run.
     """
@@ -127,13 +139,13 @@ inc nic
 iseq ${{nic}} {_NICS} || goto nic
 :uuid
 imgfetch --name entry {prefix}ipxe/${{uuid}} && goto entry ||
-isset ${{serial}} || goto again
-imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}} && goto entry ||
-:again
-iseq ${{lookup}} {_LOOKUPS} && goto unknown ||
+iseq ${{lookup}} {_LOOKUPS} && goto serial ||
 inc lookup
 sleep 2
 goto lookup
+:serial
+isset ${{serial}} || goto unknown
+imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}} && goto entry ||
 :unknown
 # Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
 imgfetch --name entry {prefix}unknown.ipxe && goto entry ||

@@ -26,7 +26,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         text = _tombstone(decision.server, f"no plan ({decision.lifecycle})")
     else:
         header = "".join(f"# {line}\n" for line in heading(plan))
-        who = f"{plan.server} boots {plan.boot.image} ({plan.phase})" if plan.boot else ""
+        who = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
         text = header + _configuration(plan.boot, who)
     yield from ((_by_mac(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
 
@@ -59,9 +59,9 @@ def _tombstone(server: str, why: str) -> str:
 
 def _configuration(boot: Boot | None, who: str) -> str:
     """What boots, with a word on the screen; the disk where nothing does, or where it cannot be had."""
+    announced = f"say {ipxe_text(f'gitboot: {who}')}\n" if who else ""
     if boot is None:
-        return _TO_DISK
-    announced = f"say {ipxe_text(f'gitboot: {who}')}\n"
+        return announced + _TO_DISK
     try:
         steps = list(_steps(boot))
     except _NotForPxelinux as reason:

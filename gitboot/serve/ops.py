@@ -11,7 +11,7 @@ from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import HttpBoot, Method
 from gitboot.model.scalars import Digest, SystemUuid, swapped
 from gitboot.plan import provisioned_token
-from gitboot.render.ipxe import paths_by_identity
+from gitboot.render.ipxe import path_by_serial
 from gitboot.render.provisioned import is_report, report_path
 from gitboot.render.tree import File, Files
 from gitboot.report import EntryOf, Turn
@@ -62,8 +62,9 @@ def _paths(document: Mapping[str, Any]) -> Iterator[str]:
         if boot is not None:
             yield report_path(mac, provisioned_token(decision["uuid"], decision["provision"], boot["image"]))
     for uuid in sorted({decision["uuid"], swapped(SystemUuid(decision["uuid"]))}):
-        yield from (f"boot/ignition/{uuid}", f"boot/grub.cfg-{uuid}")
-    yield from paths_by_identity(SystemUuid(decision["uuid"]), decision.get("serial"))
+        yield from (f"boot/ipxe/{uuid}", f"boot/ignition/{uuid}", f"boot/grub.cfg-{uuid}")
+    if (serial := decision.get("serial")) is not None:
+        yield path_by_serial(serial)
 
 
 def _entries(document: Mapping[str, Any], paths: list[str]) -> Iterator[tuple[str, EntryOf]]:

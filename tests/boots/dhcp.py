@@ -1,4 +1,4 @@
-"""DHCP servers: what an operator configures of their own, with what gitboot generated included as docs/dhcp.md says."""
+"""DHCP servers: what an operator configures of their own, with what gitboot generated included."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str
     configuration, log = folder / "dhcp.conf", folder / "dhcp.log"
     lines = (
         *(f"interface={BRIDGE}", "except-interface=lo", "bind-dynamic", "port=0", "no-ping", "user=root", "log-dhcp"),
+        "pid-file=",  # else all of them share one
         *(f"dhcp-leasefile={folder}/leases", f"log-facility={log}", "dhcp-authoritative"),
         *_RANGES[version],
         *(f"dhcp-host={mac},set:gitboot_site,set:gitboot_site_{site}" for mac, site in strangers.items()),

@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from tests.boots.programs import program, running
+from tests.serving import eventually
 
 BRIDGE: Final = "br0"
 TAPS: Final = ("tap0", "tap1")
@@ -76,7 +77,17 @@ def _checked(result: int) -> None:
 @contextmanager
 def tftp(root: Path, address: str) -> Iterator[None]:
     """A TFTP server."""
-    options = ("port=0", "enable-tftp", f"tftp-root={root}", f"listen-address={address}", "bind-interfaces")
+    log = root / "tftp.log"
+    options = (
+        "port=0",
+        "pid-file=",
+        f"log-facility={log}",
+        "enable-tftp",
+        f"tftp-root={root}",
+        f"listen-address={address}",
+        "bind-interfaces",
+    )
     command = ["--keep-in-foreground", "--conf-file=/dev/null", "--user=root", *(f"--{option}" for option in options)]
     with running([program("dnsmasq"), *command]):
+        assert eventually(lambda: log.exists() and "started" in log.read_text(), within_s=20)
         yield

@@ -29,5 +29,14 @@ def running(command: list[str], environment: Mapping[str, str] | None = None) ->
     try:
         yield process
     finally:
-        process.terminate()
-        process.wait(20)
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes], within_s: float = 20) -> None:
+    """Tell it to end, and see to it that it does."""
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -68,7 +68,7 @@ def test_an_unknown_server_goes_on_to_its_disk(site: Site, by: str, row: Row) ->
 @pytest.mark.parametrize("by", BY["disk"])
 def test_an_installed_server_goes_on_to_its_disk(site: Site, by: str, row: Row) -> None:
     with site.machine("disk", by, disk=True).on() as machine:
-        row(machine, machine.says("GRUB", MARK))
+        row(machine, machine.says("GRUB", f"gitboot: disk-{by.lower()} boots its local disk", MARK))
 
 
 @pytest.mark.parametrize("by", BY["pxelinux"])
@@ -80,4 +80,4 @@ def test_bios_boots_by_pxelinux(site: Site, by: str, row: Row) -> None:
 @pytest.mark.parametrize("by", BY["pxelinux-disk"])
 def test_an_installed_server_goes_on_to_its_disk_by_pxelinux(site: Site, by: str, row: Row) -> None:
     with site.machine("pxelinux-disk", by, disk=True).on() as machine:
-        row(machine, machine.says("PXELINUX", MARK))
+        row(machine, machine.says("PXELINUX", f"gitboot: pxelinux-disk-{by.lower()} boots its local disk", MARK))

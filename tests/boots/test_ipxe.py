@@ -32,7 +32,7 @@ ANSWERED = {guest.name: guest.by for guest in GUESTS}
 @pytest.fixture(scope="module")
 def site(network: None, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("ipxe")
-    outputs = "ipxe, grub, uuid, dhcp-dnsmasq"
+    outputs = "ipxe, grub, uuid, serial, dhcp-dnsmasq"
     with published(folder, images, GUESTS, outputs=outputs, more=", unknownServers: {profile: discovery}") as site:
         yield site
 
@@ -83,10 +83,10 @@ def test_an_unknown_server_boots_what_the_fleet_says(site: Site, by: str, row: R
 @pytest.mark.parametrize("by", ANSWERED["bios-disk"])
 def test_an_installed_server_goes_on_to_its_disk_under_bios(site: Site, by: str, row: Row) -> None:
     with site.machine("bios-disk", by, disk=True).on() as machine:
-        row(machine, machine.says("iPXE", MARK))
+        row(machine, machine.says("iPXE", f"gitboot: bios-disk-{by.lower()} boots its local disk", MARK))
 
 
 @pytest.mark.parametrize("by", ANSWERED["uefi-disk"])
 def test_an_installed_server_goes_on_to_its_disk_under_uefi(site: Site, by: str, row: Row) -> None:
     with site.machine("uefi-disk", by, disk=True).on() as machine:
-        row(machine, machine.says("iPXE", MARK))
+        row(machine, machine.says("iPXE", f"gitboot: uefi-disk-{by.lower()} boots its local disk", MARK))
