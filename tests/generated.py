@@ -251,7 +251,7 @@ def server_documents(draw: st.DrawFn, name: str, *, policies: tuple[str, ...], b
         "kernelArguments": draw(_OWN_ARGUMENTS),
         "vars": draw(_VARS),
     }
-    serials = st.sampled_from([f"{name}-SERIAL", f"{name} SERIAL"])
+    serials = st.sampled_from([f"4J8VM72-{name}", f"{name} SERIAL"])
     seldom = draw(st.just({}) | _maybe(pin=_PINS, policy=st.sampled_from(policies), serial=serials))
     return document("Server", name, spec | seldom, draw(_ALL_LABELS))
 

@@ -229,7 +229,8 @@ def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_armed(r
         rack.blades = {"shop01": web}
         web.name = "shop01"
         until_applied(instance, rack.push("Rename web01"))
-        assert (boots(instance, web), lines(instance, web)) == ("disk", entry)
+        renamed = [line.replace("web01", "shop01") for line in entry]  # on the screen
+        assert (boots(instance, web), lines(instance, web)) == ("disk", renamed)
         assert (record(rack, web), web.machine.writes) == (before, [])
         assert condition(instance, "RecordsKnown")["status"]
 

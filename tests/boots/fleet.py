@@ -47,7 +47,7 @@ class Guest:
         return uuid_of(f"{self.server_name(by)}/new" if self.found_by == "serial" else self.server_name(by))
 
     def serial(self, by: str) -> str:
-        return f"SN.{self.server_name(by)}"
+        return f"4J8VM72.{self.server_name(by)}"
 
     def document(self, by: str, address: str) -> str:
         macs = self.documented(by)

@@ -78,7 +78,7 @@ def _like(server: Mapping[str, Any], number: int) -> dict[str, Any]:
     name, spec = f"{server['metadata']['name']}-{number}", server["spec"]
     own = {
         "uuid": uuid_of(name),
-        "serial": f"SN-{name}",
+        "serial": f"4J8VM72-{name}",
         "interfaces": [
             {**each, "mac": mac_of(f"{name} {each['mac']}"), "addresses": []} for each in spec["interfaces"]
         ],
