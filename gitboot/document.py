@@ -28,8 +28,8 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from gitboot.codes import Code
-from gitboot.errors import Problem
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_FILE_DOCUMENTS = 32 * 1024

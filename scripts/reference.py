@@ -14,8 +14,8 @@ import click
 
 from gitboot.cli import cli
 from gitboot.cli.init import CI, seed
-from gitboot.codes import Code
 from gitboot.model.schema import KINDS, schema
+from gitboot.problems.codes import Code
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from gitboot.answers import ServerState, server_state
 from gitboot.bmc.fleet import Fleet
-from gitboot.evidence import Evidence
-from gitboot.journal import Journal
+from gitboot.instance.evidence import Evidence
+from gitboot.instance.journal import Journal
+from gitboot.instance.overrides import Fleetwide, Overriding
+from gitboot.instance.provisioning import Provisioning, Told
+from gitboot.instance.requests import Orders
 from gitboot.ledger import Ledger
 from gitboot.load import FleetRepository
-from gitboot.machines import Machine, machines
+from gitboot.load.machines import Machine, machines
 from gitboot.model.scalars import SystemUuid
-from gitboot.orders import Orders
-from gitboot.overriding import Fleetwide, Overriding
+from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Record
-from gitboot.provisioning import Provisioning, Told
-from gitboot.report import Event, Observation
+from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions, decide
+from gitboot.status import Event
 from tests.fleets import at, repository
 
 NOON = at("20T12:00")

@@ -9,20 +9,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.accepting import Accepting
 from gitboot.bmc.fleet import Fleet
-from gitboot.evidence import Evidence
-from gitboot.guard import Limits
-from gitboot.journal import Journal
+from gitboot.diff.guard import Limits
+from gitboot.instance.accept import Accepting
+from gitboot.instance.evidence import Evidence
+from gitboot.instance.journal import Journal
+from gitboot.instance.overrides import Overriding
+from gitboot.instance.provisioning import Provisioning
+from gitboot.instance.reconcile import Reconciler
+from gitboot.instance.requests import Orders
 from gitboot.ledger import Ledger
 from gitboot.load import Revision
-from gitboot.orders import Orders
-from gitboot.overriding import Overriding
-from gitboot.provisioning import Provisioning
 from gitboot.publish.directory import Directory
-from gitboot.reconcile import Reconciler
-from gitboot.report import Event
 from gitboot.source import Remote, Source
+from gitboot.status import Event
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
 

@@ -15,21 +15,23 @@ from pathlib import Path
 from typing import Any, cast
 
 from gitboot.bmc.fleet import Fleet
+from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError
-from gitboot.evidence import Evidence
-from gitboot.guard import Limits
-from gitboot.journal import Journal
+from gitboot.instance.evidence import Evidence
+from gitboot.instance.journal import Journal
+from gitboot.instance.overrides import Overriding
+from gitboot.instance.provisioning import Provisioning
+from gitboot.instance.reconcile import Reconciler
+from gitboot.instance.requests import Orders
 from gitboot.ledger import Ledger, copy_ledger
-from gitboot.orders import Orders
-from gitboot.overriding import Overriding
+from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Phase
-from gitboot.provisioning import Provisioning
 from gitboot.publish.directory import Published
-from gitboot.reconcile import Reconciler
-from gitboot.records import ahead, imported
+from gitboot.render.answers import Answers
 from gitboot.render.tree import File, Files
-from gitboot.report import Answers, Event, Observation
+from gitboot.resolve.records import ahead, imported
 from gitboot.source import Source
+from gitboot.status import Event
 from tests import fleets
 from tests.lives_commits import Branch, Commit, Trusting
 from tests.lives_machines import NETWORK, Armed, Key, Reading, Watched

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gitboot.accepting import Accepting
-from gitboot.accepting import Commit as Accepted
+from gitboot.instance.accept import Accepting
+from gitboot.instance.accept import Commit as Accepted
 from gitboot.load import ParseCache, Revision, load
-from gitboot.machines import machines
+from gitboot.load.machines import machines
 from gitboot.model.scalars import format_instant
 from gitboot.resolve import decide
 from tests import fleets

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gitboot.cli.ranges import side
 from gitboot.diff import Changes, compare
-from gitboot.guard import Limits
+from gitboot.diff.guard import Limits
 from gitboot.load import ParseCache, Revision
 from gitboot.resolve import decide
 from gitboot.review import Review, review

@@ -11,13 +11,15 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from gitboot.answers import server_state
+from gitboot.observe.observation import Observation
 from gitboot.plan import Record
 from gitboot.render import shared_files
+from gitboot.render.answers import Answers
+from gitboot.render.schedule import server_state
 from gitboot.render.tree import ContentType, File, Files
-from gitboot.report import Answers, Observation, Status
 from gitboot.serve.app import Endpoint
 from gitboot.serve.server import Server
+from gitboot.status import Status
 from tests.fleets import SEED, at, decided, mac_of, maintenance, uuid_of
 
 T = TypeVar("T")

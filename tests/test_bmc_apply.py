@@ -15,11 +15,11 @@ import pytest
 
 from gitboot.bmc.apply import Job, Outcome, Result, bring_about
 from gitboot.bmc.fleet import Fleet, connections, read_credentials
+from gitboot.bmc.override import Armed, Enabled, Override, State, Target, Wanted
 from gitboot.bmc.redfish import Bmc, Credentials
 from gitboot.errors import LedgerError, UsageError
-from gitboot.machines import BmcAccess
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from gitboot.override import Armed, Enabled, Override, State, Target, Wanted
 from tests.fleets import uuid_of
 from tests.redfish.certificates import Authority
 from tests.redfish.double import STARTED, Machine

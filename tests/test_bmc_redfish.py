@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sushy.exceptions import SushyError
 
+from gitboot.bmc.override import OFF, Enabled, Observed, Override, Target, fit, stands
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import QUIRKS
 from gitboot.bmc.redfish import MEANING, Bmc, Credentials
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
-from gitboot.override import OFF, Enabled, Observed, Override, Target, fit, stands
 from tests.redfish.certificates import Authority
 from tests.redfish.double import Machine
 from tests.redfish.faults import (

@@ -27,7 +27,7 @@ from gitboot.cli import cli, main
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.ledger import Ledger
 from gitboot.plan import Record
-from gitboot.records import exported
+from gitboot.resolve.records import exported
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
 from tests.redfish.double import Machine
@@ -355,14 +355,14 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
     for name in ("validate", "run", "events", "status", "reconcile"):
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
-        "accepting",
+        "instance.accept",
         "bmc.fleet",
-        "cache",
+        "instance.cache",
         "ledger",
-        "loop",
-        "orders",
+        "instance.loop",
+        "instance.requests",
         "publish.look",
-        "reconcile",
+        "instance.reconcile",
         "source",
     ):
         import_module(f"gitboot.{module}")

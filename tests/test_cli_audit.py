@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.cli import main
 from gitboot.plan import Record
-from gitboot.records import exported
+from gitboot.resolve.records import exported
 from tests.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
 from tests.repositories import Work
 

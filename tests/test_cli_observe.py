@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.serve.spool import take
+from gitboot.observe.spool import take
 from tests.serving import ENTRY
-from tests.test_serve_accesslog import NGINX, OBSERVED
+from tests.test_observe_accesslog import NGINX, OBSERVED
 
 LINE = json.dumps(NGINX) + "\n"
 HEAD = json.dumps({**NGINX, "method": "HEAD"}) + "\n"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gitboot.codes import Code
-from gitboot.errors import Severity
-from gitboot.guard import trailer
+from gitboot.diff.guard import trailer
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Severity
 from gitboot.review.annotations import as_problems
 from tests.fleets import document, fleet, policy, server
 from tests.reviewed import FLEET, SERVERS, reviewed

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gitboot.diff import Changes, ServerChange, compare
 from gitboot.diff.documents import Fate
+from gitboot.diff.guard import Limits, judge
 from gitboot.diff.risks import Risk
-from gitboot.guard import Limits, judge
 from gitboot.load import FleetRepository, load
 from gitboot.plan import Record
 from gitboot.render import server_files, shared_files

@@ -9,8 +9,8 @@ import pytest
 
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.fields import FieldChange, changed_fields
+from gitboot.diff.guard import Guard, Trip
 from gitboot.diff.reinstalls import Reinstall, Why
-from gitboot.guard import Guard, Trip
 from gitboot.review import words
 from tests.fleets import at
 

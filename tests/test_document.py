@@ -15,8 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gitboot import document
-from gitboot.codes import Code
 from gitboot.document import Path, Place, Quoted, Value, locate, parse
+from gitboot.problems.codes import Code
 
 MIB = 1024 * 1024
 

@@ -19,8 +19,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.errors import InvalidRepository, Problem
+from gitboot.errors import InvalidRepository
 from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot, load
+from gitboot.problems.problem import Problem
 from gitboot.resolve import decide
 
 FOLDER: Final = Path(__file__).parent / "faults"

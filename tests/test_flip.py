@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from gitboot.reconcile import Reconciler
+from gitboot.instance.reconcile import Reconciler
 from gitboot.serve.app import Endpoint
 from gitboot.serve.server import Server
 from gitboot.serve.tree import PublishedTree

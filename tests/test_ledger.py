@@ -18,14 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gitboot.bmc.override import Armed, Enabled, Marks, Override, State, Target
 from gitboot.cli.run import _opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.ledger import VERSION, Ledger, copy_ledger, rows, set_aside
-from gitboot.machines import BmcAccess, Machine
+from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
-from gitboot.override import Armed, Enabled, Marks, Override, State, Target
+from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Phase, Record
-from gitboot.report import Event, Observation
+from gitboot.status import Event
 from tests.fleets import at, uuid_of
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
@@ -633,7 +634,7 @@ import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.ledger import Ledger
-from gitboot.override import OFF, Armed, Marks, State
+from gitboot.bmc.override import OFF, Armed, Marks, State
 from gitboot.plan import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = Ledger.open(Path(sys.argv[1]))

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.document import Path
-from gitboot.errors import InvalidRepository, Problem
+from gitboot.errors import InvalidRepository
 from gitboot.load import KINDS, BlobId, Id, Irregular, ParseCache, Snapshot, load, parse_blob, references
 from gitboot.model.scalars import parse_file_path, parse_name
+from gitboot.problems.problem import Problem
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
-from gitboot.records import record_facts
+from gitboot.resolve.records import record_facts
 from tests.lives import MONITOR, STRANGER, Life
 from tests.lives_commits import Repair
 from tests.lives_machines import Watched

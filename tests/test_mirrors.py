@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gitboot.observe.accesslog import Ignored, read
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import take
 from gitboot.publish.directory import Directory
 from gitboot.render.tree import File
-from gitboot.report import Observation
-from gitboot.serve.accesslog import Ignored, read
-from gitboot.serve.spool import take
 from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.mirrors import Mirror, caddy, nginx
 from tests.serving import BEFORE, ENTRY, MAC, UUID, Site, answers, connect, eventually, read_all

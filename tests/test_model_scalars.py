@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.codes import Code
 from gitboot.document import Quoted
 from gitboot.model.image import parse_user_data_format
 from gitboot.model.scalars import (
@@ -45,6 +44,7 @@ from gitboot.model.scalars import (
     text,
     version_key,
 )
+from gitboot.problems.codes import Code
 from tests.documents import AWKWARD
 
 SHA = "0123456789abcdef" * 4

@@ -36,9 +36,11 @@ def test_import_contracts_hold() -> None:
     ("path", "source", "complaint"),
     [
         pytest.param("utils.py", "", "gitboot.utils", id="no stage"),
-        pytest.param("arguments.py", "import time", "gitboot.arguments -> time", id="a clock in a pure module"),
+        pytest.param(
+            "resolve/arguments.py", "import time", "gitboot.resolve.arguments -> time", id="a clock in a pure module"
+        ),
         pytest.param("errors.py", "import gitboot.load", "gitboot.errors -> gitboot.load", id="upwards"),
-        pytest.param("report.py", "import sushy", "gitboot.report -> sushy", id="sushy outside bmc"),
+        pytest.param("status.py", "import sushy", "gitboot.status -> sushy", id="sushy outside bmc"),
         pytest.param("ledger.py", "import starlette", "gitboot.ledger -> starlette", id="starlette outside serve"),
         pytest.param("publish/s3.py", "import pygit2", "gitboot.publish.s3 -> pygit2", id="pygit2 for S3"),
     ],

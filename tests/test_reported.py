@@ -9,11 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gitboot.answers import ServerState, server_state
 from gitboot.model.fleet import Evidence
+from gitboot.observe.observation import Observation
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
-from gitboot.report import Answers, Observation
+from gitboot.render.answers import Answers
+from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from gitboot.errors import Problem
-from gitboot.report import Condition, Status
+from gitboot.problems.problem import Problem
 from gitboot.serve import api
 from gitboot.serve.api import openapi
+from gitboot.status import Condition, Status
 from tests.fleets import server
 from tests.serving import AFTER, BEFORE, ENTRY, START, UUID, Site, answers
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gitboot.render.answers import Answers, EntryOf
 from gitboot.render.tree import File
-from gitboot.report import Answers, EntryOf, Status
+from gitboot.status import Status
 from tests.fleets import uuid_of
 from tests.serving import (
     AFTER,

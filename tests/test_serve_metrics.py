@@ -3,7 +3,7 @@ from __future__ import annotations
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from gitboot.report import Condition, Status
+from gitboot.status import Condition, Status
 from tests.serving import BEFORE, ENTRY, START, Site
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from gitboot.publish.directory import Directory
 from gitboot.publish.tree import read_manifest
+from gitboot.render.answers import Answers
 from gitboot.render.tree import File, Files
-from gitboot.report import Answers
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.serving import AFTER, BEFORE, ENTRY, LOOKUPS, START, Site, answers, eventually

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.codes import Code
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.load import Irregular, Revision, Snapshot
+from gitboot.problems.codes import Code
 from gitboot.source import WORKTREE, open_snapshot, tree
 from gitboot.source.repository import Stored
 from gitboot.source.tree import of_commit

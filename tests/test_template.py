@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gitboot.codes import Code
+from gitboot.problems.codes import Code
 from gitboot.quote import command_line, grub_arguments, ipxe_arguments
 from gitboot.template import MAX_BYTES, MAX_STEPS, TemplateFault, Templates, filters
 

@@ -25,23 +25,23 @@ from typing import Any, Final, Self, TypeAlias
 import pytest
 
 from gitboot.bmc.apply import Job, Result, bring_about
+from gitboot.bmc.override import Armed, Enabled, Observed, Override, State, Target, Wanted, fit
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import Bmc, Credentials
-from gitboot.codes import Code
 from gitboot.errors import BmcRejected, InvalidRepository
-from gitboot.journal import Journal
+from gitboot.instance.journal import Journal
+from gitboot.instance.offers import offer_of
+from gitboot.instance.provisioning import Provisioning
 from gitboot.ledger import Ledger
-from gitboot.machines import BmcAccess, machines
+from gitboot.load.machines import BmcAccess, machines
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.offers import offer_of
-from gitboot.override import Armed, Enabled, Observed, Override, State, Target, Wanted, fit
 from gitboot.plan import BootPlan, Decision, Phase, Record
-from gitboot.provisioning import Provisioning
-from gitboot.records import exported, imported
+from gitboot.problems.codes import Code
 from gitboot.render import server_files, shared_files
 from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve.records import exported, imported
 from tests.fleets import (
     at,
     decided,

@@ -9,12 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import Bmc
-from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
-from gitboot.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
-from gitboot.override import (
+from gitboot.bmc.override import (
     OFF,
     Armed,
     AskOperator,
@@ -29,6 +24,11 @@ from gitboot.override import (
     next_step,
     refused,
 )
+from gitboot.bmc.quirks import boot_patch
+from gitboot.bmc.redfish import Bmc
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
+from gitboot.load.machines import BmcAccess
+from gitboot.model.scalars import SystemUuid
 
 _MOST_STEPS: Final = 8  # withdraw, confirm, set, confirm, and as much again for a BMC that changes under us
 

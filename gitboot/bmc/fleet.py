@@ -13,12 +13,12 @@ from datetime import datetime
 from pathlib import Path
 
 from gitboot.bmc.apply import Job, Outcome, Result, bring_about
+from gitboot.bmc.override import Armed
 from gitboot.bmc.redfish import Bmc, Credentials
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import UsageError
-from gitboot.machines import BmcAccess
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from gitboot.override import Armed
 
 
 def read_credentials(directory: Path, name: str) -> Credentials:

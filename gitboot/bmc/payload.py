@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from gitboot.bmc.override import Enabled, Marks, Observed, Override, Target
 from gitboot.bmc.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected
-from gitboot.override import Enabled, Marks, Observed, Override, Target
 
 _IN_POST = frozenset(
     {

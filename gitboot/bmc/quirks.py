@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gitboot.override import Enabled, Observed, Override, Target
+from gitboot.bmc.override import Enabled, Observed, Override, Target
 
 ENABLED = "BootSourceOverrideEnabled"
 TARGET = "BootSourceOverrideTarget"

@@ -19,11 +19,11 @@ from requests import Response
 from sushy import exceptions
 from sushy.connector import Connector
 
+from gitboot.bmc.override import OFF, Observed, Override
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.transport import BmcAdapter, RedirectedElsewhere, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, OperatorError, TryAgain
-from gitboot.override import OFF, Observed, Override
 
 _ROOT = "/redfish/v1/"
 _MAX_REDIRECTS = 3  # within the BMC: a missing slash, a version

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.inputs import state_option
-from gitboot.guard import Guard
+from gitboot.diff.guard import Guard
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -33,8 +33,8 @@ def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> N
     """
     from gitboot.cli.instance import order
     from gitboot.errors import StaleDigest
-    from gitboot.orders import APPROVE
-    from gitboot.state import read_status
+    from gitboot.instance.directory import read_status
+    from gitboot.instance.requests import APPROVE
 
     held = read_status(state)["attempted"].get("held")
     if held is None:

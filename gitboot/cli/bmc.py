@@ -15,8 +15,8 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import Output, credentials_option, now, output_option, state_option
 
 if TYPE_CHECKING:
-    from gitboot.inspecting import Inspection
-    from gitboot.override import Armed
+    from gitboot.bmc.override import Armed
+    from gitboot.instance.inspect import Inspection
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
@@ -84,8 +84,8 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
     """
     from gitboot.cli.instance import looked_at, order
     from gitboot.errors import UsageError
-    from gitboot.orders import RETRY
-    from gitboot.state import running
+    from gitboot.instance.directory import running
+    from gitboot.instance.requests import RETRY
 
     if running(state) is None:
         raise UsageError(
@@ -113,7 +113,7 @@ def resolve(server: str, state: Path, armed: bool, reason: str) -> None:
     it, it is set now. Look at the machine's console or boot log first: the wrong word installs it twice, or never.
     """
     from gitboot.cli.instance import looked_at, order
-    from gitboot.orders import RESOLVE
+    from gitboot.instance.requests import RESOLVE
     from gitboot.resolve import plan
 
     at = now()
@@ -137,7 +137,7 @@ def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) 
     from gitboot.bmc.fleet import connections
     from gitboot.cli.instance import chosen, looked_at
     from gitboot.errors import UsageError
-    from gitboot.inspecting import inspect, subjects
+    from gitboot.instance.inspect import inspect, subjects
 
     at = now()
     with looked_at(state, at) as instance, connections(credentials) as kept:
@@ -156,9 +156,9 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection]) -> str:
-    from gitboot.annotate.order import printable
     from gitboot.cli.table import table
-    from gitboot.inspecting import shown
+    from gitboot.instance.inspect import shown
+    from gitboot.problems.order import printable
 
     rows = []
     for one in found:
@@ -206,7 +206,7 @@ def _whys(found: list[Inspection]) -> Iterator[str]:
 
 
 def _as_diff(found: list[Inspection]) -> str:
-    from gitboot.annotate.order import printable
+    from gitboot.problems.order import printable
 
     lines: list[str] = []
     for one in found:

@@ -15,8 +15,8 @@ from gitboot.cli.inputs import state_option
 @click.option("--server", metavar="NAME", help="Only what happened to this server.")
 def command(state: Path, server: str | None) -> None:
     """Print what the instance on STATE did, as JSON lines: commits, publications, evidence, every override."""
+    from gitboot.instance.directory import LEDGER, has_ledger, never_ran
     from gitboot.ledger import Ledger
-    from gitboot.state import LEDGER, has_ledger, never_ran
 
     if not has_ledger(state):
         raise never_ran(state)

@@ -17,7 +17,7 @@ from gitboot.errors import UsageError
 from gitboot.source import WORKTREE
 
 if TYPE_CHECKING:
-    from gitboot.explain import Explanation, Reason
+    from gitboot.audit.explain import Explanation, Reason
     from gitboot.source import Blame
 
 _WIDTH: Final = 40
@@ -47,7 +47,7 @@ def command(
     if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
         _explain_code(subject.upper(), outputs)
         return
-    from gitboot.explain import explain
+    from gitboot.audit.explain import explain
     from gitboot.resolve import plan
     from gitboot.source import open_blame
 
@@ -78,7 +78,7 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
 
 
 def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
-    from gitboot.codes import Code
+    from gitboot.problems.codes import Code
 
     code = next((each for each in Code if each.value == text), None)
     if code is None:

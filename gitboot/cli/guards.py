@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from gitboot.guard import Limits
+    from gitboot.diff.guard import Limits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ def limit_options(command: Command) -> Command:
 
 def limits_of(given: Mapping[str, int | None], **allowed: bool) -> Limits:
     """The defaults, or what was given instead."""
-    from gitboot.guard import Limits
+    from gitboot.diff.guard import Limits
 
     numbers: dict[str, Any] = {name: limit for name, limit in given.items() if limit is not None}
     return Limits(**numbers, **allowed)

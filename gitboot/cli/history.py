@@ -16,8 +16,8 @@ from gitboot.cli.inputs import Output, output_option, path_option
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
-    from gitboot.history import Change, Effect
-    from gitboot.lineage import Changed, Skipped
+    from gitboot.audit.effects import Change, Effect
+    from gitboot.audit.lineage import Changed, Skipped
     from gitboot.source import History
 
 _IMPLIED: Final = ("version", "files")  # by the image: told as JSON only
@@ -50,8 +50,8 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
 
 def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
     """What the commits changed for the server, to the ``number``-th that did."""
-    from gitboot.lineage import Lineage
-    from gitboot.steps import Steps
+    from gitboot.audit.lineage import Lineage
+    from gitboot.audit.steps import Steps
 
     entries: list[Changed | Skipped] = []
     with Steps.open(_kept()) as steps:
@@ -70,7 +70,7 @@ def _kept() -> Path | None:
 
 
 def _is_change(entry: Changed | Skipped) -> bool:
-    from gitboot.lineage import Changed
+    from gitboot.audit.lineage import Changed
 
     return isinstance(entry, Changed)
 
@@ -84,7 +84,7 @@ def _as_json(server: str, entries: Sequence[Changed | Skipped]) -> str:
 
 def _as_text(entries: Sequence[Changed | Skipped]) -> str:
     """A line a commit, and one below it for each field; one for all invalid commits in a row."""
-    from gitboot.lineage import Changed
+    from gitboot.audit.lineage import Changed
 
     lines: list[str] = []
     for changed, group in groupby(entries, key=_is_change):
@@ -115,7 +115,7 @@ def _skipped(entries: Sequence[Skipped]) -> str:
 
 def _rows(effect: Effect) -> Iterator[tuple[str, str, str]]:
     """The fields of a commit that changed; of a server that came or went, what it boots."""
-    from gitboot.history import Kind
+    from gitboot.audit.effects import Kind
 
     if effect.kind is not Kind.CHANGED:
         yield effect.kind.lower(), "", effect.server

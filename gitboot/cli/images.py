@@ -14,7 +14,7 @@ from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_op
 from gitboot.cli.planning import planned_fleet, records_option
 
 if TYPE_CHECKING:
-    from gitboot.images import Images, Joining, StreamUse
+    from gitboot.audit.images import Images, Joining, StreamUse
 
 _STEPS: Final = (10, 25, 50, 75, 100)  # of a rollout, as people raise it
 _NAMES: Final = 3  # of servers in a cell
@@ -32,7 +32,7 @@ def command(path: Path, rev: str | None, at: datetime | None, records: str | Non
     Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
     reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
     """
-    from gitboot.images import images
+    from gitboot.audit.images import images
 
     fleet = planned_fleet(path, rev, at or now(), records)
     found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)

@@ -15,17 +15,17 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from gitboot.errors import LedgerError, UsageError
-from gitboot.journal import Journal
+from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, running
+from gitboot.instance.journal import Journal
+from gitboot.instance.provisioning import Provisioning
 from gitboot.ledger import Ledger, copy_ledger
 from gitboot.load import FleetRepository, load
-from gitboot.machines import Machine, machines
+from gitboot.load.machines import Machine, machines
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision
-from gitboot.provisioning import Provisioning
-from gitboot.report import Event
 from gitboot.resolve import Decisions, decide
 from gitboot.source.clone import accepted_snapshot
-from gitboot.state import LEDGER, has_ledger, locked, never_ran, running
+from gitboot.status import Event
 
 _PATIENCE_S: Final = 30
 
@@ -112,9 +112,9 @@ def order(state: Path, what: str, facts: Mapping[str, Any]) -> str:
 def _carry_out(ledger: Ledger) -> None:
     """What an instance would do, without one."""
     from gitboot.bmc.fleet import Fleet
-    from gitboot.evidence import Evidence
-    from gitboot.orders import Orders
-    from gitboot.overriding import Overriding
+    from gitboot.instance.evidence import Evidence
+    from gitboot.instance.overrides import Overriding
+    from gitboot.instance.requests import Orders
 
     journal = Journal(ledger, _nobody)
     provisioning = Provisioning(ledger, journal, told=None, observes=ledger.observes, foreign=ledger.foreign)

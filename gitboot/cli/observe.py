@@ -36,7 +36,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
     of installers' reports become observations; all other lines are counted and ignored. Each line is read once,
     however often this is called, and through rotations.
     """
-    from gitboot.serve.logfile import LogFile
+    from gitboot.observe.logfile import LogFile
 
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
@@ -72,8 +72,8 @@ _OBSERVED: Final = "observed"
 
 
 def _observe(lines: Iterable[bytes], spool: Path, outcomes: Counter[str]) -> None:
-    from gitboot.serve import spool as spooled
-    from gitboot.serve.accesslog import Ignored, read
+    from gitboot.observe import spool as spooled
+    from gitboot.observe.accesslog import Ignored, read
 
     for line in lines:
         found = read(line)

@@ -11,9 +11,11 @@ from typing import Final
 
 import click
 
-from gitboot.annotate import github, junit, sarif
-from gitboot.annotate.order import printable
-from gitboot.errors import Problem, Severity
+from gitboot.problems.github import github
+from gitboot.problems.junit import junit
+from gitboot.problems.order import printable
+from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.sarif import sarif
 
 
 def counted(problems: Sequence[Problem]) -> str:

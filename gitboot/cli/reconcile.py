@@ -16,7 +16,7 @@ from gitboot.cli.inputs import state_option
 def command(state: Path) -> None:
     """Let the instance on STATE fetch and pass now, instead of at its next poll."""
     from gitboot.errors import UsageError
-    from gitboot.state import running
+    from gitboot.instance.directory import running
 
     process = running(state)
     if process is None:

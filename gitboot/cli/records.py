@@ -65,9 +65,9 @@ def set_record(server: str, what: str, state: Path, reason: str) -> None:
     until now counts no more.
     """
     from gitboot.cli.instance import looked_at, order
-    from gitboot.orders import RECORDS
+    from gitboot.instance.requests import RECORDS
     from gitboot.plan import Record
-    from gitboot.records import adopted, record_facts
+    from gitboot.resolve.records import adopted, record_facts
 
     at = datetime.now(UTC)  # to the microsecond: what was fetched a moment before it counts no more
     with looked_at(state, at) as instance:
@@ -86,8 +86,8 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     """Replace what is known of the servers in FILE, an ops/records.json, all or none of them."""
     from gitboot.cli.instance import looked_at, order
     from gitboot.errors import UsageError
-    from gitboot.orders import RECORDS
-    from gitboot.records import imported, record_facts
+    from gitboot.instance.requests import RECORDS
+    from gitboot.resolve.records import imported, record_facts
 
     try:
         records = imported(file.read_bytes(), str(file))
@@ -117,7 +117,7 @@ def _replaced(record: Record, before: Record, at: datetime) -> Record:
 
 
 def _items(instance: Instance) -> list[dict[str, Any]]:
-    from gitboot.records import drift, record_facts
+    from gitboot.resolve.records import drift, record_facts
 
     items = []
     for name, decision in instance.decisions.servers.items():

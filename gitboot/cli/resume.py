@@ -14,6 +14,6 @@ from gitboot.cli.inputs import state_option
 def command(state: Path) -> None:
     """Let the instance on STATE accept commits and arm overrides again."""
     from gitboot.cli.instance import order
-    from gitboot.orders import RESUME
+    from gitboot.instance.requests import RESUME
 
     click.echo(order(state, RESUME, {}))

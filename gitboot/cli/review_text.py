@@ -8,9 +8,9 @@ from typing import Final
 
 import click
 
-from gitboot.annotate.order import printable
 from gitboot.cli.problems import as_text as problems_as_text
 from gitboot.cli.table import table
+from gitboot.problems.order import printable
 from gitboot.review import words
 from gitboot.review.groups import Cause, Group
 from gitboot.review.rendered import RenderedDiff

@@ -19,18 +19,19 @@ from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import config_option, credentials_option
 from gitboot.cli.telling import tell
 from gitboot.errors import DamagedLedger, UsageError
-from gitboot.report import Event, Observation, Status
-from gitboot.settings import Settings
+from gitboot.instance.settings import Settings
+from gitboot.observe.observation import Observation
+from gitboot.status import Event, Status
 
 if TYPE_CHECKING:
     from gitboot.bmc.fleet import Fleet as Bmcs
-    from gitboot.evidence import Evidence
+    from gitboot.instance.evidence import Evidence
+    from gitboot.instance.loop import Loop
+    from gitboot.instance.overrides import Overriding
+    from gitboot.instance.provisioning import Told
+    from gitboot.instance.reconcile import Reconciler, Target
     from gitboot.ledger import Ledger
     from gitboot.load import Revision
-    from gitboot.loop import Loop
-    from gitboot.overriding import Overriding
-    from gitboot.provisioning import Told
-    from gitboot.reconcile import Reconciler, Target
     from gitboot.serve.server import Server
     from gitboot.source import Remote, Source
 
@@ -139,11 +140,11 @@ def command(**given: Any) -> None:
 
 def _run(settings: Settings) -> Exit:
     """Put an instance together, run it, take it apart."""
-    from gitboot import state
+    from gitboot.instance import directory as state
+    from gitboot.instance.loop import Loop
     from gitboot.load import Revision
-    from gitboot.loop import Loop
+    from gitboot.observe import spool
     from gitboot.publish.directory import Directory
-    from gitboot.serve import spool
     from gitboot.source import Source
 
     told = _told(settings.records)
@@ -225,15 +226,15 @@ def _assembled(
     foreign: bool = False,
     published: Revision | None = None,
 ) -> _Parts:
-    from gitboot.accepting import Accepting
     from gitboot.bmc.fleet import Fleet as Bmcs
-    from gitboot.cache import read_parsed, write_parsed
-    from gitboot.evidence import Evidence
-    from gitboot.journal import Journal
-    from gitboot.orders import Orders
-    from gitboot.overriding import Overriding
-    from gitboot.provisioning import Provisioning
-    from gitboot.reconcile import Reconciler
+    from gitboot.instance.accept import Accepting
+    from gitboot.instance.cache import read_parsed, write_parsed
+    from gitboot.instance.evidence import Evidence
+    from gitboot.instance.journal import Journal
+    from gitboot.instance.overrides import Overriding
+    from gitboot.instance.provisioning import Provisioning
+    from gitboot.instance.reconcile import Reconciler
+    from gitboot.instance.requests import Orders
 
     journal = Journal(ledger, tell)
     observes = settings.listen is not None or settings.spool is not None
@@ -274,7 +275,7 @@ def _assembled(
 
 def _told(records: str | None) -> Told | None:
     """What --records says: a word, or the records of a file."""
-    from gitboot.records import imported
+    from gitboot.resolve.records import imported
 
     if records in (None, "fresh", "adopt"):
         return records
@@ -306,7 +307,7 @@ def _opened_ledger(path: Path) -> Iterator[Ledger]:
 
 def _compare_with_tree(ledger: Ledger, output: Path) -> None:
     """Doubt a ledger that knows less than the tree that it published."""
-    from gitboot.records import ahead, imported
+    from gitboot.resolve.records import ahead, imported
 
     path = output / "ops" / "records.json"
     with suppress(OSError, UsageError):
@@ -317,11 +318,11 @@ def _compare_with_tree(ledger: Ledger, output: Path) -> None:
 
 def _dry_run(settings: Settings) -> Exit:
     """One pass over a copy of the state, with a target and BMCs that are only looked at."""
+    from gitboot.instance.directory import LEDGER, has_ledger, running
+    from gitboot.instance.loop import Loop
     from gitboot.ledger import copy_ledger
-    from gitboot.loop import Loop
     from gitboot.publish.look import Looked
     from gitboot.source import Source
-    from gitboot.state import LEDGER, has_ledger, running
 
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))

@@ -13,7 +13,7 @@ from gitboot.cli.inputs import config_option
 from gitboot.cli.stopping import stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
-from gitboot.report import Event
+from gitboot.status import Event
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -40,7 +40,7 @@ def command(output: Path, listen: str, spool: Path | None, assets: Path | None) 
 
     It follows the tree as it changes, and turns entries at the instant that the tree names.
     """
-    from gitboot.serve import spool as spooled
+    from gitboot.observe import spool as spooled
     from gitboot.serve.app import Endpoint
     from gitboot.serve.server import Server
     from gitboot.serve.tree import PublishedTree

@@ -23,7 +23,7 @@ def command(state: Path, outputs: tuple[Output, ...]) -> None:
 
     Its conditions say what is the matter, with a reason, a message, and since when.
     """
-    from gitboot.state import read_status, running
+    from gitboot.instance.directory import read_status, running
 
     status = read_status(state)
     status["process"] = running(state)

@@ -21,8 +21,8 @@ def command(state: Path, reason: str, until: datetime) -> None:
     """
     from gitboot.cli.instance import order
     from gitboot.errors import UsageError
+    from gitboot.instance.requests import SUSPEND
     from gitboot.model.scalars import format_instant
-    from gitboot.orders import SUSPEND
 
     if until <= now():
         raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from gitboot.annotate.order import printable
+from gitboot.problems.order import printable
 
 _WIDTH: Final = 100
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}

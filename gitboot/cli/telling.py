@@ -9,7 +9,7 @@ import threading
 import click
 
 from gitboot.model.scalars import format_instant
-from gitboot.report import Event
+from gitboot.status import Event
 
 _lock = threading.Lock()
 

@@ -25,8 +25,9 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
     warnings alone leave it 0. --at is the instant by which deadlines of pins and holds are judged.
     `gitboot explain CODE` says more about a problem.
     """
-    from gitboot.errors import InvalidRepository, Problem, Severity
+    from gitboot.errors import InvalidRepository
     from gitboot.load import load
+    from gitboot.problems.problem import Problem, Severity
     from gitboot.resolve import decide
     from gitboot.resolve.optouts import overdue
     from gitboot.source import open_snapshot

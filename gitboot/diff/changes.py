@@ -14,7 +14,7 @@ from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, reinst
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import SharedChange, changes_all_files, shared_change, unknown_change
 from gitboot.load import FleetRepository, Id
-from gitboot.machines import BmcAccess, machines
+from gitboot.load.machines import BmcAccess, machines
 from gitboot.model.scalars import Digest
 from gitboot.plan import Decision, digest
 from gitboot.resolve import Decisions

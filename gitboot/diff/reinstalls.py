@@ -26,7 +26,7 @@ class Why(StrEnum):
     UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
 
 
-Mark = tuple[str, str]  # what it is, and its value, as in gitboot.machines
+Mark = tuple[str, str]  # what it is, and its value, as in gitboot.load.machines
 
 
 class Reinstall(NamedTuple):

@@ -8,13 +8,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from gitboot.bmc.override import Armed, Marks
 from gitboot.ledger import rows
 from gitboot.ledger.store import VERSION, Store, copy_ledger, reading, set_aside
-from gitboot.machines import Machine
+from gitboot.load.machines import Machine
 from gitboot.model.scalars import Digest, SystemUuid, format_instant
-from gitboot.override import Armed, Marks
+from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Record
-from gitboot.report import Event, Observation
+from gitboot.status import Event
 
 __all__ = ["VERSION", "Ledger", "Order", "Pending", "Suspension", "copy_ledger", "set_aside"]
 

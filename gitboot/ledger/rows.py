@@ -8,11 +8,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gitboot.machines import BmcAccess, Machine
+from gitboot.bmc.override import Armed, Enabled, Marks, Override, State
+from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
-from gitboot.override import Armed, Enabled, Marks, Override, State
+from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Phase, Record
-from gitboot.report import Observation
 
 
 def instant(text: str) -> datetime:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from gitboot.errors import InvalidRepository, Severity
+from gitboot.errors import InvalidRepository
 from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob
 from gitboot.load.checks import check
 from gitboot.load.draft import Draft
@@ -18,6 +18,7 @@ from gitboot.load.references import references
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import KINDS, Id, Origin, Resource
 from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
+from gitboot.problems.problem import Severity
 
 __all__ = [
     "KINDS",

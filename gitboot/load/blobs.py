@@ -6,13 +6,13 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
-from gitboot.codes import Code
 from gitboot.document import locate, parse
-from gitboot.errors import Problem
 from gitboot.load.documents import Broken, checked
 from gitboot.load.problems import START, problem_at
 from gitboot.load.resources import Id, Resource
 from gitboot.load.snapshot import BlobId
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

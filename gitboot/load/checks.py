@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.codes import Code
 from gitboot.document import Path
-from gitboot.errors import Problem
 from gitboot.load.blobs import is_lfs_pointer
 from gitboot.load.draft import Draft
 from gitboot.load.identities import Identity, endpoint, identities
@@ -16,6 +14,8 @@ from gitboot.load.resources import Id
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import shown
 from gitboot.model.server import Server
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 
 
 def check(draft: Draft) -> Iterator[Problem]:

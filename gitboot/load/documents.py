@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from gitboot.codes import Code
 from gitboot.document import Value
 from gitboot.load.findings import Finding, findings
 from gitboot.load.problems import did_you_mean
@@ -15,6 +14,7 @@ from gitboot.load.resources import KINDS, Id, Resource
 from gitboot.load.schemas import adapter
 from gitboot.model.envelope import API_VERSION
 from gitboot.model.scalars import Malformed, parse_name, shown
+from gitboot.problems.codes import Code
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

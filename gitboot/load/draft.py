@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gitboot.codes import Code
 from gitboot.document import Path, Place, locate
-from gitboot.errors import Problem
 from gitboot.load.blobs import ParsedBlob
 from gitboot.load.problems import problem_at
 from gitboot.load.repository import FleetRepository
@@ -17,6 +15,8 @@ from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Server
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 
 
 class Draft:

@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from gitboot.codes import Code
 from gitboot.document import Path
 from gitboot.load.problems import did_you_mean, dotted
 from gitboot.load.schemas import schema_at
 from gitboot.model.scalars import Malformed, shown
+from gitboot.problems.codes import Code
 
 
 class Finding(NamedTuple):

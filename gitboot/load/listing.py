@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 from pathspec import GitIgnoreSpec
 
-from gitboot.codes import Code
 from gitboot.document import Place
-from gitboot.errors import Problem
 from gitboot.load.problems import START, problem_at
 from gitboot.load.snapshot import Irregular, Snapshot
 from gitboot.model.scalars import shown
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 
 
 class Listing(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
-from gitboot.codes import Code
 from gitboot.document import Path, Place
-from gitboot.errors import Problem
 from gitboot.model.scalars import one_line
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 
 START: Final = Place(1, 1)  # of a file in which no line is to blame
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gitboot.codes import Code
 from gitboot.document import Place, locate
-from gitboot.errors import Problem, Severity
 from gitboot.load.resources import Id, Origin
 from gitboot.load.snapshot import BlobId, Revision
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Server
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem, Severity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

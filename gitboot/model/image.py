@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass
 
-from gitboot.codes import Code
 from gitboot.model.envelope import STRICT, Metadata, Struct
 from gitboot.model.fields import (
     Boolean,
@@ -24,6 +23,7 @@ from gitboot.model.fields import (
 from gitboot.model.scalars import Malformed, shown, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
+from gitboot.problems.codes import Code
 
 
 class UserDataFormat(StrEnum):

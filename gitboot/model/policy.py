@@ -8,7 +8,6 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from gitboot.codes import Code
 from gitboot.model.envelope import STRICT, Metadata, Struct
 from gitboot.model.fields import (
     CountOrPercent,
@@ -27,6 +26,7 @@ from gitboot.model.fields import (
 from gitboot.model.image import FormatField
 from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
+from gitboot.problems.codes import Code
 
 
 class Method(StrEnum):

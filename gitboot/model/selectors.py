@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.dataclasses import dataclass
 
-from gitboot.codes import Code
 from gitboot.model.envelope import STRICT, Struct
 from gitboot.model.fields import LabelKey, LabelValue, NameField
 from gitboot.model.scalars import Malformed, Name
+from gitboot.problems.codes import Code
 
 
 class Operator(StrEnum):

@@ -9,7 +9,6 @@ from typing import Final, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from gitboot.codes import Code
 from gitboot.model.envelope import STRICT, Metadata, Struct
 from gitboot.model.fields import (
     BaseUrl,
@@ -27,6 +26,7 @@ from gitboot.model.fields import (
     VariableName,
 )
 from gitboot.model.scalars import MacAddress, Malformed
+from gitboot.problems.codes import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
 

@@ -8,7 +8,7 @@ from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars import byte_orders
 from gitboot.plan import BootPlan, Decision, UserDataFiles
 from gitboot.render.tree import ContentType, File
-from gitboot.userdata import family
+from gitboot.resolve.userdata import family
 
 _CONTENT_TYPES = {
     UserDataFormat.IGNITION: ContentType.IGNITION,

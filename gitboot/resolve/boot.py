@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 
-from gitboot import arguments, userdata
-from gitboot.codes import Code
 from gitboot.load import FleetRepository, Id
 from gitboot.model.image import Artifact, Artifacts
 from gitboot.model.policy import BootProfile, UserData
 from gitboot.model.scalars import Digest, Malformed
 from gitboot.plan import Boot, BootFile, BootFiles, UserDataFiles
+from gitboot.problems.codes import Code
+from gitboot.resolve import arguments, userdata
 from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments

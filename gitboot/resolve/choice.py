@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gitboot.codes import Code
-from gitboot.errors import Problem
 from gitboot.load import FleetRepository, Id
 from gitboot.model.image import ImageStream
 from gitboot.model.policy import (
@@ -23,6 +21,8 @@ from gitboot.model.policy import (
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 
 T = TypeVar("T")
 

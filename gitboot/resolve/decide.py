@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from gitboot.codes import Code
-from gitboot.errors import InvalidRepository, Problem, Severity
-from gitboot.leaks import leaks
+from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
@@ -18,10 +16,13 @@ from gitboot.model.scalars import version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
+from gitboot.resolve.leaks import leaks
 from gitboot.resolve.source import Source, Unbootable
 
 

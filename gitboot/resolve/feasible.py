@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gitboot import userdata
-from gitboot.codes import Code
 from gitboot.load import Id
 from gitboot.model.image import Artifact, Artifacts, ConfigFrom
 from gitboot.model.policy import HttpBoot, Method
 from gitboot.model.server import Firmware
 from gitboot.plan import Boot, UserDataFiles
+from gitboot.problems.codes import Code
 from gitboot.quote import Unquotable, grub_arguments, ipxe_arguments
+from gitboot.resolve import userdata
 from gitboot.resolve.merging import ArgumentLists
 from gitboot.resolve.source import Source, Unbootable
 

@@ -25,7 +25,7 @@ from gitboot.plan import (
     Record,
     UserDataFiles,
 )
-from gitboot.userdata import family
+from gitboot.resolve.userdata import family
 
 
 def plan(decision: Decision, at: datetime, record: Record | None) -> BootPlan | None:

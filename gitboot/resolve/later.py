@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.codes import Code
-from gitboot.errors import Problem
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Output, UnknownProfile
 from gitboot.model.policy import MaintenancePower, Method, PolicyPower
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 
 
 def not_yet(repository: FleetRepository) -> Iterator[Problem]:

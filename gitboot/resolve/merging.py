@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gitboot import arguments, userdata
 from gitboot.load import Id
 from gitboot.plan import Boot, UserDataFiles
+from gitboot.resolve import arguments, userdata
 from gitboot.resolve.source import Source
 
 ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that they are written in

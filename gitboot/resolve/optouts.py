@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from gitboot.codes import Code
-from gitboot.errors import Problem, Severity
 from gitboot.load import FleetRepository, Id
 from gitboot.model.scalars import format_instant
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem, Severity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gitboot.codes import Code
 from gitboot.load import Id
 from gitboot.model.image import BootImage
 from gitboot.model.policy import BootProfile, Maintenance
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.plan import Phase
+from gitboot.problems.codes import Code
 from gitboot.resolve.choice import Pool
 
 

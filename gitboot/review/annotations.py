@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gitboot.codes import Code
+from gitboot.diff.guard import Guard
 from gitboot.diff.risks import DANGEROUS, Risk
-from gitboot.errors import Problem, Severity
-from gitboot.guard import Guard
 from gitboot.load import Id
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
 from gitboot.review.groups import Cause
 from gitboot.review.review import Review

@@ -12,9 +12,8 @@ from gitboot.diff.changes import Changes, ServerChange
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.effects import Effect
 from gitboot.diff.fields import FieldChange
+from gitboot.diff.guard import Limits, Trip, Verdict, trailer
 from gitboot.diff.risks import Risk
-from gitboot.errors import Problem
-from gitboot.guard import Limits, Trip, Verdict, trailer
 from gitboot.model.review import (
     AreaFacts,
     CauseFacts,
@@ -31,6 +30,7 @@ from gitboot.model.review import (
     TripFacts,
 )
 from gitboot.model.scalars import format_instant
+from gitboot.problems.problem import Problem
 from gitboot.review import words
 from gitboot.review.groups import Cause, Group
 from gitboot.review.rendered import RenderedDiff

@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from gitboot.leaks import Leak, leaks
 from gitboot.plan import Boot, Decision
+from gitboot.resolve.leaks import Leak, leaks
 
 _ARGUMENT: Final = "kernel argument "
 

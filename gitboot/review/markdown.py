@@ -12,8 +12,8 @@ from html import escape
 from itertools import groupby
 from typing import Final
 
-from gitboot.annotate.order import printable
-from gitboot.errors import Problem, Severity
+from gitboot.problems.order import printable
+from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
 from gitboot.review.groups import Cause, Group
 from gitboot.review.rendered import RenderedDiff

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from gitboot.diff.changes import Changes, compare
 from gitboot.diff.documents import DocumentChange
 from gitboot.diff.fields import FieldChange
+from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailer
 from gitboot.diff.risks import DANGEROUS, Risk
-from gitboot.errors import Problem, Severity
-from gitboot.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailer
 from gitboot.load import FleetRepository
+from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve import Decisions
 from gitboot.review import words
 from gitboot.review.causes import Causes

@@ -12,10 +12,10 @@ from gitboot.diff.changes import Area, Changes
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.fields import FieldChange, changed_fields
+from gitboot.diff.guard import SMALL, Guard, Limits, Trip
 from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
-from gitboot.guard import SMALL, Guard, Limits, Trip
 from gitboot.model.scalars import format_instant
 from gitboot.review.groups import Cause, Group
 

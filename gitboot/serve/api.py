@@ -16,11 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gitboot import __version__
-from gitboot.errors import Severity
 from gitboot.model.envelope import API_VERSION
 from gitboot.plan import Phase, canonical
-from gitboot.report import Answers, Status
+from gitboot.problems.problem import Severity
+from gitboot.render.answers import Answers
 from gitboot.serve.reply import NOT_FOUND, NOT_YET
+from gitboot.status import Status
 
 _ROOT: Final = "/api/v1"
 _SERVERS_AT_ONCE: Final = 500  # of a list, before other requests have their turn: about 2 ms

@@ -14,8 +14,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from gitboot.observe.observation import Observation
+from gitboot.render.answers import Answers
 from gitboot.render.loaders import PXELINUX_CORE
-from gitboot.report import Answers, Observation, Status
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import Artifacts
 from gitboot.serve.bootfiles import BootFile, BootFiles
@@ -23,6 +24,7 @@ from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import SENT
 from gitboot.serve.metrics import Kind, Metrics
 from gitboot.serve.reply import FAULT, FOR_A_YEAR, NOT_ALLOWED, NOT_FOUND, NOT_YET, REVALIDATED, Reply
+from gitboot.status import Status
 
 _logger = logging.getLogger(__name__)
 _UNANSWERED: Final = "%s %r could not be answered"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from gitboot.render.answers import Answers, EntryOf
 from gitboot.render.provisioned import is_report
 from gitboot.render.tree import is_immutable
-from gitboot.report import Answers, EntryOf
 from gitboot.serve.lookups import Found, find
 from gitboot.serve.reply import FOR_A_YEAR, HEARD, REVALIDATED, Header, Reply, names
 

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from gitboot.model.scalars import Malformed, parse_mac, parse_uuid, swapped
 from gitboot.plan import canonical
+from gitboot.render.answers import Answers
 from gitboot.render.ipxe import first_script
 from gitboot.render.provisioned import report_path
 from gitboot.render.tree import ContentType, File
-from gitboot.report import Answers
 
 
 class Found(NamedTuple):

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gitboot.report import Status
+from gitboot.status import Status
 
 
 class Kind(StrEnum):

@@ -11,10 +11,10 @@ from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import HttpBoot, Method
 from gitboot.model.scalars import Digest, SystemUuid, swapped
 from gitboot.plan import provisioned_token
+from gitboot.render.answers import EntryOf, Turn
 from gitboot.render.ipxe import path_by_serial
 from gitboot.render.provisioned import is_report, report_path
 from gitboot.render.tree import File, Files
-from gitboot.report import EntryOf, Turn
 
 PLANS: Final = "ops/plans/"
 NEXT: Final = "ops/next/"
@@ -68,7 +68,7 @@ def _paths(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _entries(document: Mapping[str, Any], paths: list[str]) -> Iterator[tuple[str, EntryOf]]:
-    """The paths whose completed GET is evidence, as ``gitboot.answers`` has them."""
+    """The paths whose completed GET is evidence, as ``gitboot.render.schedule`` has them."""
     server, plan = document["decision"]["server"], document["plan"]
     yield from ((path, EntryOf(server, Digest(path.rpartition("/")[2]))) for path in paths if is_report(path))
     if plan is None or (boot := plan["boot"]) is None:

@@ -15,9 +15,10 @@ from gitboot.errors import PublishError
 from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, Listed, Manifest
 from gitboot.publish.tree import read_manifest
+from gitboot.render.answers import Answers
 from gitboot.render.tree import File, is_immutable
-from gitboot.report import Answers, Condition, Status
 from gitboot.serve.ops import NEXT, PLANS, Planned, read_next, read_plan
+from gitboot.status import Condition, Status
 
 _logger = logging.getLogger(__name__)
 

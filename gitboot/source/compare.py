@@ -11,9 +11,10 @@ from typing import Final
 import pygit2
 from pygit2.enums import SortMode
 
-from gitboot.codes import Code
-from gitboot.errors import InvalidRepository, Problem, UsageError
+from gitboot.errors import InvalidRepository, UsageError
 from gitboot.load import BlobId, Irregular, Revision, Snapshot
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 from gitboot.source.repository import Stored, blaming, containing, files_of, words
 from gitboot.source.snapshot import folder_in
 from gitboot.source.tree import of_commit

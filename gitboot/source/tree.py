@@ -8,9 +8,10 @@ from typing import Final
 
 import pygit2
 
-from gitboot.codes import Code
-from gitboot.errors import InvalidRepository, Problem
+from gitboot.errors import InvalidRepository
 from gitboot.load import BlobId, Irregular, Revision, Snapshot
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
 
 MAX_FILES: Final = 1_000_000  # ten trees, each of which holds the next ten times, are 10,000,000,000 files

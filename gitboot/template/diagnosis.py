@@ -9,7 +9,7 @@ from jinja2 import Template
 from jinja2.exceptions import TemplateError
 from jinja2.utils import missing
 
-from gitboot.codes import Code
+from gitboot.problems.codes import Code
 from gitboot.quote import Unquotable
 from gitboot.template.faults import TemplateFault, did_you_mean, failed, key_of, out_of_bounds
 from gitboot.template.filters import FILTERS

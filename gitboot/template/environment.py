@@ -9,7 +9,7 @@ from jinja2 import nodes
 from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gitboot.codes import Code
+from gitboot.problems.codes import Code
 from gitboot.template.budget import CALL, MAX_INTEGER, Budget, Context
 from gitboot.template.faults import TemplateFault, failed, out_of_bounds, unknown
 from gitboot.template.filters import FILTERS, TESTS

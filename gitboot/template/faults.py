@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from gitboot.codes import Code
+from gitboot.problems.codes import Code
 
 
 class TemplateFault(Exception):

@@ -10,7 +10,7 @@ from jinja2 import Template
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
-from gitboot.codes import Code
+from gitboot.problems.codes import Code
 from gitboot.template.budget import MAX_BYTES, Context
 from gitboot.template.diagnosis import FAILURES, fault_of, line_of
 from gitboot.template.environment import ENVIRONMENT, FUNCTIONS

@@ -6,8 +6,8 @@ import re
 from typing import Final, NewType
 from urllib.parse import urlsplit
 
-from gitboot.codes import Code
 from gitboot.model.scalars.texts import Malformed, shown, text
+from gitboot.problems.codes import Code
 
 Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256
 ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…

@@ -6,8 +6,8 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from gitboot.codes import Code
 from gitboot.model.scalars.texts import Malformed, shown, text
+from gitboot.problems.codes import Code
 
 INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]\d\d:\d\d)")
 

@@ -6,9 +6,9 @@ import re
 from ipaddress import ip_address, ip_network
 from typing import Final, NewType
 
-from gitboot.codes import Code
 from gitboot.model.scalars.numbers import INTEGER
 from gitboot.model.scalars.texts import Malformed, shown, text
+from gitboot.problems.codes import Code
 
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final, NewType
 
-from gitboot.codes import Code
 from gitboot.document import Quoted
 from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
+from gitboot.problems.codes import Code
 
 Name = NewType("Name", str)  # DNS-1123 subdomain
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gitboot.codes import Code
 from gitboot.model.scalars.texts import Malformed, shown, text
+from gitboot.problems.codes import Code
 
 INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 

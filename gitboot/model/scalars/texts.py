@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gitboot.codes import Code
 from gitboot.document import Path
+from gitboot.problems.codes import Code
 
 
 class Malformed(ValueError):

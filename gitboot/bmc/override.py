@@ -1,0 +1,446 @@
+"""What one BMC's boot override is to become: wanted, observed and recorded in, the next step out.
+
+A ``Once`` override reads ``Disabled`` after its boot, as if it had never been set, so what a BMC shows
+cannot say whether a machine has been installed. What was armed is therefore recorded, one record a reason,
+and carried out in three steps, of which a crash may follow any:
+
+1. the record of ``Set`` is written, durably, with the marks that move when the machine resets;
+2. its override is set;
+3. the BMC is read again, and the record of ``Confirm`` is written.
+
+A reason is armed at most once: wherever it cannot be proven that an override was not consumed, it counts as
+consumed, or a person is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum, StrEnum
+
+from gitboot.load.machines import BmcAccess
+
+MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
+_CORRECTION_PERIOD = timedelta(hours=1)
+
+# How long what was just written may take to be shown. Without it, one pass would write again and again.
+_TO_BE_SET = timedelta(minutes=1)
+_TO_BE_CLEARED = timedelta(seconds=10)
+
+# No machine is in POST for half an hour. A BMC that goes on saying so has stopped watching: Supermicro's
+# AS-1015CS shows SystemHardwareInitializationComplete for ever (bmclib, pull request 459).
+_LONGEST_POST = timedelta(minutes=30)
+
+
+class Target(StrEnum):
+    """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
+
+    UEFI_HTTP = "UefiHttp"
+    PXE = "Pxe"
+    HDD = "Hdd"
+    CD = "Cd"
+    USB_CD = "UsbCd"
+    NONE = "None"
+
+
+class Enabled(StrEnum):
+    """Redfish ComputerSystem ``BootSourceOverrideEnabled``."""
+
+    DISABLED = "Disabled"
+    ONCE = "Once"
+    CONTINUOUS = "Continuous"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Override:
+    """A boot override, as it is wanted or as a BMC shows it."""
+
+    enabled: Enabled
+    target: str  # a Target, or whatever else a BMC shows
+    mode: str | None = None  # UEFI or Legacy; None: as it is, or not shown
+    http_boot_uri: str | None = None  # None: what DHCP says
+
+
+OFF = Override(enabled=Enabled.DISABLED, target=Target.NONE)
+
+
+class Reset(Enum):
+    """Whether a machine has reset between two readings."""
+
+    SEEN = "seen"
+    RULED_OUT = "ruled out"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marks:
+    """What moves when a machine resets, as far as its BMC shows it."""
+
+    last_reset_time: str | None = None  # LastResetTime
+    boot_progress_time: str | None = None  # BootProgress.LastStateTime
+    settled: bool = False  # the machine was known to run, past POST
+
+    def reset_since(self, earlier: Marks) -> Reset:
+        """Tell whether the machine has reset since ``earlier`` was read.
+
+        Marks that stand still rule it out only if they were settled: a machine in POST consumes an override
+        that is set behind its back without another reset.
+        """
+        pairs = (
+            (earlier.last_reset_time, self.last_reset_time),
+            (earlier.boot_progress_time, self.boot_progress_time),
+        )
+        shown = [(before, after) for before, after in pairs if before and after]
+        if any(before != after for before, after in shown):
+            return Reset.SEEN
+        return Reset.RULED_OUT if shown and earlier.settled else Reset.UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """One reading of a BMC: what its override is now, and what it could be."""
+
+    system: str  # the path of the ComputerSystem
+    override: Override
+    marks: Marks = Marks()
+    power: str | None = None  # PowerState
+    in_post: bool = False
+    runs_os: bool = False  # BootProgress.LastState is OSRunning
+    allowable_targets: frozenset[str] = frozenset()  # empty: not shown
+    supports_http_boot_uri: bool = False
+    mode_is_fixed: bool = False  # what it shows cannot be set
+    continuous_http: bool = True  # UefiHttp may be Continuous without changing the boot order for good
+    boots_cd_as: Target = Target.CD  # the target under which virtual media boot
+    settings: str = ""  # the resource that takes overrides: the system itself or its Settings
+    etag: str | None = None  # of that resource
+    bmc: str = ""  # the row of `gitboot.bmc.quirks` that applies
+
+
+class State(StrEnum):
+    """How far a recorded override has come."""
+
+    RECORDED = "Recorded"  # about to be set; a crash may have come between
+    CONFIRMED = "Confirmed"  # read back
+    WITHDRAWING = "Withdrawing"  # about to be cleared
+    WITHDRAWN = "Withdrawn"  # gone, and proven unspent: the reason is open again
+    SPENT = "Spent"  # was confirmed, is gone, and the machine has reset since
+    GONE = "Gone"  # gone, and nothing proves how: counts as spent
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may stand on the BMC."""
+        return self in (State.RECORDED, State.CONFIRMED, State.WITHDRAWING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What the plan wants of a BMC."""
+
+    reason: str  # what is armed at most once: a provision key, a maintenance's name and run
+    plan_digest: str
+    override: Override
+    rearm: bool = False  # a Once is armed anew after each reset that is proven to have consumed it
+    until: datetime | None = None  # from when on the plan may want something else
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Armed:
+    """The ledger's record of what was armed for one reason on one server."""
+
+    reason: str
+    plan_digest: str
+    override: Override  # as it was set: fitted to the BMC
+    marks: Marks  # when it was last known not to be consumed
+    state: State
+    at: datetime  # when it was last to be set or cleared
+    corrections: tuple[datetime, ...] = ()  # when it had to be set anew, in the last hour
+    replaces: Override | None = None  # what stood for the same reason, until this one is confirmed
+    bmc: BmcAccess | None = None  # on which it was armed, in case no document names it any more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave:
+    """Nothing is to be done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Set:
+    """Write ``record``, then set its override, then read the BMC and ask again."""
+
+    record: Armed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Confirm:
+    """Write ``record``: it is what the BMC shows. Then ask again."""
+
+    record: Armed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Withdraw:
+    """Write ``record``, then clear the override, then read the BMC and ask again."""
+
+    record: Armed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """Not now: ask again later."""
+
+    why: str
+
+
+class Condition(StrEnum):
+    """What a person must look at."""
+
+    NEEDS_OPERATOR = "NeedsOperator"  # only a person can know whether the machine was installed
+    CONTENDED = "Contended"  # the override keeps changing under gitboot
+    UNSUPPORTED = "Unsupported"  # this BMC cannot do it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskOperator:
+    """A person must decide; nothing is written before."""
+
+    condition: Condition
+    message: str
+
+
+Step = Leave | Set | Confirm | Withdraw | Wait | AskOperator
+
+
+def next_step(*, wanted: Wanted | None, observed: Observed, records: Iterable[Armed], at: datetime) -> Step:
+    """Decide what comes next for one BMC.
+
+    ``records`` are all of the server's, one a reason. What stands for another reason than the wanted one is
+    withdrawn first. What gitboot has not set itself is left alone, until something else is wanted.
+    """
+    wanted_reason = wanted.reason if wanted else None
+    own = None
+    for record in records:
+        if record.reason == wanted_reason:
+            own = record
+        elif record.state.is_open:
+            return _let_go(record, observed, at)
+    return _bring_about(wanted, own, observed, at) if wanted else Leave()
+
+
+def refused(record: Armed, observed: Observed) -> Confirm:
+    """Tell what a refused `Set` left behind, by a reading made right after it.
+
+    A refusal alone proves nothing: iDRAC 8 answers 400 and sets the override all the same
+    (community.general, issue 5091).
+    """
+    state = State.CONFIRMED if stands(record.override, observed) else State.WITHDRAWN
+    return Confirm(record=replace(record, state=state, marks=observed.marks))
+
+
+def stands(override: Override, observed: Observed) -> bool:
+    """Tell whether ``override`` is what the BMC shows, as far as it shows it."""
+    seen = observed.override
+    if override.enabled is Enabled.DISABLED:
+        return seen.enabled is Enabled.DISABLED
+    return (
+        (seen.enabled, seen.target) == (override.enabled, override.target)
+        and (override.mode is None or seen.mode in (None, override.mode))
+        and (not _uri_matters(override, observed) or seen.http_boot_uri == override.http_boot_uri)
+    )
+
+
+def fit(override: Override, observed: Observed) -> Override | None:
+    """Translate ``override`` into what this BMC can do, or None if it cannot.
+
+    Where the URI cannot be set, DHCP names a loader and the loader finds the server's entry.
+    """
+    target, uri = override.target, override.http_boot_uri
+    if target == Target.CD:
+        target = observed.boots_cd_as
+    if target == Target.UEFI_HTTP:
+        continuous = override.enabled is Enabled.CONTINUOUS
+        if not _allows(Target.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
+            target, uri = Target.PXE, None
+        elif not observed.supports_http_boot_uri:
+            uri = None
+    mode = override.mode if observed.override.mode else None
+    wrong_mode = observed.mode_is_fixed and mode not in (None, observed.override.mode)
+    if wrong_mode or not _allows(target, observed):
+        return None
+    return replace(override, target=target, mode=mode, http_boot_uri=uri)
+
+
+def _allows(target: str, observed: Observed) -> bool:
+    return not observed.allowable_targets or target in observed.allowable_targets
+
+
+def _uri_matters(override: Override, observed: Observed) -> bool:
+    return override.target == Target.UEFI_HTTP and observed.supports_http_boot_uri
+
+
+def _let_go(record: Armed, observed: Observed, at: datetime) -> Step:
+    """Withdraw what is no longer wanted, or settle what has become of it."""
+    if _was_not_replaced(record, observed):
+        record = replace(record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED)
+    if _is_someone_elses(record, observed):
+        return Confirm(record=replace(record, state=_consumed(record)))
+    if not stands(record.override, observed):
+        if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
+            return Wait(why="it was set a moment ago, and is not shown yet")
+        return Confirm(record=replace(record, state=_what_became_of(record, observed)))
+    if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
+        return Wait(why="it was cleared a moment ago, and is still shown")
+    return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=observed.marks, at=at))
+
+
+def _was_not_replaced(record: Armed, observed: Observed) -> bool:
+    """Whether what stands is what was to give way to the record's override: it is gitboot's own, too."""
+    if record.state is not State.RECORDED or record.replaces is None or stands(record.override, observed):
+        return False
+    return stands(record.replaces, observed)
+
+
+def _is_someone_elses(record: Armed, observed: Observed) -> bool:
+    """Whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
+
+    A machine that is still in POST has not consumed it yet. What was only about to be set may have been set after
+    the reset.
+    """
+    once = record.override.enabled is Enabled.ONCE and record.state in (State.CONFIRMED, State.WITHDRAWING)
+    return (
+        once
+        and observed.marks.settled
+        and not observed.in_post
+        and stands(record.override, observed)
+        and observed.marks.reset_since(record.marks) is Reset.SEEN
+    )
+
+
+def _consumed(record: Armed) -> State:
+    return State.SPENT if record.state is State.CONFIRMED else State.GONE
+
+
+def _what_became_of(record: Armed, observed: Observed) -> State:
+    """Tell how an override that no longer stands has ended."""
+    if record.override.enabled is Enabled.CONTINUOUS:
+        return State.WITHDRAWN
+    match observed.marks.reset_since(record.marks):
+        case Reset.RULED_OUT:
+            return State.WITHDRAWN
+        case Reset.SEEN if record.state is State.CONFIRMED:
+            return State.SPENT
+    return State.GONE
+
+
+def _bring_about(wanted: Wanted, record: Armed | None, observed: Observed, at: datetime) -> Step:
+    override = fit(wanted.override, observed)
+    if override is None:
+        return AskOperator(condition=Condition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
+    if record is None or record.state is State.WITHDRAWN or (wanted.rearm and record.state is State.SPENT):
+        return _arm(wanted, override, observed, at)
+    if not record.state.is_open:
+        lost = wanted.rearm and record.state is State.GONE
+        return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
+    if not stands(record.override, observed):
+        return _bring_back(wanted, record, override, observed, at)
+    if _is_someone_elses(record, observed):
+        return Confirm(record=replace(record, state=_consumed(record)))
+    if record.override != override:
+        return _arm(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
+    if record.state is State.CONFIRMED:
+        return Leave()
+    return Confirm(record=replace(record, state=State.CONFIRMED, marks=observed.marks, replaces=None))
+
+
+def _bring_back(wanted: Wanted, record: Armed, override: Override, observed: Observed, at: datetime) -> Step:
+    """Set a wanted override that does not stand once more, if it cannot have been consumed."""
+    became = _what_became_of(record, observed)
+    if record.state is State.WITHDRAWING:
+        return Confirm(record=replace(record, state=became))
+    if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
+        return Wait(why="it was set a moment ago, and is not shown yet")
+    if _was_not_replaced(record, observed):
+        return _arm(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.replaces)
+    if became is State.WITHDRAWN:
+        corrections = _recent(record, at)
+        if len(corrections) >= MAX_CORRECTIONS:
+            return AskOperator(condition=Condition.CONTENDED, message=_contended(record, observed))
+        return _arm(wanted, override, observed, at, corrections=(*corrections, at))
+    if record.state is State.CONFIRMED:
+        return Confirm(record=replace(record, state=became))
+    if _in_post(observed, at):
+        return Wait(why="the machine is in POST, and its override is not known to be set")
+    return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_undecidable(record))
+
+
+def _arm(
+    wanted: Wanted,
+    override: Override,
+    observed: Observed,
+    at: datetime,
+    corrections: tuple[datetime, ...] = (),
+    replaces: Override | None = None,
+) -> Step:
+    if wanted.until is not None and at >= wanted.until:
+        return Wait(why="what is wanted from now on is still to be planned")
+    if _in_post(observed, at):
+        return Wait(why="the machine is in POST")
+    return Set(
+        record=Armed(
+            reason=wanted.reason,
+            plan_digest=wanted.plan_digest,
+            override=override,
+            marks=observed.marks,
+            state=State.RECORDED,
+            at=at,
+            corrections=corrections,
+            replaces=replaces,
+        )
+    )
+
+
+def _in_post(observed: Observed, at: datetime) -> bool:
+    if not observed.in_post or observed.marks.boot_progress_time is None:
+        return observed.in_post
+    try:
+        since = datetime.fromisoformat(observed.marks.boot_progress_time)
+    except ValueError:
+        return True
+    return since.tzinfo is None or abs(at - since) < _LONGEST_POST
+
+
+def _is_within(period: timedelta, record: Armed, at: datetime) -> bool:
+    return timedelta() <= at - record.at < period  # a clock that went back holds nothing up
+
+
+def _recent(record: Armed, at: datetime) -> tuple[datetime, ...]:
+    return tuple(instant for instant in record.corrections if at - instant < _CORRECTION_PERIOD)
+
+
+def _unsupported(override: Override, observed: Observed) -> str:
+    if not _allows(override.target, observed):
+        allowable = ", ".join(sorted(observed.allowable_targets))
+        return f"{override.target} is wanted, and the BMC boots only {allowable}"
+    return f"mode {override.mode} is wanted, and the BMC has {observed.override.mode}, which it cannot change"
+
+
+def _contended(record: Armed, observed: Observed) -> str:
+    seen = observed.override
+    return (
+        f"{record.override.enabled} {record.override.target} was set {MAX_CORRECTIONS + 1} times within an"
+        f" hour, and the BMC shows {seen.enabled} {seen.target}"
+    )
+
+
+def _undecidable(record: Armed) -> str:
+    return (
+        f"{record.override.enabled} {record.override.target} was to be set for {record.reason} and does not"
+        " stand: it was never set, or it was set and consumed"
+    )
+
+
+def _lost(record: Armed) -> str:
+    return (
+        f"{record.override.enabled} {record.override.target} for {record.reason} is gone, and nothing proves that a"
+        " reset consumed it: it is not armed anew"
+    )

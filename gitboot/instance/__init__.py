@@ -1,0 +1,1 @@
+"""One running instance: what it accepts, knows, publishes and asks of BMCs."""

@@ -1,0 +1,250 @@
+"""BMCs looked at: per server what is wanted, seen, recorded and proven, and what would come next; nothing is set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from gitboot.bmc.apply import would_send
+from gitboot.bmc.fleet import Connections
+from gitboot.bmc.override import (
+    Armed,
+    AskOperator,
+    Condition,
+    Confirm,
+    Enabled,
+    Leave,
+    Observed,
+    Override,
+    Set,
+    Step,
+    Wait,
+    Wanted,
+    Withdraw,
+    next_step,
+)
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
+from gitboot.instance.overrides import wanted_by
+from gitboot.instance.provisioning import Provisioning
+from gitboot.ledger import Ledger
+from gitboot.load.machines import BmcAccess, Machine
+from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.plan import BootPlan, Cause, Decision, Record
+from gitboot.resolve import Decisions, plan
+from gitboot.resolve.instant import is_met
+
+PARALLEL: Final = 32
+_RECORDS: Final = "look at the machine, then: gitboot records set {server} met, or not-met"
+_MENDS: Final[dict[Condition | Cause, str]] = {
+    Condition.NEEDS_OPERATOR: "look at its console or boot log, then: "
+    "gitboot bmc resolve {server} --armed (it has booted), or --not-armed",
+    Condition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
+    Condition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
+    Cause.SPENT: _RECORDS,
+    Cause.UNKNOWN: _RECORDS,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """One machine that has a BMC, or on whose BMC something of gitboot's may stand."""
+
+    name: str
+    uuid: SystemUuid
+    bmc: BmcAccess
+    decision: Decision | None  # None: no document describes it any more
+    plan: BootPlan | None
+    record: Record | None
+    wanted: Wanted | None
+    armed: tuple[Armed, ...]
+    unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
+
+    @property
+    def evidence(self) -> str:
+        """What is known of the boot that the plan is about, in a word or two."""
+        policy = self.decision.policy if self.decision is not None else None
+        match self.record:
+            case None:
+                return "unseen" if self.unseen else "unknown"
+            case Record(spent_key=str()) as record if self.plan is not None and record.spent_key == self.plan.key:
+                return "spent"
+            case record if policy is not None and policy.boot is not None and not is_met(policy, record):
+                return "not met"
+        return self.record.evidence or "-"
+
+    @property
+    def doubt(self) -> Cause | None:
+        """Why only a person can tell what is on the machine's disks."""
+        cause = self.plan.cause if self.plan is not None else None
+        return cause if cause in (Cause.SPENT, Cause.UNKNOWN) and not self.unseen else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """What was found."""
+
+    subject: Subject
+    seen: Observed | None  # None: it could not be read
+    step: Step | None
+    failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None
+
+    @property
+    def needs_a_person(self) -> bool:
+        return isinstance(self.step, AskOperator) or self.subject.doubt is not None
+
+    @property
+    def is_settled(self) -> bool:
+        return isinstance(self.step, Leave)
+
+    @property
+    def patch(self) -> str | None:
+        """What would be sent to the BMC: a path and a body."""
+        return would_send(self.step, self.seen) if self.seen is not None else None
+
+    def facts(self) -> dict[str, Any]:
+        subject, record = self.subject, self.subject.record
+        return {
+            "server": subject.name,
+            "uuid": subject.uuid,
+            "bmc": subject.bmc.address,
+            "phase": subject.plan.phase if subject.plan else None,
+            "cause": subject.plan.cause if subject.plan else None,
+            "wanted": _facts(subject.wanted.override, reason=subject.wanted.reason) if subject.wanted else None,
+            "seen": _seen(self.seen) if self.seen else None,
+            "recorded": [
+                _facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
+                for each in subject.armed
+            ],
+            "evidence": record.evidence if record else None,
+            "metAt": format_instant(record.met_at) if record and record.met_at else None,
+            "next": self.next,
+            "why": self.why,
+            "mend": self.mend,
+            "needsAPerson": self.needs_a_person,
+            "patch": self.patch,
+        }
+
+    @property
+    def why(self) -> str:
+        """The reason for what comes next, in words."""
+        if self.failure is not None:
+            return str(self.failure)
+        match self.step:
+            case Wait(why=why):
+                return why
+            case AskOperator(condition=condition, message=message):
+                return f"{condition}: {message}"
+            case Withdraw(record=record):
+                return f"it was armed for {record.reason}, which is not wanted now"
+            case Confirm(record=record):
+                return f"{record.reason} is {record.state.lower()}"
+            case Set(record=record):
+                return f"wanted for {record.reason}"
+        return str(self.subject.plan.cause) if self.subject.plan else "no plan"
+
+    @property
+    def mend(self) -> str | None:
+        """What a person has to do about it."""
+        asked = self.step.condition if isinstance(self.step, AskOperator) else self.subject.doubt
+        return _MENDS[asked].format(server=self.subject.name) if asked is not None and self.failure is None else None
+
+    @property
+    def next(self) -> str:
+        """What comes next, in a word: a step, or why there is none."""
+        match self.failure:
+            case BmcUnreachable():
+                return "unreachable"
+            case BmcBusy():
+                return "busy"
+            case BmcRejected():
+                return "refused"
+            case UsageError():
+                return "no access"
+        return type(self.step).__name__
+
+
+def subjects(
+    decisions: Decisions,
+    machines: Mapping[SystemUuid, Machine],
+    provisioning: Provisioning,
+    ledger: Ledger,
+    at: datetime,
+) -> Iterator[Subject]:
+    """All machines with a BMC, by name; then those that have left an override behind."""
+    for decision in decisions.servers.values():
+        machine, record = machines[decision.uuid], provisioning.records.get(decision.uuid)
+        if machine.bmc is None:
+            continue
+        planned = plan(decision, at, record)
+        yield Subject(
+            name=decision.server,
+            uuid=decision.uuid,
+            bmc=machine.bmc,
+            decision=decision,
+            plan=planned,
+            record=record,
+            wanted=wanted_by(planned),
+            armed=ledger.armed(decision.uuid),
+            unseen=record is None and provisioning.recorded(decision.uuid) is not None,
+        )
+    seen = ledger.machines()
+    for uuid in sorted(ledger.open_armed()):
+        armed, described = ledger.armed(uuid), machines.get(uuid)
+        bmc = next((each.bmc for each in armed if each.state.is_open and each.bmc is not None), None)
+        if bmc is None or (described is not None and described.bmc is not None):
+            continue
+        name = seen[uuid].name if uuid in seen else str(uuid)
+        yield Subject(name=name, uuid=uuid, bmc=bmc, decision=None, plan=None, record=None, wanted=None, armed=armed)
+
+
+def inspect(
+    chosen: Iterable[Subject], connections: Connections, at: datetime, *, each: Callable[[], None] = lambda: None
+) -> list[Inspection]:
+    """Read each BMC once, many at a time.
+
+    Those that need a person come first, then those that could not be read, then those that are not as wanted.
+    ``each`` is called when another one has been read.
+    """
+    found = []
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        for future in as_completed([pool.submit(_inspect, subject, connections, at) for subject in chosen]):
+            found.append(future.result())
+            each()
+    return sorted(found, key=_urgency)
+
+
+def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
+    return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.name
+
+
+def _inspect(subject: Subject, connections: Connections, at: datetime) -> Inspection:
+    try:
+        seen = connections.to(subject.uuid, subject.name, subject.bmc).observe()
+    except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
+        return Inspection(subject=subject, seen=None, step=None, failure=error)
+    step = next_step(wanted=subject.wanted, observed=seen, records=subject.armed, at=at)
+    return Inspection(subject=subject, seen=seen, step=step, failure=None)
+
+
+def shown(override: Override | None) -> str:
+    """An override in two words; what is disabled has no target that matters."""
+    if override is None:
+        return "-"
+    return str(override.enabled) if override.enabled is Enabled.DISABLED else f"{override.enabled} {override.target}"
+
+
+def _seen(observed: Observed) -> dict[str, Any]:
+    return _facts(observed.override, power=observed.power, inPost=observed.in_post)
+
+
+def _facts(override: Override, **more: Any) -> dict[str, Any]:
+    return {
+        "enabled": override.enabled,
+        "target": override.target,
+        "mode": override.mode,
+        "httpBootUri": override.http_boot_uri,
+        **more,
+    }

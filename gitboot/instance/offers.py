@@ -1,0 +1,108 @@
+"""What a published boot would meet by being made, and what is known once it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from gitboot.model.image import ConfigFrom
+from gitboot.model.policy import NetworkBoot
+from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record
+from gitboot.render.provisioned import report_token
+from gitboot.render.schedule import ServerState
+from gitboot.resolve.instant import provision_reason
+
+
+def fetches(boot: Boot) -> bool:
+    """Whether a machine that boots this asks for something by which it can be told from others."""
+    return not boot.direct or boot.config_from is ConfigFrom.SYSTEM_UUID
+
+
+def offers_of(state: ServerState) -> Iterator[Offer]:
+    """What is offered by a server's plans of now and next, and by the report of its installer."""
+    for plan in (state.plan, *(plan for _, plan in state.later)):
+        if plan is not None and plan.key is not None and (offer := offer_of(state.decision, plan)) is not None:
+            yield offer
+    if (report := _report_of(state.decision, state.record)) is not None:
+        yield report
+
+
+def _report_of(decision: Decision, record: Record | None) -> Offer | None:
+    """What the installer's report would meet, whatever is booted when it comes."""
+    policy, token = decision.policy, report_token(decision)
+    if token is None or record is None or policy is None or policy.boot is None:
+        return None
+    return Offer(
+        plan=token,
+        server=decision.server,
+        uuid=decision.uuid,
+        decision=decision.digest,
+        phase=Phase.NETWORK,
+        key=provision_reason(policy, record),
+        policy=policy.policy,
+        image=policy.boot.image,
+        provision=decision.provision,
+        on_image_change=policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
+        maintenance=None,
+        run=None,
+    )
+
+
+def offer_of(decision: Decision, plan: BootPlan) -> Offer | None:
+    """What the boot of a plan would meet by being made; None where it is made as often as it is asked for.
+
+    A plan that waits for an operator boots the disk, and can still be reported: its boot is the policy's.
+    """
+    policy = decision.policy
+    boot = policy.boot if policy is not None and plan.cause is Cause.SPENT else plan.boot
+    if plan.key is None or boot is None:
+        return None
+    run = next((each.run for each in decision.maintenances if each.name == plan.maintenance), None)
+    return Offer(
+        plan=plan.digest,
+        server=decision.server,
+        uuid=decision.uuid,
+        decision=decision.digest,
+        phase=plan.phase,
+        key=plan.key,
+        policy=policy.policy if policy is not None else None,
+        image=boot.image,
+        provision=decision.provision,
+        on_image_change=policy is not None and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
+        maintenance=plan.maintenance,
+        run=run,
+    )
+
+
+def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
+    """The record once a maintenance's boot was made, and that in words; the same record if that is no news."""
+    if offer.maintenance is None or offer.run is None:
+        return record, ""
+    made, _ = record.runs.get(offer.maintenance, (-1, made_at))
+    if made >= offer.run:
+        return record, ""
+    runs = {**record.runs, offer.maintenance: (offer.run, made_at)}
+    return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
+
+
+def key_met(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
+    """The record once a provision key is met, and that in words; the same record if that is no news."""
+    if record.met_at is not None and made_at < record.met_at:
+        return record, ""  # news of a boot before the last
+    reached = record.provision is not None and record.provision >= offer.provision
+    if reached and (not offer.on_image_change or record.image == offer.image):
+        return record, ""
+    met = replace(
+        record,
+        provision=max(offer.provision, record.provision or 0),
+        image=offer.image,
+        pool=offer.policy,
+        decision=offer.decision,
+        evidence=evidence,
+        met_at=made_at,
+        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" else None,
+        spent_at=None,
+        spent_key=None,
+    )
+    return met, f"provision {offer.provision} is met with BootImage/{offer.image}"

@@ -1,0 +1,1 @@
+"""What machines fetched: the spool of endpoints, and access logs of mirrors."""

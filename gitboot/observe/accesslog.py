@@ -1,0 +1,129 @@
+"""A line of a mirror's access log, as `gitboot.render.mirrors` has nginx and Caddy write it -> an observation."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from ipaddress import ip_address
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from gitboot.observe.observation import Observation
+
+
+class Ignored(StrEnum):
+    """Why a line is no evidence; of several reasons, the first."""
+
+    FORMAT = "not in the published format"
+    PATH = "of another path"
+    METHOD = "not a GET"
+    STATUS = "not answered 200"
+    PART = "not sent whole"
+    VERSION = "sent without a Last-Modified"
+    CLIENT = "without the address of a client"
+
+
+class _Request(NamedTuple):
+    at: str
+    client: str
+    method: str
+    path: str
+    status: int
+    modified: str  # the Last-Modified that was sent, "" if none was
+    whole: bool
+
+
+_UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_MAC: Final = r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}"
+_EVIDENCE: Final = re.compile(
+    rf"(?:.*/)?"  # a mirror may lie below a path of its own
+    rf"(v1/boot/{_MAC}/(?:[^/]+|provisioned/[0-9a-f]{{64}})|(?:ipxe/|ignition/|grub\.cfg-){_UUID}"
+    rf"|(?:grub\.cfg-01-|pxelinux\.cfg/01-){_MAC}|ipxe/serial/[A-Za-z0-9][A-Za-z0-9._-]*)"
+)
+
+
+def read(line: bytes) -> Observation | Ignored:
+    """The observation that a line is, or why it is none."""
+    request = _parse(line)
+    if request is None:
+        return Ignored.FORMAT
+    path = _EVIDENCE.fullmatch(request.path)
+    if path is None:
+        return Ignored.PATH
+    if request.method != "GET":
+        return Ignored.METHOD
+    if request.status != 200:
+        return Ignored.STATUS
+    if not request.whole:
+        return Ignored.PART
+    try:
+        modified = int(parsedate_to_datetime(request.modified).timestamp())
+    except ValueError:
+        return Ignored.VERSION
+    try:
+        client = str(ip_address(request.client))
+    except ValueError:
+        return Ignored.CLIENT
+    at = _instant(request.at)
+    if at is None:
+        return Ignored.FORMAT
+    return Observation(server="", path=f"boot/{path[1]}", client=client, at=at, modified=modified)
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return at.astimezone(UTC) if at.tzinfo is not None else None
+
+
+def _parse(line: bytes) -> _Request | None:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return _of_nginx(document) or _of_caddy(document)
+
+
+def _of_nginx(document: Any) -> _Request | None:
+    match document:
+        case {
+            "at": str(at),
+            "client": str(client),
+            "method": str(method),
+            "path": str(path),
+            "status": int(status),
+            "modified": str(modified),
+            "length": str(length),
+            "bytes": int(sent),
+            "complete": str(complete),
+        }:
+            return _Request(at, client, method, path, status, modified, complete == "OK" and length == str(sent))
+    return None
+
+
+def _of_caddy(document: Any) -> _Request | None:
+    match document:
+        case {
+            "ts": str(at),
+            "request": {"remote_ip": str(peer), "method": str(method), "uri": str(uri), **more},
+            "status": int(status),
+            "size": int(sent),
+            "resp_headers": dict(headers),
+        }:
+            client = str(more.get("client_ip", peer))  # since Caddy 2.7: behind proxies that it is told to trust
+            path = unquote(uri.partition("?")[0])
+            modified, length = _only(headers, "Last-Modified"), _only(headers, "Content-Length")
+            return _Request(at, client, method, path, status, modified, length == str(sent))
+    return None
+
+
+def _only(headers: dict[str, Any], name: str) -> str:
+    match headers.get(name):
+        case [str(value)]:
+            return value
+    return ""

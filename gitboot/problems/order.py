@@ -1,0 +1,24 @@
+"""The order that every format shows problems in, and text that none of them stumbles over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gitboot.problems.problem import Problem, Severity
+
+_RANK = {severity: rank for rank, severity in enumerate(Severity)}  # as they are defined: the worst first
+
+
+def worst_first(problems: Iterable[Problem]) -> list[Problem]:
+    """Errors before warnings, each by place."""
+    return sorted(problems, key=lambda problem: (_RANK[problem.severity], problem))
+
+
+def with_mend(problem: Problem) -> str:
+    """What is wrong, and what to do about it."""
+    return printable(f"{problem.message} ({problem.mend})" if problem.mend else problem.message)
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which XML forbids and terminals obey."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -1,0 +1,40 @@
+"""One thing that is wrong with a commit: where, what, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    ERROR = "error"  # the commit is refused
+    WARNING = "warning"  # the commit is accepted; a person should look
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Problem:
+    """One thing that is wrong with a commit: where, what, and how it is mended."""
+
+    path: str  # of the file in the repository, "/" between folders
+    line: int  # 1-based
+    column: int  # 1-based, in characters
+    code: str  # "GB1004": stable, explained by `gitboot explain GB1004`
+    message: str  # what was found and what was expected, without a full stop
+    mend: str = ""  # what to do about it
+    severity: Severity = Severity.ERROR
+
+    def facts(self) -> dict[str, str | int]:
+        """The problem as JSON shows it."""
+        return {
+            "path": self.path,
+            "line": self.line,
+            "column": self.column,
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "mend": self.mend,
+        }
+
+    def __str__(self) -> str:
+        mend = f" ({self.mend})" if self.mend else ""
+        return f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{mend}"

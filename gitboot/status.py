@@ -1,0 +1,97 @@
+"""What a pass did and found, as values: what is answered, status, conditions, events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from gitboot.model.scalars import Digest, format_instant
+from gitboot.problems.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """One thing that holds or not, as Kubernetes and Flux word conditions."""
+
+    type: str  # Ready, SourceReady, Stalled …
+    status: bool
+    reason: str  # one word in CamelCase
+    message: str
+    since: datetime  # when the status last changed
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "status": self.status,
+            "reason": self.reason,
+            "message": self.message,
+            "since": format_instant(self.since),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A commit that waits for an acknowledgement."""
+
+    commit: str
+    digest: Digest  # of what it changes
+    guards: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """An instance at a glance."""
+
+    ledger: str | None = None  # the identity of the instance's ledger; None: it only serves a tree
+    attempted: str | None = None  # the commit that was tried last
+    problems: tuple[Problem, ...] = ()  # of the attempted commit
+    held: Held | None = None  # the attempted commit, where a guard holds it
+    applied: str | None = None  # the commit that what is answered comes from
+    planned_at: datetime | None = None
+    next_transition: datetime | None = None
+    phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
+    records: Mapping[str, int] = field(default_factory=dict)  # Met, NotMet, Unknown -> servers
+    drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
+    bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether this instance has planned and published since its start."""
+        return self.planned_at is not None
+
+    def condition(self, type: str) -> bool:
+        """Whether a condition holds; one that nothing is known of does not."""
+        return any(condition.status for condition in self.conditions if condition.type == type)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "gitboot.dev/v1alpha1",
+            "ledger": self.ledger,
+            "attempted": {
+                "commit": self.attempted,
+                "problems": [problem.facts() for problem in self.problems],
+                "held": {"digest": self.held.digest, "guards": list(self.held.guards)} if self.held else None,
+            },
+            "applied": {"commit": self.applied},
+            "plannedAt": format_instant(self.planned_at) if self.planned_at else None,
+            "nextTransition": format_instant(self.next_transition) if self.next_transition else None,
+            "phases": dict(sorted(self.phases.items())),
+            "records": dict(sorted(self.records.items())),
+            "drift": dict(sorted(self.drift.items())),
+            "bmcs": dict(sorted(self.bmcs.items())),
+            "conditions": [condition.facts() for condition in self.conditions],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Something that happened, for logs, `gitboot events` and the audit."""
+
+    at: datetime
+    type: str  # Fetched, Accepted, Refused, Published, OverrideSet … one word in CamelCase
+    message: str
+    facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
+    warning: bool = False  # whether a person should look

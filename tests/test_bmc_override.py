@@ -1,0 +1,506 @@
+"""What is armed at most once: the protocol's cases in one table, and the promise under every interleaving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot.bmc import payload
+from gitboot.bmc.override import (
+    OFF,
+    Armed,
+    AskOperator,
+    Condition,
+    Confirm,
+    Enabled,
+    Leave,
+    Marks,
+    Observed,
+    Override,
+    Reset,
+    Set,
+    State,
+    Step,
+    Target,
+    Wait,
+    Wanted,
+    Withdraw,
+    fit,
+    next_step,
+    refused,
+    stands,
+)
+from gitboot.bmc.payload import Resource
+from gitboot.bmc.quirks import boot_patch
+from tests.redfish.double import Machine
+from tests.redfish.profiles import PROFILES, Profile
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+ONCE = Override(enabled=Enabled.ONCE, target=Target.PXE)
+HTTP = Override(enabled=Enabled.ONCE, target=Target.UEFI_HTTP, http_boot_uri="http://b/1.efi")
+CONTINUOUS = Override(enabled=Enabled.CONTINUOUS, target=Target.PXE)
+FOREIGN = Override(enabled=Enabled.ONCE, target="BiosSetup")
+
+INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
+ALWAYS = replace(INSTALL, override=CONTINUOUS)
+REARM = replace(INSTALL, rearm=True)
+OTHER_URI = replace(INSTALL, override=HTTP)
+OTHER_REASON = replace(INSTALL, reason="provision 4")
+UNHEARD_OF = replace(INSTALL, override=replace(ONCE, target="Floppy"))
+
+THEN = Marks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
+SINCE = replace(THEN, last_reset_time="2026-11-20")
+UNSETTLED = replace(THEN, settled=False)
+NONE = Marks()
+
+SEEN = Observed(
+    system="/redfish/v1/Systems/1",
+    override=OFF,
+    marks=THEN,
+    allowable_targets=frozenset({"None", "Pxe", "UefiHttp", "Cd", "UsbCd"}),
+    supports_http_boot_uri=True,
+)
+
+
+def _seen(override: Override, marks: Marks = THEN, *, in_post: bool = False) -> Observed:
+    return replace(SEEN, override=override, marks=marks, in_post=in_post)
+
+
+def _record(
+    state: State,
+    override: Override = ONCE,
+    *,
+    marks: Marks = THEN,
+    reason: str = "provision 3",
+) -> Armed:
+    return Armed(
+        reason=reason,
+        plan_digest="d",
+        override=override,
+        marks=marks,
+        state=state,
+        at=NOW - timedelta(hours=2),
+    )
+
+
+def _corrected(state: State, *minutes_ago: int) -> Armed:
+    corrections = tuple(NOW - timedelta(minutes=minutes) for minutes in minutes_ago)
+    return replace(_record(state), corrections=corrections)
+
+
+def _ago(seconds: int, state: State) -> Armed:
+    return replace(_record(state), at=NOW - timedelta(seconds=seconds))
+
+
+def _other(state: State, override: Override = ONCE, *, marks: Marks = THEN) -> Armed:
+    return _record(state, override, marks=marks, reason="maintenance bios, run 1")
+
+
+def _word(step: Step) -> str:
+    match step:
+        case Set(record=record) | Confirm(record=record) | Withdraw(record=record):
+            return f"{type(step).__name__} {record.state}"
+        case AskOperator(condition=condition):
+            return condition
+    return type(step).__name__
+
+
+RECORDED, CONFIRMED, WITHDRAWING = State.RECORDED, State.CONFIRMED, State.WITHDRAWING
+WITHDRAWN, SPENT, GONE = State.WITHDRAWN, State.SPENT, State.GONE
+SET, WITHDRAW, CONFIRM = "Set Recorded", "Withdraw Withdrawing", "Confirm Confirmed"
+STUCK = replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
+LATELY = replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
+
+# in words; what is wanted, what the BMC shows, what is recorded, the next step
+CASES: list[tuple[str, Wanted | None, Observed, tuple[Armed, ...], str]] = [
+    ("nothing at all", None, _seen(OFF), (), "Leave"),
+    ("someone else's override, none wanted", None, _seen(FOREIGN), (), "Leave"),
+    ("wanted for the first time", INSTALL, _seen(OFF), (), SET),
+    ("wanted, someone else's is in its place", INSTALL, _seen(FOREIGN), (), SET),
+    ("wanted, and it stands by chance", INSTALL, _seen(ONCE), (), SET),
+    ("wanted during POST", INSTALL, _seen(OFF, in_post=True), (), "Wait"),
+    ("in POST for a minute", INSTALL, _seen(OFF, LATELY, in_post=True), (), "Wait"),
+    ("in POST for half an hour: so it says", INSTALL, _seen(OFF, STUCK, in_post=True), (), SET),
+    ("what the BMC cannot boot", UNHEARD_OF, _seen(OFF), (), "Unsupported"),
+    ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
+    ("the same, then a reset that left it", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
+    ("set a moment ago, not shown yet", INSTALL, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
+    ("set a minute ago", INSTALL, _seen(OFF), (_ago(60, RECORDED),), SET),
+    ("set in the future: the clock went back", INSTALL, _seen(OFF), (_ago(-1, RECORDED),), SET),
+    ("crash between record and set", INSTALL, _seen(OFF), (_record(RECORDED),), SET),
+    ("the same, then POST", INSTALL, _seen(OFF, in_post=True), (_record(RECORDED),), "Wait"),
+    ("crash, then a reset", INSTALL, _seen(OFF, SINCE), (_record(RECORDED),), "NeedsOperator"),
+    ("crash, then POST", INSTALL, _seen(OFF, SINCE, in_post=True), (_record(RECORDED),), "Wait"),
+    ("crash, no marks", INSTALL, _seen(OFF, NONE), (_record(RECORDED, marks=NONE),), "NeedsOperator"),
+    ("crash, recorded in POST", INSTALL, _seen(OFF), (_record(RECORDED, marks=UNSETTLED),), "NeedsOperator"),
+    ("crash, then someone else's", INSTALL, _seen(FOREIGN, SINCE), (_record(RECORDED),), "NeedsOperator"),
+    ("crash, but Continuous", ALWAYS, _seen(OFF, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
+    ("it stands as confirmed", INSTALL, _seen(ONCE), (_record(CONFIRMED),), "Leave"),
+    ("it stands after a reset: someone else's", INSTALL, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
+    ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
+    ("it was cleared, and stands after a reset", None, _seen(ONCE, SINCE), (_record(WITHDRAWING),), "Confirm Gone"),
+    ("it was to be set, and stands after a reset", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
+    ("it stands during POST", INSTALL, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "Leave"),
+    ("it stands, the plan has another URI", OTHER_URI, _seen(ONCE), (_record(CONFIRMED),), SET),
+    ("the same during POST", OTHER_URI, _seen(ONCE, in_post=True), (_record(CONFIRMED),), "Wait"),
+    ("gone after a reset", INSTALL, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
+    ("gone in POST", INSTALL, _seen(OFF, SINCE, in_post=True), (_record(CONFIRMED),), "Confirm Spent"),
+    ("gone, no marks", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED, marks=NONE),), "Confirm Gone"),
+    ("gone, confirmed in POST", INSTALL, _seen(OFF), (_record(CONFIRMED, marks=UNSETTLED),), "Confirm Gone"),
+    ("gone, the marks are no longer shown", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED),), "Confirm Gone"),
+    ("taken away without a reset", INSTALL, _seen(OFF), (_record(CONFIRMED),), SET),
+    ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), SET),
+    ("Continuous taken away", ALWAYS, _seen(OFF, SINCE), (_record(CONFIRMED, CONTINUOUS),), SET),
+    ("three times in an hour", INSTALL, _seen(OFF), (_corrected(CONFIRMED, 59, 9, 1),), "Contended"),
+    ("three times, one long ago", INSTALL, _seen(OFF), (_corrected(CONFIRMED, 60, 9, 1),), SET),
+    ("set three times, never kept", INSTALL, _seen(OFF), (_corrected(RECORDED, 9, 5, 1),), "Contended"),
+    ("three times, but it stands", INSTALL, _seen(ONCE), (_corrected(RECORDED, 9, 5, 1),), CONFIRM),
+    ("spent", INSTALL, _seen(OFF, SINCE), (_record(SPENT),), "Leave"),
+    ("spent, to be armed anew", REARM, _seen(OFF, SINCE), (_record(SPENT),), SET),
+    ("spent, to be armed anew, in POST", REARM, _seen(OFF, SINCE, in_post=True), (_record(SPENT),), "Wait"),
+    ("gone, to be armed anew: not proven", REARM, _seen(OFF, SINCE), (_record(GONE),), "NeedsOperator"),
+    ("gone", INSTALL, _seen(OFF), (_record(GONE),), "Leave"),
+    ("spent, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(SPENT),), "Leave"),
+    ("withdrawn unspent, wanted again", INSTALL, _seen(OFF), (_record(WITHDRAWN),), SET),
+    ("no longer wanted", None, _seen(ONCE), (_record(CONFIRMED),), WITHDRAW),
+    ("no longer wanted, in POST", None, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
+    ("no longer wanted, perhaps set", None, _seen(ONCE), (_record(RECORDED),), WITHDRAW),
+    ("no longer wanted, never set", None, _seen(OFF), (_record(RECORDED),), "Confirm Withdrawn"),
+    ("no longer wanted, set a moment ago, not shown yet", None, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
+    ("no longer wanted, set a moment ago, and shown", None, _seen(ONCE), (_ago(1, RECORDED),), WITHDRAW),
+    ("no longer wanted, set a minute ago", None, _seen(OFF), (_ago(60, RECORDED),), "Confirm Withdrawn"),
+    ("another reason's, set a moment ago", OTHER_REASON, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
+    ("no longer wanted, perhaps consumed", None, _seen(OFF, SINCE), (_record(RECORDED),), "Confirm Gone"),
+    ("no longer wanted, consumed", None, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
+    ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
+    ("the clearing did not take", None, _seen(ONCE), (_record(WITHDRAWING),), WITHDRAW),
+    ("cleared a moment ago, still shown", None, _seen(ONCE), (_ago(9, WITHDRAWING),), "Wait"),
+    ("cleared ten seconds ago, still shown", None, _seen(ONCE), (_ago(10, WITHDRAWING),), WITHDRAW),
+    ("cleared", None, _seen(OFF), (_record(WITHDRAWING),), "Confirm Withdrawn"),
+    ("cleared, or consumed before", None, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Gone"),
+    ("cleared, no marks", None, _seen(OFF, NONE), (_record(WITHDRAWING, marks=NONE),), "Confirm Gone"),
+    ("Continuous cleared", None, _seen(OFF, SINCE), (_record(WITHDRAWING, CONTINUOUS),), "Confirm Withdrawn"),
+    ("wanted again while it is cleared", INSTALL, _seen(ONCE), (_record(WITHDRAWING),), CONFIRM),
+    ("wanted again when it is cleared", INSTALL, _seen(OFF), (_record(WITHDRAWING),), "Confirm Withdrawn"),
+    ("wanted again, perhaps consumed", INSTALL, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Gone"),
+    ("another reason's stands", INSTALL, _seen(ONCE), (_other(CONFIRMED),), WITHDRAW),
+    ("another reason's was consumed", INSTALL, _seen(OFF, SINCE), (_other(CONFIRMED),), "Confirm Spent"),
+    ("another reason's is withdrawn", INSTALL, _seen(OFF), (_other(WITHDRAWN),), SET),
+    ("another reason's was spent", INSTALL, _seen(OFF), (_other(SPENT),), SET),
+    ("spent, between another's window", INSTALL, _seen(OFF), (_other(WITHDRAWN), _record(SPENT)), "Leave"),
+    ("nothing left to withdraw", None, _seen(OFF), (_record(SPENT), _other(GONE)), "Leave"),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "observed", "records", "step"), [row[1:] for row in CASES], ids=[row[0] for row in CASES]
+)
+def test_next_step(wanted: Wanted | None, observed: Observed, records: tuple[Armed, ...], step: str) -> None:
+    assert _word(next_step(wanted=wanted, observed=observed, records=records, at=NOW)) == step
+
+
+def test_a_set_carries_its_whole_record() -> None:
+    first = next_step(wanted=INSTALL, observed=_seen(OFF), records=(), at=NOW)
+    assert first == Set(
+        record=Armed(reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW)
+    )
+    again = next_step(wanted=INSTALL, observed=_seen(OFF), records=(_corrected(CONFIRMED, 70, 5),), at=NOW)
+    assert isinstance(again, Set)
+    assert again.record.corrections == (NOW - timedelta(minutes=5), NOW)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state"), [pytest.param(INSTALL, RECORDED, id="confirm"), pytest.param(None, CONFIRMED, id="withdraw")]
+)
+def test_what_stands_is_recorded_with_the_marks_seen_with_it(wanted: Wanted | None, state: State) -> None:
+    booting = replace(SINCE, settled=False)
+    step = next_step(wanted=wanted, observed=_seen(ONCE, booting), records=(_record(state),), at=NOW)
+    assert isinstance(step, Confirm | Withdraw)
+    assert step.record.marks == booting
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"), [(OFF, WITHDRAWN), (FOREIGN, WITHDRAWN), (ONCE, CONFIRMED)], ids=["not", "else", "set"]
+)
+def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: State) -> None:
+    assert refused(_record(RECORDED), _seen(seen, SINCE)).record == _record(state, marks=SINCE)
+
+
+def test_questions_to_the_operator_say_what_was_found() -> None:
+    messages = []
+    for wanted, record in (
+        (INSTALL, _record(RECORDED, marks=NONE)),
+        (INSTALL, _corrected(CONFIRMED, 3, 2, 1)),
+        (UNHEARD_OF, None),
+    ):
+        step = next_step(wanted=wanted, observed=_seen(OFF), records=(record,) if record else (), at=NOW)
+        assert isinstance(step, AskOperator)
+        messages.append(step.message)
+    fixed = replace(_seen(replace(OFF, mode="Legacy")), mode_is_fixed=True)
+    step = next_step(wanted=replace(INSTALL, override=replace(ONCE, mode="UEFI")), observed=fixed, records=(), at=NOW)
+    assert isinstance(step, AskOperator)
+    assert [*messages, step.message] == [
+        "Once Pxe was to be set for provision 3 and does not stand: it was never set, or it was set and consumed",
+        "Once Pxe was set 4 times within an hour, and the BMC shows Disabled None",
+        "Floppy is wanted, and the BMC boots only Cd, None, Pxe, UefiHttp, UsbCd",
+        "mode UEFI is wanted, and the BMC has Legacy, which it cannot change",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reset"),
+    [
+        pytest.param(THEN, THEN, Reset.RULED_OUT, id="both stand still"),
+        pytest.param(THEN, SINCE, Reset.SEEN, id="one has moved"),
+        pytest.param(UNSETTLED, THEN, Reset.UNKNOWN, id="unsettled before"),
+        pytest.param(UNSETTLED, SINCE, Reset.SEEN, id="unsettled, moved"),
+        pytest.param(THEN, NONE, Reset.UNKNOWN, id="no longer shown"),
+        pytest.param(NONE, THEN, Reset.UNKNOWN, id="not shown before"),
+        pytest.param(replace(NONE, settled=True), NONE, Reset.UNKNOWN, id="never shown"),
+        pytest.param(replace(THEN, last_reset_time=None), SINCE, Reset.RULED_OUT, id="one of two shown"),
+    ],
+)
+def test_what_marks_prove(before: Marks, after: Marks, reset: Reset) -> None:
+    assert after.reset_since(before) is reset
+
+
+PLAIN_HTTP = replace(HTTP, http_boot_uri=None)
+CD = replace(ONCE, target=Target.CD)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bmc", "fitted"),
+    [
+        pytest.param(HTTP, SEEN, HTTP, id="takes a URI"),
+        pytest.param(HTTP, replace(SEEN, supports_http_boot_uri=False), PLAIN_HTTP, id="takes no URI"),
+        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset({"Pxe"})), ONCE, id="no UefiHttp"),
+        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset()), HTTP, id="does not say"),
+        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset({"Hdd"})), None, id="no network at all"),
+        pytest.param(HTTP, replace(SEEN, continuous_http=False), HTTP, id="Once is no matter"),
+        pytest.param(
+            replace(HTTP, enabled=Enabled.CONTINUOUS),
+            replace(SEEN, continuous_http=False),
+            CONTINUOUS,
+            id="Continuous would change the boot order",
+        ),
+        pytest.param(CD, SEEN, CD, id="a CD"),
+        pytest.param(CD, replace(SEEN, boots_cd_as=Target.USB_CD), replace(CD, target=Target.USB_CD), id="a USB CD"),
+        pytest.param(replace(ONCE, mode="UEFI"), SEEN, ONCE, id="shows no mode"),
+        pytest.param(
+            replace(ONCE, mode="UEFI"),
+            replace(SEEN, override=replace(OFF, mode="Legacy")),
+            replace(ONCE, mode="UEFI"),
+            id="shows another mode",
+        ),
+    ],
+)
+def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: Observed, fitted: Override | None) -> None:
+    assert fit(wanted, bmc) == fitted
+
+
+@pytest.mark.parametrize(
+    ("override", "seen", "standing"),
+    [
+        pytest.param(OFF, replace(OFF, target="Pxe"), True, id="off, whatever its target"),
+        pytest.param(OFF, ONCE, False, id="on"),
+        pytest.param(ONCE, CONTINUOUS, False, id="Continuous is not Once"),
+        pytest.param(HTTP, PLAIN_HTTP, False, id="no URI"),
+        pytest.param(PLAIN_HTTP, HTTP, False, id="an old URI"),
+        pytest.param(ONCE, replace(ONCE, http_boot_uri="http://old/"), True, id="an old URI, not used"),
+        pytest.param(replace(ONCE, mode="UEFI"), ONCE, True, id="mode not shown"),
+        pytest.param(replace(ONCE, mode="UEFI"), replace(ONCE, mode="Legacy"), False, id="another mode"),
+    ],
+)
+def test_what_stands(override: Override, seen: Override, standing: bool) -> None:
+    assert stands(override, _seen(seen)) is standing
+
+
+def _resource(path: str | None, body: dict[str, Any]) -> Resource:
+    return Resource(url=f"http://bmc{path}", body=body, etag=body["@odata.etag"])
+
+
+@dataclass
+class _Instance:
+    """gitboot as far as this protocol goes: a ledger, and passes that may crash."""
+
+    machine: Machine
+    wanted: Wanted | None = None
+    ledger: dict[str, Armed] = field(default_factory=dict)
+
+    def want(self, wanted: Wanted | None) -> None:
+        self.wanted = wanted
+
+    def observe(self) -> Observed:
+        machine = self.machine
+        system = Resource(url=f"http://bmc{machine.path}", body=machine.system(), etag=None)
+        settings = machine.settings() if machine.settings_path else {}
+        if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
+            return payload.observe(system, None)
+        return payload.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings, etag=None))
+
+    def run(self, crash: str = "") -> Step:
+        """One pass."""
+        for _ in range(10):
+            observed = self.observe()
+            records = tuple(self.ledger.values())
+            step = next_step(wanted=self.wanted, observed=observed, records=records, at=self.machine.now)
+            if not isinstance(step, Set | Confirm | Withdraw):
+                return step
+            self.ledger[step.record.reason] = step.record
+            if isinstance(step, Confirm):
+                continue
+            if crash == "recorded":
+                return step
+            self._write(step, observed)
+            if crash == "written":
+                return step
+        raise AssertionError("the protocol goes round in circles")
+
+    def _write(self, step: Set | Withdraw, observed: Observed) -> None:
+        boot = boot_patch(step.record.override if isinstance(step, Set) else OFF, observed)
+        etag = self.machine.settings() if observed.settings == self.machine.settings_path else self.machine.system()
+        answer = self.machine.patch(observed.settings, {"Boot": boot}, etag["@odata.etag"].removeprefix("W/"))
+        if boot and answer.status >= 400 and isinstance(step, Set):
+            self.ledger[step.record.reason] = refused(step.record, self.observe()).record
+
+
+BIOS_UPDATE = Wanted(reason="maintenance bios, run 1", plan_digest="d", override=CD)
+HDD = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Hdd"}
+EVENTS: dict[str, Callable[[_Instance], object]] = {
+    "the plan wants an installation": lambda gitboot: gitboot.want(INSTALL),
+    "a maintenance opens": lambda gitboot: gitboot.want(BIOS_UPDATE),
+    "the plan wants nothing": lambda gitboot: gitboot.want(None),
+    "a pass": lambda gitboot: gitboot.run(),
+    "a pass that crashes after a record": lambda gitboot: gitboot.run("recorded"),
+    "a pass that crashes after a write": lambda gitboot: gitboot.run("written"),
+    "a reset": lambda gitboot: gitboot.machine.reset(),
+    "half a POST": lambda gitboot: gitboot.machine.advance(gitboot.machine.post_s / 2),
+    "a whole POST": lambda gitboot: gitboot.machine.advance(gitboot.machine.post_s * 2),
+    "off": lambda gitboot: gitboot.machine.reset("ForceOff"),
+    "on": lambda gitboot: gitboot.machine.reset("On"),
+    "someone clears": lambda gitboot: gitboot.machine.write(BootSourceOverrideEnabled="Disabled"),
+    "someone writes": lambda gitboot: gitboot.machine.write(**HDD),
+}
+
+
+@settings(max_examples=400)
+@given(
+    profile=st.sampled_from(list(PROFILES.values())),
+    events=st.lists(st.sampled_from(list(EVENTS)), min_size=4, max_size=24),
+)
+def test_nothing_is_booted_twice_for_one_reason(profile: Profile, events: list[str]) -> None:
+    gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
+    for event in events:
+        EVENTS[event](gitboot)
+        gitboot.machine.advance(1)
+    gitboot.run()
+    gitboot.machine.run_through()
+
+    booted = [boot.target for boot in gitboot.machine.boots]
+    assert booted.count("Pxe") <= 1
+    assert booted.count("Cd") + booted.count("UsbCd") <= 1
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profile) -> None:
+    gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
+    assert gitboot.run() == Leave()
+    gitboot.machine.run_through()
+    writes = gitboot.machine.override.copy()
+    assert gitboot.run() == Leave()
+    gitboot.machine.run_through()
+
+    assert [boot.target for boot in gitboot.machine.boots] == ["Pxe", "None"]
+    assert gitboot.machine.override == writes
+    assert gitboot.ledger[INSTALL.reason].state in (SPENT, GONE)
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Profile) -> None:
+    gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
+    gitboot.run()
+    gitboot.wanted = BIOS_UPDATE
+    gitboot.run()
+    gitboot.machine.run_through()
+    gitboot.wanted = INSTALL
+    gitboot.run()
+    gitboot.machine.run_through()
+
+    cd, *rest = [boot.target for boot in gitboot.machine.boots]
+    assert cd in ("Cd", "UsbCd")
+    proven = profile.name != "supermicro-x10"  # which shows nothing that could prove it unspent
+    assert rest == (["Pxe"] if proven else ["None"])
+
+
+def test_a_wait_says_why() -> None:
+    step = next_step(wanted=INSTALL, observed=_seen(OFF, in_post=True), records=(), at=NOW)
+    assert step == Wait(why="the machine is in POST")
+
+
+@pytest.mark.parametrize(
+    ("case", "since", "expected"),
+    [
+        ("just begun", "2026-11-20T11:59:00+00:00", True),
+        ("begun an hour ago, so the BMC has stopped watching", "2026-11-20T11:00:00+00:00", False),
+        ("a time that cannot be read", "yesterday", True),
+        ("a time without an offset", "2026-11-20T11:00:00", True),
+        ("no time", None, True),
+    ],
+)
+def test_nothing_is_armed_during_post(case: str, since: str | None, expected: bool) -> None:
+    marks = replace(THEN, boot_progress_time=since)
+    step = next_step(wanted=INSTALL, observed=_seen(OFF, marks, in_post=True), records=(), at=NOW)
+    assert isinstance(step, Wait) == expected, case
+
+
+# What gives way to another override for the same reason
+
+
+def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
+    """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
+    continuous = Override(enabled=Enabled.CONTINUOUS, target=Target.PXE, mode="UEFI")
+    once = replace(continuous, enabled=Enabled.ONCE)
+    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, rearm=True)
+    stood = Observed(system="/redfish/v1/Systems/1", override=continuous)
+    first = next_step(wanted=wanted, observed=stood, records=[_standing(continuous)], at=_NOON)
+    assert isinstance(first, Set)
+    assert (first.record.override, first.record.replaces) == (once, continuous)
+    later = _NOON + timedelta(minutes=2)
+    again = next_step(wanted=wanted, observed=stood, records=[first.record], at=later)
+    assert isinstance(again, Set)
+    assert again.record.replaces == continuous
+    unwanted = next_step(wanted=None, observed=stood, records=[first.record], at=later)
+    assert isinstance(unwanted, Withdraw)
+    assert unwanted.record.override == continuous
+    confirmed = next_step(wanted=wanted, observed=replace(stood, override=once), records=[again.record], at=later)
+    assert isinstance(confirmed, Confirm)
+    assert confirmed.record.replaces is None
+
+
+def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_person() -> None:
+    once = Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI")
+    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, rearm=True)
+    gone = replace(_standing(once), state=State.GONE)
+    step = next_step(wanted=wanted, observed=Observed(system="/x", override=OFF), records=[gone], at=_NOON)
+    assert isinstance(step, AskOperator)
+    assert step.condition is Condition.NEEDS_OPERATOR
+
+
+_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def _standing(override: Override) -> Armed:
+    return Armed(
+        reason="policy/web/always",
+        plan_digest="c" * 64,
+        override=override,
+        marks=Marks(),
+        state=State.CONFIRMED,
+        at=_NOON - timedelta(hours=1),
+    )

@@ -1,0 +1,290 @@
+"""Which commit is accepted, refused or held by a running instance, and what lets a held one pass."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.diff.guard import Limits
+from gitboot.ledger import Suspension
+from gitboot.status import Held
+from tests.fleets import at, fleet, image, maintenance, policy, profile, server
+from tests.inprocess import Parts, in_process
+from tests.instance import Repository, git
+
+NOON = at("20T12:00")
+STORES = ("flatcar-1", "flatcar-2")
+
+
+def documents(image_name: str = "flatcar-1", *more: str, servers: int = 12, provision: int = 0) -> dict[str, str]:
+    """A fleet of web servers that are installed once, and again whenever their image changes."""
+    return {
+        "fleet.yaml": "---\n".join(
+            (
+                fleet(),
+                *(server(f"web{number:02}", spec=f"provision: {provision}") for number in range(servers)),
+                *(image(name) for name in STORES),
+                profile("web", image_name),
+                policy("web", often="OnImageChange"),
+                *more,
+            )
+        )
+    }
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push(documents())
+    return made
+
+
+@pytest.fixture
+def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts)
+        yield parts
+
+
+def turn(parts: Parts, seconds: float = 0) -> None:
+    """Fetch and do a pass."""
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+
+
+def applied(parts: Parts) -> str | None:
+    return parts.reconciler.status.applied
+
+
+def held(parts: Parts) -> Held:
+    assert parts.reconciler.status.held is not None
+    return parts.reconciler.status.held
+
+
+def accepted(parts: Parts) -> tuple[bool, str]:
+    (found,) = (each for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
+    return found.status, found.reason
+
+
+def test_a_commit_that_would_reinstall_servers_is_held_and_the_last_one_goes_on(
+    parts: Parts, repository: Repository
+) -> None:
+    before = applied(parts)
+    commit = repository.push(documents("flatcar-2"))
+    for second in range(3):
+        turn(parts, second)
+    assert (applied(parts), parts.reconciler.status.attempted) == (before, commit)
+    assert (held(parts).commit, held(parts).guards) == (commit, ("maxReinstalls", "maxUpdatePercent"))
+    assert accepted(parts) == (False, "GuardTripped")
+    (event,) = (event for event in parts.events if event.type == "Held")
+    assert f"Gitboot-Ack: {held(parts).digest} maxReinstalls" in event.message
+    assert f"gitboot approve {held(parts).digest} --guard maxReinstalls --guard maxUpdatePercent" in event.message
+    assert "servers that may be reinstalled: 12; the limit is 0" in event.message
+
+
+def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_digest(
+    parts: Parts, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-2"))
+    turn(parts)
+    digest = held(parts).digest
+    for given in ((digest, ["maxReinstalls"]), ("0" * 64, ["maxReinstalls", "maxUpdatePercent"])):
+        parts.ledger.approve(*given, at=NOON, who="op", reason="planned")
+        turn(parts, 1)
+        assert applied(parts) != commit
+    assert held(parts).guards == ("maxUpdatePercent",)
+    parts.ledger.approve(digest, ["maxUpdatePercent"], at=NOON, who="op", reason="planned")
+    turn(parts, 2)
+    assert (applied(parts), parts.reconciler.status.held) == (commit, None)
+    assert [event.type for event in parts.events].count("Acknowledged") == 2
+
+
+def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, repository: Repository) -> None:
+    """There and back and there again is a third change, and another reinstallation."""
+    for second, name in enumerate(("flatcar-2", "flatcar-1")):
+        commit = repository.push(documents(name))
+        turn(parts, second)
+        parts.ledger.approve(held(parts).digest, held(parts).guards, at=NOON, who="op", reason="planned")
+        turn(parts, second)
+        assert applied(parts) == commit
+    again = repository.push(documents("flatcar-2"))
+    turn(parts, 3)
+    assert applied(parts) != again
+    assert "maxReinstalls" in held(parts).guards
+
+
+def test_an_approval_outlives_a_restart_and_an_order_carries_it_out(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-2"))
+    turn(parts)
+    facts = {"digest": held(parts).digest, "guards": list(held(parts).guards), "reason": "planned"}
+    number = parts.ledger.give(NOON, "op", "approve", facts)
+    turn(parts, 1)
+    assert applied(parts) == commit
+    assert "maxReinstalls, maxUpdatePercent acknowledged" in (parts.ledger.outcome(number) or "")
+
+
+@pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])
+def test_a_trailer_acknowledges_the_changes_however_they_are_committed(
+    parts: Parts, repository: Repository, how: str
+) -> None:
+    repository.push(documents("flatcar-2"))
+    turn(parts)
+    lines = "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+    if how == "in a later, empty one":
+        git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Acknowledge\n\n{lines}")
+    elif how == "rebased":
+        git(repository.work, "reset", "-q", "--soft", "HEAD~1")
+        git(repository.work, "stash", "-q")
+        git(repository.work, "commit", "-q", "--allow-empty", "-m", "Someone else's")
+        git(repository.work, "stash", "pop", "-q")
+        git(repository.work, "commit", "-qam", f"Go on to flatcar-2\n\n{lines}")
+    else:
+        indented = "* Go on\n\n" + "\n".join(f"  {line}" for line in lines.splitlines())
+        message = f"Go on to flatcar-2\n\n{lines}" if how == "in the commit itself" else indented
+        git(repository.work, "commit", "-q", "--amend", "-m", message)
+    git(repository.work, "push", "-qf", "origin", "main")
+    turn(parts, 1)
+    assert applied(parts) == git(repository.work, "rev-parse", "HEAD")
+
+
+def test_one_more_change_voids_an_acknowledgement(parts: Parts, repository: Repository) -> None:
+    before = applied(parts)
+    repository.push(documents("flatcar-2"))
+    turn(parts)
+    message = "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+    repository.push(documents("flatcar-2", servers=13), f"One more\n\n{message}")
+    turn(parts, 1)
+    assert (applied(parts), accepted(parts)) == (before, (False, "GuardTripped"))
+    assert any("something was changed since" in event.message for event in parts.events)
+
+
+def test_a_window_over_the_whole_fleet_opens_and_is_not_held(parts: Parts, repository: Repository) -> None:
+    """Guards judge the commit that brings a maintenance, not the hour at which its window opens."""
+    window = maintenance("repair", "20T13:00 20T14:00", "networkBoot: Always")
+    more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
+    commit = repository.push(documents("flatcar-1", *more))
+    turn(parts)
+    parts.ledger.approve(held(parts).digest, held(parts).guards, at=NOON, who="op", reason="planned")
+    turn(parts, 1)
+    assert applied(parts) == commit
+    turn(parts, 3601)
+    assert dict(parts.reconciler.status.phases) == {"Maintenance": 12}
+    assert parts.reconciler.status.held is None
+
+
+def test_a_first_commit_is_judged_by_what_would_be_installed(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "new")
+    commit = repository.push(documents(servers=6, provision=1))
+    with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5), told="fresh") as parts:
+        turn(parts)
+        assert (applied(parts), held(parts).guards) == (None, ("maxInstalls",))
+        parts.ledger.approve(held(parts).digest, ["maxInstalls"], at=NOON, who="op", reason="new rack")
+        turn(parts, 1)
+        assert applied(parts) == commit
+    for told in ("adopt", None):
+        with in_process(tmp_path / str(told), repository.bare, limits=Limits(max_installs=5), told=told) as parts:
+            turn(parts)
+            assert applied(parts) == commit  # nothing is installed by it
+
+
+def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Repository) -> None:
+    """The tree says which commit it was made of, and the guards go on from there."""
+    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+        turn(parts)
+        before = applied(parts)
+        repository.push(documents("flatcar-2"))
+        turn(parts, 1)
+        assert "maxReinstalls" in held(parts).guards
+    shutil.rmtree(tmp_path / "state")
+    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+        turn(parts, 2)
+        assert (applied(parts), "maxReinstalls" in held(parts).guards) == (before, True)
+
+
+def test_a_tree_of_another_history_is_not_taken_for_a_beginning(tmp_path: Path, repository: Repository) -> None:
+    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+        turn(parts)
+    shutil.rmtree(tmp_path / "state")
+    other = Repository.create(tmp_path / "other")
+    other.push(documents("flatcar-2"))
+    with in_process(tmp_path, other.bare, limits=Limits(), told="adopt") as parts:
+        turn(parts)
+        assert (applied(parts), held(parts).guards) == (None, ("allowRewind",))
+
+
+def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "new")
+    tight = documents()["fleet.yaml"].replace(fleet(), fleet("baseURL: 'http://boot.test', guards: {maxInstalls: 0}"))
+    first = repository.push({"fleet.yaml": tight})
+    with in_process(tmp_path, repository.bare, limits=Limits(max_update_percent=100)) as parts:
+        turn(parts)
+        assert applied(parts) == first
+        repository.push({**documents(), "new.yaml": server("new", spec="provision: 1")})
+        turn(parts, 1)
+        assert (applied(parts), held(parts).guards) == (first, ("maxInstalls",))
+
+
+def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: Parts, repository: Repository) -> None:
+    before = applied(parts)
+    parts.ledger.suspension = Suspension("op", "datacentre move", NOON + timedelta(minutes=5))
+    commit = repository.push(documents(servers=13))
+    turn(parts, 1)
+    assert applied(parts) == before
+    (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
+    assert (condition.status, condition.reason) == (False, "Suspended")
+    assert condition.message == "suspended by op until 2026-11-20T12:05:00Z: datacentre move"
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
+    turn(parts, 300)
+    assert applied(parts) == commit
+
+
+def test_a_suspension_is_ordered_and_ended(parts: Parts, repository: Repository) -> None:
+    before = applied(parts)
+    parts.ledger.give(NOON, "op", "suspend", {"reason": "x", "until": "2026-11-21T00:00:00Z"})
+    commit = repository.push(documents(servers=13))
+    turn(parts, 1)
+    assert applied(parts) == before
+    parts.ledger.give(NOON, "op", "resume", {})
+    turn(parts, 2)
+    assert applied(parts) == commit
+
+
+def test_a_commit_without_servers_and_a_rewound_branch_are_held(parts: Parts, repository: Repository) -> None:
+    repository.push(documents(servers=0))
+    turn(parts)
+    assert "allowEmpty" in held(parts).guards
+    git(repository.work, "reset", "-q", "--hard", "HEAD~1")
+    git(repository.work, "commit", "-q", "--amend", "-m", "Rewritten")
+    git(repository.work, "push", "-qf", "origin", "main")
+    turn(parts, 1)
+    assert held(parts).guards == ("allowRewind",)
+
+
+def test_a_server_that_comes_back_with_another_image_is_reinstalled(parts: Parts, repository: Repository) -> None:
+    """Two commits that hold nothing by themselves: the records know what the second one installs again."""
+    repository.push(documents(servers=11))
+    turn(parts)
+    before = applied(parts)
+    assert parts.reconciler.status.held is None
+    one = policy("spare", "{servers: [web11]}", "priority: 1", boots="spare", often="OnImageChange")
+    repository.push(documents("flatcar-1", profile("spare", "flatcar-2"), one))
+    turn(parts, 1)
+    assert (applied(parts), held(parts).guards) == (before, ("maxReinstalls",))
+    commit = repository.push(documents())
+    turn(parts, 2)
+    assert applied(parts) == commit  # it comes back as it is installed
+
+
+def test_acknowledgements_that_do_not_count_are_told_in_few_words(parts: Parts, repository: Repository) -> None:
+    lines = "\n".join(f"Gitboot-Ack: {'0' * 64} {'x' * 2000}{number}" for number in range(20))
+    repository.push(documents("flatcar-2"), f"Bump\n\n{lines}")
+    turn(parts)
+    (event,) = (event for event in parts.events if event.type == "Held")
+    assert "and 15 more" in event.message
+    assert len(event.message) < 4000

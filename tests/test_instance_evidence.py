@@ -1,0 +1,304 @@
+"""What was fetched, reported or seen of a boot, and what that proves: kind by kind, over restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.override import State
+from gitboot.model.scalars import Digest
+from gitboot.observe.observation import Observation
+from gitboot.plan import BootPlan, Cause
+from tests.bench import NOON
+from tests.fleets import mac_of, maintenance
+from tests.redfish.faults import Drop
+from tests.redfish.profiles import GENERIC, TARGET
+from tests.test_instance_overrides import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
+
+__all__ = ["make_site", "site"]  # fixtures
+
+KINDS = ("Fetched", "Reported", "Progress", "Declared")
+ENTRY = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+REPORT = ENTRY.replace("boot.ipxe", "provisioned/token")
+REPAIR = maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1")
+
+
+def decide(site: Site, kind: str, *more: str, **given: Any) -> None:
+    settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: {kind}, monitors: [10.9.0.0/24]}}"
+    site.decide(given.pop("often", "Once"), *more, of_fleet=settings, **given)
+
+
+def provisioned(site: Site) -> list[str]:
+    """By which evidence web01's keys were met."""
+    return [event.facts["evidence"] for event in site.bench.events if event.type == "Provisioned"]
+
+
+def passes(site: Site, count: int = 2) -> BootPlan | None:
+    planned = None
+    for _ in range(count):
+        planned = site.bench.reconcile()
+    return planned
+
+
+# Which kind of evidence counts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bmc", [True, False], ids=["a BMC", "no BMC"])
+def test_a_fetch_and_a_report_count_where_the_fleet_says_so(site: Site, kind: str, bmc: bool) -> None:
+    decide(site, kind, bmc=bmc)
+    plan = passes(site)
+    site.machine.run_through()  # what it fetches is told below
+    site.bench.now = site.machine.now
+    for path, proof in ((ENTRY, "Fetched"), (REPORT, "Reported")):
+        before = provisioned(site)
+        site.bench.fetch(plan, path=path)
+        site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+        if kind != "Progress":
+            passes(site)
+        assert (provisioned(site) != before) == (kind == proof)
+
+
+def test_a_report_of_a_maintenance_says_nothing(site: Site) -> None:
+    decide(site, "Reported", REPAIR, often="Never", bmc=False)
+    plan = passes(site)
+    site.bench.fetch(plan, path=REPORT)
+    passes(site)
+    assert site.bench.told("MaintenanceBooted") == []
+    site.bench.fetch(plan)
+    passes(site)
+    assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]  # as fetched, whatever the Fleet says
+
+
+def test_a_report_counts_even_while_the_override_stands_and_is_then_withdrawn(site: Site) -> None:
+    """Somebody booted it by hand."""
+    decide(site, "Reported")
+    site.bench.fetch(passes(site), path=REPORT)
+    passes(site, 3)
+    assert provisioned(site) == ["Reported"]
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+@pytest.mark.parametrize(("kind", "path"), [("Fetched", ENTRY), ("Reported", REPORT)])
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_evidence_that_comes_after_a_person_was_asked_still_counts(
+    site: Site, kind: str, path: str, again: bool
+) -> None:
+    decide(site, kind)
+    plan = passes(site)
+    site.boot()
+    passes(site)
+    site.wait(31 * 60)
+    assert (late := passes(site)) is not None and late.cause is Cause.SPENT
+    if again:
+        site.restart()
+    site.bench.fetch(plan, path=path)
+    site.bench.reconcile()
+    site.wait(61)
+    assert shown(passes(site)) == INSTALLED
+    assert provisioned(site) == [kind]
+    assert site.patches == 1
+
+
+# Fetched
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_a_fetch_waits_for_its_bmc_over_a_restart(site: Site, again: bool) -> None:
+    decide(site, "Fetched")
+    plan = passes(site)
+    site.boot()
+    site.bench.fetch(plan)
+    fetched_at = site.bench.now
+    site.bmc.fault(Drop(applied=False), times=1)
+    passes(site, 1)
+    if again:
+        site.restart()
+    site.wait(5)
+    passes(site)
+    assert provisioned(site) == ["Fetched"]
+    assert site.bench.record is not None and site.bench.record.met_at == fetched_at
+
+
+def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice(site: Site) -> None:
+    decide(site, "Fetched")
+    plan = passes(site)
+    fetched_at = site.bench.now
+    for _ in range(2):
+        site.bench.now = fetched_at
+        site.bench.fetch(plan, client="10.0.0.99")
+        site.bench.now = site.machine.now
+        passes(site)
+        site.machine.write(BootSourceOverrideEnabled="Disabled")  # by somebody, and unspent
+        site.wait(30)
+        passes(site)
+    assert site.bench.told("FetchIgnored", "Provisioned") == ["FetchIgnored"]
+
+
+def test_an_override_that_was_armed_after_the_fetch_does_not_speak_against_it(site: Site) -> None:
+    decide(site, "Fetched")
+    plan = site.bench.plan()
+    site.bench.fetch(plan)  # by DHCP's order, before anything was armed
+    site.wait(1)
+    site.bench.overriding.ask(site.bench.fleet, site.bench.now)
+    site.bench.overriding.collect(site.bench.fleet, site.bench.now, wait=True)
+    passes(site, 3)
+    assert provisioned(site) == ["Fetched"]
+    assert site.shown.startswith("Disabled")
+
+
+@pytest.mark.parametrize(("client", "met"), [("10.9.0.5", False), ("10.0.0.7", True), ("unix:", True)])
+def test_only_monitors_are_not_heard(site: Site, client: str, met: bool) -> None:
+    decide(site, "Fetched", bmc=False)
+    site.bench.fetch(passes(site), client=client)
+    passes(site)
+    assert provisioned(site) == (["Fetched"] if met else [])
+
+
+@pytest.mark.parametrize("kind", ["Fetched", "Progress"])
+def test_a_fetch_whose_bmc_has_no_document_any_more_is_judged_without_it(site: Site, kind: str) -> None:
+    decide(site, kind)
+    plan = passes(site)
+    site.boot()
+    site.bench.fetch(plan)
+    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    decide(site, kind, bmc=False)
+    passes(site, 3)
+    assert provisioned(site) == (["Fetched"] if kind == "Fetched" else [])
+    assert site.bench.ledger.pending() == []
+
+
+# By the date of what was sent
+
+
+OLD = int(NOON.timestamp())
+NEW = OLD + 60
+
+
+def observed(site: Site, modified: int, path: str = ENTRY) -> None:
+    site.bench.evidence.observations.put(
+        Observation(server="", path=path, modified=modified, client="10.0.0.7", at=site.bench.now)
+    )
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+@pytest.mark.parametrize(
+    ("case", "path", "modified", "met"),
+    [
+        ("the old version", ENTRY, OLD, 1),
+        ("the current version", ENTRY, NEW, 2),
+        ("a version that nobody published", ENTRY, OLD + 1, None),
+        ("a file that nobody published", ENTRY.replace("boot.ipxe", "grub.cfg"), NEW, None),
+    ],
+)
+def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
+    site: Site, again: bool, case: str, path: str, modified: int, met: int | None
+) -> None:
+    for provision, date in ((1, OLD), (2, NEW)):
+        decide(site, "Fetched", bmc=False, spec=f"provision: {provision}")
+        plan = passes(site)
+        assert plan is not None
+        site.bench.evidence.expect({ENTRY: plan.digest}, lambda _, date=date: date)  # type: ignore[misc]
+        site.bench.evidence.published()
+    if again:
+        site.restart()
+        passes(site)
+    observed(site, modified, path)
+    passes(site)
+    record = site.bench.record
+    assert record is not None and record.provision == met, case
+
+
+def dates() -> Callable[[str], int]:
+    numbers = iter(range(OLD, NEW))
+    return lambda _: next(numbers)
+
+
+def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -> None:
+    date, plan = dates(), Digest("a" * 64)
+    for number in range(5):
+        site.bench.evidence.expect({ENTRY: plan}, date)
+        if number == 2:
+            site.bench.evidence.published()
+    found = [site.bench.ledger.version(ENTRY, OLD + number) for number in range(5)]
+    assert found == [plan, plan, plan, None, None]
+
+
+# Progress
+
+
+def test_a_machine_that_comes_up_after_its_override_was_spent_is_provisioned(site: Site) -> None:
+    decide(site, "Progress")
+    passes(site)
+    assert provisioned(site) == []  # it runs, and has since before
+    site.machine.reset()
+    site.wait(70)  # its system starts, and does not run yet
+    assert shown(passes(site)) == TO_INSTALL
+    assert (site.states, provisioned(site)) == ({"provision/1": State.SPENT}, [])
+    site.wait(60)
+    passes(site)
+    assert provisioned(site) == ["Progress"]
+    assert shown(passes(site)) == INSTALLED
+    site.machine.run_through()
+    passes(site)
+    assert provisioned(site) == ["Progress"]
+
+
+def test_progress_without_arming_counts_from_the_fetch(site: Site) -> None:
+    decide(site, "Progress")
+    plan = site.bench.plan()
+    site.machine.reset()
+    site.machine.advance(70)
+    site.bench.now = site.machine.now
+    site.bench.fetch(plan)  # before anything was armed
+    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    passes(site, 3)
+    assert (provisioned(site), site.patches) == ([], 0)  # an override would install it once more
+    site.wait(60)
+    passes(site, 3)
+    assert (provisioned(site), site.patches) == (["Progress"], 0)
+
+
+def test_a_machine_without_times_of_progress_is_for_a_person(make_site: MakeSite) -> None:
+    site = make_site(profile=replace(GENERIC, last_state_time=False))
+    decide(site, "Progress")
+    passes(site)
+    site.boot()
+    passes(site)
+    site.wait(31 * 60)
+    plan = passes(site)
+    assert plan is not None and plan.cause is Cause.SPENT
+    assert provisioned(site) == []
+
+
+# Spent
+
+
+def test_an_override_that_vanished_is_no_proof_where_nothing_shows_how(make_site: MakeSite) -> None:
+    """GONE, not SPENT: what fetches nothing is proven by neither, and nothing is armed again."""
+    silent = replace(GENERIC, last_reset_time=False, boot_progress=False)
+    site = make_site(profile=silent)
+    decide(site, "Fetched", method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    passes(site)
+    site.machine.write(BootSourceOverrideEnabled="Disabled", **{TARGET: "None"})
+    site.wait(61)
+    passes(site)
+    assert site.states == {"provision/1": State.GONE}
+    assert provisioned(site) == []
+    site.wait(30 * 60)
+    plan = passes(site)
+    assert plan is not None and plan.cause is Cause.SPENT
+    assert site.patches == 1
+
+
+def test_a_maintenances_override_that_was_spent_unseen_is_not_armed_again(site: Site) -> None:
+    decide(site, "Fetched", REPAIR, often="Never")
+    passes(site)
+    site.boot()
+    for _ in range(5):
+        site.wait(60)
+        passes(site)
+    assert (site.patches, site.states) == (1, {"maintenance/repair/1": State.SPENT})

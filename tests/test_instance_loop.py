@@ -1,0 +1,60 @@
+"""The loop: faults of the source and the ledger end no instance."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gitboot.instance.loop import Loop
+from gitboot.status import Event
+from tests.fleets import SEED, maintenance
+from tests.inprocess import Parts, in_process
+from tests.instance import Repository
+
+
+def loop(parts: Parts, events: list[Event]) -> Loop:
+    return Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=events.append)
+
+
+def conditions(parts: Parts) -> dict[str, bool]:
+    return {condition.type: condition.status for condition in parts.reconciler.status.conditions}
+
+
+def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    good = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    events: list[Event] = []
+    with in_process(tmp_path, repository.bare) as parts:
+        loop(parts, events).once()
+        answered = parts.reconciler.answers
+        next_commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair")))})
+        other = sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        loop(parts, events).once()
+        assert [event.type for event in events] == ["Fetched", "Fetched", "LedgerFailed"]
+        assert conditions(parts)["LedgerWritable"] is False
+        assert (parts.reconciler.answers, parts.reconciler.status.applied) == (answered, good)
+        other.execute("ROLLBACK")
+        other.close()
+        loop(parts, events).once()
+        assert conditions(parts)["LedgerWritable"] is True
+        assert parts.reconciler.status.applied == next_commit
+
+
+def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    events: list[Event] = []
+    with in_process(tmp_path, repository.bare) as parts:
+        running = loop(parts, events)
+        running.once()
+        away = repository.bare.rename(tmp_path / "away")
+        running.once()
+        running.once()
+        assert [event.type for event in events] == ["Fetched", "FetchFailed"]
+        assert conditions(parts)["SourceReady"] is False
+        assert parts.reconciler.answers is not None
+        away.rename(repository.bare)
+        running.once()
+        assert conditions(parts)["SourceReady"] is True

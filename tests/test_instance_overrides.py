@@ -1,0 +1,795 @@
+"""When a BMC is asked for what, and what its answers prove: pass by pass, against machines that boot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from gitboot.bmc.override import Armed, State
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import BootPlan, Cause, Phase
+from tests.bench import Bench
+from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.redfish.double import Machine
+from tests.redfish.faults import Drop, Hang, Ignored, Slow, Status
+from tests.redfish.profiles import GENERIC, ILO6, Profile
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
+
+PASSWORD = "correct horse"
+MONITORS = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24, 'fd00:9::/64']}"
+
+
+@dataclass
+class Site:
+    """web01 with its BMC, and the instance that looks after it, on one clock."""
+
+    bench: Bench
+    machine: Machine
+    bmc: RedfishServer
+    make_bench: Callable[..., Bench]
+    spec: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spec = f"bmc: {{address: '{self.bmc.url}', system: {self.machine.path}, credentials: rack}}"
+        self.bench.now = self.machine.now
+
+    def decide(
+        self,
+        often: str = "Once",
+        *more: str,
+        spec: str = "provision: 1",
+        of_fleet: str = MONITORS,
+        artifacts: str = "kernel, initrd",
+        image_spec: str = "",
+        method: str = "Pxe",
+        bmc: bool = True,
+    ) -> None:
+        """Accept a commit: what web01's policy boots it with, and how often."""
+        self.bench.decide(
+            fleet(of_fleet),
+            server("web01", "role: web", f"{spec}, {self.spec}" if bmc else spec),
+            image("flatcar-1", image_spec, artifacts),
+            image("memtest-7", "writesDisk: false"),
+            profile("web", "flatcar-1", "" if method == "Pxe" else "httpBoot: uki", method=method),
+            profile("repair", "memtest-7"),
+            policy("web", often=often),
+            *more,
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, for the machine as for the instance."""
+        self.machine.advance(seconds)
+        self.bench.now = self.machine.now
+
+    def boot(self) -> None:
+        """Let the machine reset, and boot by what its override says."""
+        self.machine.run_through()
+        self.bench.now = self.machine.now
+
+    def restart(self, **given: Any) -> None:
+        """Another process on the same ledger, with the same commit."""
+        before = self.bench
+        before.close()
+        self.bench = self.make_bench(told=None, **given)
+        self.bench.now, self.bench.repository = before.now, before.repository
+        self.bench.decisions, self.bench.machines = before.decisions, before.machines
+
+    @property
+    def patches(self) -> int:
+        return len(self.machine.writes)
+
+    @property
+    def shown(self) -> str:
+        boot = self.machine.system()["Boot"]
+        return f"{boot['BootSourceOverrideEnabled']} {boot['BootSourceOverrideTarget']}"
+
+    @property
+    def states(self) -> dict[str, State]:
+        """What is recorded of each override, by its reason."""
+        return {armed.reason: armed.state for armed in self.bench.ledger.armed(SystemUuid(self.machine.uuid))}
+
+    @property
+    def due_in_s(self) -> float | None:
+        due = self.bench.overriding.next_due
+        return None if due is None else (due - self.bench.now) / timedelta(seconds=1)
+
+
+class MakeSite(Protocol):
+    def __call__(self, *, told: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC) -> Site: ...
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Iterator[MakeSite]:
+    with ExitStack() as stack:
+
+        def make_site(*, told: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC) -> Site:
+            (tmp_path / "rack").mkdir(exist_ok=True)
+            (tmp_path / "rack" / "username").write_text("root")
+            (tmp_path / "rack" / "password").write_text(password)
+            machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
+            bmc = stack.enter_context(RedfishServer(Service(machine, credentials={"root": PASSWORD})))
+
+            def make_bench(**given: Any) -> Bench:
+                return stack.enter_context(Bench(tmp_path, credentials=tmp_path, **given))
+
+            return Site(make_bench(told=told), machine, bmc, make_bench)
+
+        yield make_site
+
+
+@pytest.fixture
+def site(make_site: MakeSite) -> Site:
+    return make_site()
+
+
+def shown(plan: BootPlan | None) -> tuple[Phase, Cause] | None:
+    return (plan.phase, plan.cause) if plan else None
+
+
+TO_INSTALL = (Phase.NETWORK, Cause.NOT_MET)
+INSTALLED = (Phase.DISK, Cause.MET)
+
+
+# Once, and never twice
+
+
+def test_a_server_is_installed_once_from_the_first_pass_to_its_disk(site: Site) -> None:
+    site.decide()
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert (site.shown, site.states) == ("Once Pxe", {"provision/1": State.CONFIRMED})
+    assert site.bench.told() == ["OverrideConfirmed"]
+    site.boot()
+    site.bench.fetch(site.bench.plan())
+    site.bench.reconcile()
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.SPENT}
+    assert site.bench.record is not None and site.bench.record.evidence == "Fetched"
+    assert "Provisioned" in site.bench.told()
+    for _ in range(3):
+        site.wait(60)
+        assert shown(site.bench.reconcile()) == INSTALLED
+    assert (site.shown, site.patches) == ("Disabled None", 1)
+    assert site.due_in_s is None  # nothing is armed, so nothing is read
+    assert PASSWORD not in repr(site.bench.events)
+
+
+def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.bench.fetch(plan, client="10.0.0.99")
+    site.bench.reconcile()
+    (event,) = [event for event in site.bench.events if event.type == "FetchIgnored"]
+    assert event.message == "web01: 10.0.0.99 fetched its entry, but the override still stands: another client"
+    assert event.facts == {"server": "web01", "client": "10.0.0.99"}
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    site.boot()  # the real one
+    site.bench.fetch(plan)
+    site.bench.reconcile()
+    assert site.bench.told("Provisioned") == ["Provisioned"]
+
+
+@pytest.mark.parametrize(
+    ("client", "met"),
+    [
+        ("10.9.0.5", False),
+        ("10.9.1.5", True),
+        ("fd00:9::5", False),
+        ("fd00:a::5", True),
+    ],
+)
+def test_fetches_of_monitors_prove_nothing(site: Site, client: str, met: bool) -> None:
+    site.decide(bmc=False)
+    site.bench.fetch(site.bench.reconcile(), client=client)
+    site.bench.reconcile()
+    assert site.bench.told("Provisioned") == (["Provisioned"] if met else [])
+
+
+def test_a_monitor_spoils_no_fetch_of_the_machine_itself(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.boot()
+    site.bench.fetch(plan)
+    site.bench.fetch(plan, client="10.9.0.5")
+    site.bench.reconcile()
+    assert site.bench.told("Provisioned", "FetchIgnored") == ["Provisioned"]
+
+
+def test_a_fetch_of_what_was_not_published_proves_nothing(site: Site) -> None:
+    site.decide(bmc=False)
+    plan = site.bench.reconcile()
+    assert plan is not None
+    site.bench.fetch(replace(plan, key="of another tree"))
+    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    assert site.bench.told() == []
+
+
+def test_a_maintenance_that_boots_once_is_armed_once_and_then_done(site: Site) -> None:
+    window = maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1")
+    site.decide("Never", window)
+    plan = site.bench.reconcile()
+    assert (site.shown, list(site.states)) == ("Once Pxe", ["maintenance/repair/1"])
+    site.boot()
+    site.bench.fetch(plan)
+    site.bench.reconcile()
+    site.bench.reconcile()
+    assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]
+    site.wait(61)
+    assert shown(site.bench.reconcile()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert site.patches == 1
+    site.decide("Never", maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 2"))
+    site.bench.reconcile()
+    assert (site.shown, site.patches) == ("Once Pxe", 2)
+
+
+def test_a_window_that_ends_takes_its_override_along(site: Site) -> None:
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    site.bench.reconcile()
+    assert site.shown == "Continuous Pxe"
+    site.wait(3600)
+    site.bench.reconcile()
+    assert site.shown == "Disabled Pxe"
+    assert site.states == {"maintenance/repair/1": State.WITHDRAWN}
+    site.wait(60)
+    site.bench.reconcile()
+    assert site.patches == 2
+
+
+# What is spent
+
+
+@pytest.mark.parametrize(
+    ("config_from", "met"),
+    [("None", True), ("SystemUUID", False)],  # the second would have asked for /ignition/<uuid>
+)
+def test_a_direct_boot_that_fetches_nothing_is_met_when_its_override_is_spent(
+    site: Site, config_from: str, met: bool
+) -> None:
+    site.decide(method="UefiHttp", artifacts="uki", image_spec=f"configFrom: {config_from}")
+    site.bench.reconcile()
+    assert site.shown == "Once UefiHttp"
+    site.boot()
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.SPENT}
+    record = site.bench.record
+    assert record is not None
+    assert (record.evidence, record.spent_at is None) == (("Spent", True) if met else (None, False))
+
+
+def test_an_override_that_vanishes_without_a_reset_is_set_again_and_proves_nothing(site: Site) -> None:
+    site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    site.bench.reconcile()
+    site.machine.write(BootSourceOverrideEnabled="Disabled")
+    site.wait(60)
+    site.bench.reconcile()
+    assert (site.shown, site.patches) == ("Once UefiHttp", 2)
+    assert site.bench.told("Provisioned") == []
+
+
+def test_a_spent_override_without_evidence_is_not_armed_again_and_ends_at_the_disk(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    site.boot()  # by PXE, and its fetch is never seen
+    site.bench.reconcile()
+    spent_at = site.bench.now
+    for expected, minutes in ((TO_INSTALL, 29), ((Phase.DISK, Cause.SPENT), 30)):
+        site.wait((spent_at + timedelta(minutes=minutes) - site.bench.now).total_seconds())
+        assert shown(site.bench.reconcile()) == expected
+    assert site.patches == 1
+
+
+def test_an_override_that_is_armed_each_time_is_armed_anew_after_each_boot(site: Site) -> None:
+    site.decide("Always", method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    for boots in (1, 2, 3):
+        site.bench.reconcile()
+        assert (site.shown, site.patches) == ("Once UefiHttp", boots)
+        site.boot()
+
+
+# Nothing is known, nothing is wanted
+
+
+def test_a_ledger_that_was_never_told_asks_no_bmc(make_site: MakeSite) -> None:
+    site = make_site(told=None)
+    site.decide()
+    assert shown(site.bench.reconcile()) == (Phase.DISK, Cause.UNKNOWN)
+    condition = site.bench.condition("RecordsKnown")
+    assert condition is not None and condition[:2] == (False, "NewLedger")
+    assert (site.bmc.connections, site.due_in_s) == (0, None)
+
+
+def test_a_parked_servers_override_is_withdrawn_once(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    assert site.bench.reconcile() is None
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    requests = len(site.machine.requests)
+    for _ in range(3):
+        site.wait(60)
+        site.bench.reconcile()
+    assert (site.patches, len(site.machine.requests), site.due_in_s) == (2, requests, None)
+    assert site.bench.told() == ["OverrideConfirmed", "OverrideWithdrawn"]
+
+
+def test_a_server_that_is_active_again_is_armed_again(site: Site) -> None:
+    for lifecycle, expected in (("Active", "Once Pxe"), ("Parked", "Disabled Pxe"), ("Active", "Once Pxe")):
+        site.decide(spec=f"provision: 1, lifecycle: {lifecycle}")
+        site.bench.reconcile()
+        assert site.shown == expected
+
+
+@pytest.mark.parametrize("gone", ["the server", "its BMC", "what it wants"])
+def test_whoever_left_the_fleet_is_waited_for_no_longer(site: Site, gone: str) -> None:
+    site.bmc.fault(Status(status=409), times=1)
+    site.decide()
+    site.bench.reconcile()
+    assert site.due_in_s == 5
+    assert site.bench.condition("Bmc/web01") is not None
+    if gone == "its BMC":
+        site.decide(bmc=False)
+    elif gone == "what it wants":
+        site.decide("Never")
+    else:
+        site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    site.bench.reconcile()
+    assert site.due_in_s is None
+    assert site.bench.condition("Bmc/web01") is None
+
+
+# When
+
+
+def test_a_bmc_with_an_armed_override_is_read_every_half_minute(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    counts = []
+    for _ in range(4):
+        assert site.due_in_s in (30, 15)
+        site.wait(15)
+        before = len(site.machine.requests)
+        site.bench.reconcile()
+        counts.append(len(site.machine.requests) - before)
+    assert counts == [0, 1, 0, 1]
+
+
+def test_a_bmc_is_asked_at_once_when_something_else_is_wanted(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    site.decide(spec="provision: 2")
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.WITHDRAWN, "provision/2": State.CONFIRMED}
+
+
+def test_a_bmc_that_cannot_be_reached_is_asked_ever_more_rarely(site: Site) -> None:
+    site.bmc.fault(Drop(applied=False), times=9)
+    site.decide()
+    waits = []
+    for _ in range(9):
+        site.bench.reconcile()
+        waits.append(site.due_in_s or 0)
+        requests = len(site.machine.requests)
+        site.wait(waits[-1] - 1)
+        site.bench.reconcile()
+        assert len(site.machine.requests) == requests  # not a second before
+        site.wait(1)
+    assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    assert site.bench.told() == ["OverrideWaiting", "OverrideOverdue"]  # each once: nothing new is to be said
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[:2] == (False, "Overdue")
+    site.bench.reconcile()
+    assert (site.shown, site.bench.condition("Bmc/web01")) == ("Once Pxe", None)
+    site.bmc.fault(Drop(applied=False))
+    site.wait(30)
+    site.bench.reconcile()
+    assert site.due_in_s == 5  # an answer begins the count anew
+
+
+def test_wrong_credentials_are_tried_too_rarely_to_lock_an_account(make_site: MakeSite) -> None:
+    site = make_site(password="wrong")
+    site.decide()
+    for _ in range(60):
+        site.bench.reconcile()
+        site.wait(30)
+    assert len(site.machine.requests) == 3  # in half an hour
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[:2] == (False, "Stalled")
+    assert site.bench.told() == ["OverrideStalled"]
+    assert site.bench.events[0].warning
+
+
+def test_what_a_bmc_cannot_do_is_for_a_person(make_site: MakeSite) -> None:
+    site = make_site(profile=replace(GENERIC, targets=("None", "Hdd")))
+    site.decide()
+    site.bench.reconcile()
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[1] == "Stalled"
+    assert condition[2] == "Unsupported: Pxe is wanted, and the BMC boots only Hdd, None"
+
+
+# A fetch and the reading that judges it
+
+
+def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
+    """While a PATCH is under way somebody else fetches, and its answer is lost: the fetch proves nothing."""
+    site.decide()
+    site.bmc.fault(Drop(applied=True), on="PATCH")
+    about_to_set, may_set = threading.Event(), threading.Event()
+    write = site.bench.bmcs.write
+
+    def held(uuid: SystemUuid, record: Armed) -> None:
+        write(uuid, record)
+        if record.state is State.RECORDED:
+            about_to_set.set()
+            assert may_set.wait(10)
+
+    site.bench.bmcs.write = held
+    bench = site.bench
+    plan = bench.plan()
+    bench.overriding.ask(bench.fleet, bench.now)
+    assert about_to_set.wait(10)
+    bench.fetch(plan, client="10.0.0.99")
+    bench.overriding.collect(bench.fleet, bench.now)
+    bench.overriding.ask(bench.fleet, bench.now)
+    may_set.set()
+    bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    assert bench.told("Provisioned", "FetchIgnored") == []
+    bench.reconcile()
+    assert bench.told("Provisioned", "FetchIgnored") == ["FetchIgnored"]
+
+
+def test_a_fetch_whose_bmc_does_not_answer_waits_with_it_and_counts_in_the_end(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.boot()
+    site.bench.fetch(plan)
+    site.bmc.fault(Drop(applied=False), times=2)
+    requests = len(site.machine.requests)
+    for _ in range(5):
+        site.bench.reconcile()
+    assert len(site.machine.requests) == requests + 1
+    assert site.bench.told("Provisioned") == []
+    for seconds in (5, 10):
+        site.wait(seconds)
+        site.bench.reconcile()
+    assert site.bench.told("Provisioned") == ["Provisioned"]
+    assert site.bench.record is not None and site.bench.record.met_at == site.bench.now - timedelta(seconds=15)
+
+
+# What is left behind
+
+
+@pytest.fixture
+def other(tmp_path: Path, site: Site) -> Iterator[RedfishServer]:
+    """Another BMC, on which web01's new document finds another machine."""
+    machine = Machine("other", uuid=uuid_of("other"))
+    machine.now = site.machine.now
+    with RedfishServer(Service(machine, credentials={"root": PASSWORD})) as server:
+        yield server
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+@pytest.mark.parametrize("gone", ["the server", "its BMC", "its UUID"])
+def test_what_stands_on_a_bmc_that_no_document_names_any_more_is_withdrawn(site: Site, gone: str, again: bool) -> None:
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+    if gone == "the server":
+        site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    elif gone == "its BMC":
+        site.decide(bmc=False)
+    else:
+        documents = [fleet(MONITORS), server("web01", "", f"provision: 1, {site.spec}"), image("flatcar-1")]
+        documents[1] = documents[1].replace(uuid_of("web01"), uuid_of("a new board"))
+        site.bench.decide(*documents, profile("web", "flatcar-1"), policy("web", often="Once"))
+    if again:
+        site.restart()
+    site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    requests = len(site.machine.requests)
+    for _ in range(3):
+        site.wait(60)
+        site.bench.reconcile()
+    assert (len(site.machine.requests), site.patches) == (requests, 2)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_nothing_is_armed_at_a_new_address_before_the_old_one_is_cleared(
+    site: Site, other: RedfishServer, again: bool
+) -> None:
+    site.decide()
+    site.bench.reconcile()
+    (new,) = other.service.machines
+    site.spec = f"bmc: {{address: '{other.url}', system: {new.path}, credentials: rack}}"
+    site.decide()
+    site.bmc.fault(Drop(applied=False), times=2)
+    if again:
+        site.restart()
+    for wait_s in (5, 10):
+        site.bench.reconcile()
+        assert (site.shown, new.requests) == ("Once Pxe", [])
+        site.wait(wait_s)
+    site.bench.reconcile()
+    assert (site.shown, new.writes) == ("Disabled Pxe", [])
+    site.bench.reconcile()
+    assert new.system()["Boot"]["BootSourceOverrideEnabled"] == "Once"
+    assert site.shown == "Disabled Pxe"
+
+
+def test_a_fetch_by_a_machine_that_then_left_the_fleet_keeps_nothing_standing(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.bench.fetch(plan, client="10.0.0.99")
+    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    for _ in range(3):
+        site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+def test_other_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(password="wrong")
+    site.decide()
+    site.bench.reconcile()
+    (tmp_path / "mended").mkdir()
+    for part, value in (("username", "root"), ("password", PASSWORD)):
+        (tmp_path / "mended" / part).write_text(value)
+    site.spec = site.spec.replace("credentials: rack", "credentials: mended")
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+# What changes while a job is under way
+
+
+@dataclass
+class Held:
+    """Holds the jobs of a site where they are about to write to the BMC."""
+
+    bench: Bench
+    recorded: bool = True  # or before even that
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._write, self.bench.bmcs.write = self.bench.bmcs.write, self
+
+    def __call__(self, uuid: SystemUuid, record: Armed) -> None:
+        if self.recorded:
+            self._write(uuid, record)
+        if record.state is State.RECORDED:
+            self.reached.set()
+            assert self.opened.wait(10)
+        if not self.recorded:
+            self._write(uuid, record)
+
+
+@pytest.mark.parametrize("then", ["parked", "another number", "its window is over"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded before", "recorded after"])
+def test_what_was_armed_while_the_plan_changed_is_withdrawn_with_the_next_pass(
+    site: Site, then: str, recorded: bool
+) -> None:
+    window = maintenance("repair", "20T11:00 20T14:00")
+    site.decide("Never" if "window" in then else "Once", *([window] if "window" in then else []))
+    bench, held = site.bench, Held(site.bench, recorded)
+    bench.plan()
+    bench.overriding.ask(bench.fleet, bench.now)
+    assert held.reached.wait(10)
+    if then == "parked":
+        site.decide(spec="provision: 1, lifecycle: Parked")
+    elif then == "another number":
+        site.decide(spec="provision: 2")
+    else:
+        site.decide("Never")
+    bench.plan()
+    bench.overriding.ask(bench.fleet, bench.now)
+    held.opened.set()
+    for _ in range(3):  # as the end of a job wakes the loop: no time passes
+        bench.overriding.collect(bench.fleet, bench.now, wait=True)
+        bench.overriding.ask(bench.fleet, bench.now)
+    bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    assert site.shown == ("Once Pxe" if then == "another number" else "Disabled Pxe")
+    assert [state for state in site.states.values() if state.is_open] == (
+        [State.CONFIRMED] if then == "another number" else []
+    )
+    assert next(iter(site.states.values())) is State.WITHDRAWN
+
+
+def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after(site: Site) -> None:
+    site.decide()
+    bench = site.bench
+    bench.reconcile()
+    site.wait(30)
+    site.bmc.fault(Slow(every_s=0.0002))
+    bench.overriding.ask(bench.fleet, bench.now)
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    bench.plan()
+    for _ in range(2):
+        bench.overriding.ask(bench.fleet, bench.now)
+        bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+def test_what_is_wanted_until_an_instant_is_not_armed_after_it(site: Site) -> None:
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    bench = site.bench
+    bench.plan()
+    site.wait(3600)  # the job was planned before, and begins now
+    bench.overriding.ask(bench.fleet, bench.now)
+    bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    assert (site.patches, site.states) == (0, {})
+    bench.reconcile()
+    assert (site.patches, site.states) == (0, {})
+
+
+def test_an_override_that_is_shown_late_is_withdrawn_all_the_same(site: Site) -> None:
+    """The BMC took it, and shows it only after the server was parked."""
+    site.decide()
+    site.bmc.fault(Ignored(), on="PATCH")
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.RECORDED}
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    site.wait(20)
+    site.bench.reconcile()
+    site.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="Pxe")
+    site.wait(40)
+    site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+# Withdrawals do not back off
+
+
+def test_a_withdrawal_is_tried_every_ten_seconds_while_its_bmc_refuses_in_post(make_site: MakeSite) -> None:
+    site = make_site(profile=ILO6)
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    site.bench.reconcile()
+    assert site.shown == "Continuous Pxe"
+    site.machine.post_s = 700
+    site.wait(3600)
+    site.machine.reset()
+    tried: list[int] = []
+    while site.machine.in_post or not tried:
+        patches = site.patches
+        site.bench.reconcile()
+        tried.append(site.patches - patches)
+        conditions = site.bench.condition("Bmc/web01")
+        if site.machine.in_post:
+            assert site.due_in_s == 10
+            late = len(tried) > 30
+            assert conditions is not None and conditions[1] == ("Overdue" if late else "Waiting"), len(tried)
+        site.wait(10)
+    site.bench.reconcile()
+    assert set(tried[:60]) == {1}
+    assert site.shown.startswith("Disabled")
+    assert site.bench.condition("Bmc/web01") is None
+
+
+# Many
+
+
+class Many:
+    """Machines with a BMC each, at one Redfish service."""
+
+    def __init__(self, folder: Path, stack: ExitStack, count: int, **given: Any) -> None:
+        names = [f"web{number:02}" for number in range(count)]
+        self.machines = [Machine(name, uuid=uuid_of(name), system=name) for name in names]
+        self.bmc = stack.enter_context(RedfishServer(Service(*self.machines, credentials={"root": PASSWORD})))
+        (folder / "rack").mkdir()
+        (folder / "rack" / "username").write_text("root")
+        (folder / "rack" / "password").write_text(PASSWORD)
+        self.bench = stack.enter_context(Bench(folder, credentials=folder, **given))
+        self.bench.now = self.machines[0].now
+
+    def decide(self, *sites: str, spec: str = "provision: 1") -> None:
+        """Accept a commit; ``sites`` are given to the machines in turn."""
+        named = ", ".join(
+            f"{{name: {each}, baseURL: 'http://{each}.test', select: {{matchLabels: {{site: {each}}}}}}}"
+            for each in dict.fromkeys(sites)
+        )
+        servers = [
+            server(
+                machine.name,
+                f"site: {sites[number % len(sites)]}" if sites else "",
+                f"{spec}, bmc: {{address: '{self.bmc.url}', system: {machine.path}, credentials: rack}}",
+            )
+            for number, machine in enumerate(self.machines)
+        ]
+        self.bench.decide(
+            fleet(f"baseURL: 'http://boot.test', sites: [{named}]"),
+            *servers,
+            image("flatcar-1"),
+            profile("web", "flatcar-1"),
+            policy("web", often="Once"),
+        )
+
+    def wait(self, seconds: float) -> None:
+        for machine in self.machines:
+            machine.advance(seconds)
+        self.bench.now = self.machines[0].now
+
+    @property
+    def armed(self) -> int:
+        return sum(each.system()["Boot"]["BootSourceOverrideEnabled"] == "Once" for each in self.machines)
+
+
+@pytest.fixture
+def make_many(tmp_path: Path) -> Iterator[Callable[..., Many]]:
+    with ExitStack() as stack:
+        yield lambda count, **given: Many(tmp_path, stack, count, **given)
+
+
+def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_many: Callable[..., Many]) -> None:
+    many = make_many(6, most_failures=3)
+    many.decide()
+    many.bench.reconcile()
+    assert many.armed == 6
+    many.decide(spec="provision: 2")
+    many.bmc.fault(Drop(applied=False), times=6)
+    many.bench.reconcile()
+    condition = many.bench.condition("BmcsReachable")
+    assert condition is not None and condition[:2] == (False, "FailuresInARow")
+    many.wait(5)
+    many.bench.reconcile()  # all have something to withdraw, so all are asked
+    assert many.armed == 6 and (many.bench.condition("BmcsReachable") or (None,))[0]
+    assert many.bench.told("BmcsFailing") == ["BmcsFailing"]
+
+
+def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_the_others(
+    make_many: Callable[..., Many],
+) -> None:
+    many = make_many(6, most_failures=3)
+    many.decide()
+    many.bmc.fault(Drop(applied=False), times=8)
+    many.bench.reconcile()
+    asked = []
+    for _ in range(12):
+        before = len(many.bmc.service.requests)
+        many.wait(20)
+        many.bench.reconcile()
+        asked.append(len(many.bmc.service.requests) - before)
+        if many.armed:
+            break
+    assert [count for count in asked if count][:2] == [1, 1], asked
+    assert asked[:3].count(0) == 2
+    for _ in range(6):
+        many.wait(20)
+        many.bench.reconcile()
+    assert many.armed == 6
+
+
+def held_connections(many: Many, most: int) -> int:
+    """How many requests wait at the double at the same time, once no more come."""
+    many.bmc.fault(Hang(seconds=0.4), times=most)
+    many.bench.plan()
+    many.bench.overriding.ask(many.bench.fleet, many.bench.now)
+    time.sleep(0.3)
+    waiting = len(many.bmc.service.requests)
+    many.bench.overriding.collect(many.bench.fleet, many.bench.now, wait=True)
+    return waiting
+
+
+@pytest.mark.parametrize(
+    ("case", "sites", "limits", "expected"),
+    [
+        ("overall", (), {"parallel": 3, "per_site": 2}, 3),
+        ("per site", ("a",), {"parallel": 6, "per_site": 2}, 2),
+        ("of two sites each its own", ("a", "b"), {"parallel": 6, "per_site": 2}, 4),
+        ("overall, of two sites", ("a", "b"), {"parallel": 3, "per_site": 2}, 3),
+    ],
+)
+def test_no_more_bmcs_are_asked_at_once_than_the_network_bears(
+    make_many: Callable[..., Many], case: str, sites: tuple[str, ...], limits: dict[str, int], expected: int
+) -> None:
+    many = make_many(8, **limits)
+    many.decide(*sites)
+    assert held_connections(many, 8) == expected, case

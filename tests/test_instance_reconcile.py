@@ -1,0 +1,671 @@
+"""Pass by pass, on a clock that the test moves, over a real Git repository: what each fault leaves answered."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.diff.guard import Limits
+from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
+from gitboot.instance.accept import Accepting
+from gitboot.instance.reconcile import Reconciler
+from gitboot.ledger import Ledger
+from gitboot.load import BlobId, ParseCache, Revision, Snapshot
+from gitboot.observe.observation import Observation
+from gitboot.plan import Phase
+from gitboot.publish.directory import Directory, Published
+from gitboot.render.tree import File, Files
+from gitboot.source import Remote, Source
+from tests.bench import Bench
+from tests.fleets import SEED, at, mac_of, maintenance, policy, server
+from tests.inprocess import UNGUARDED
+from tests.instance import Repository, git
+from tests.test_run import images_in
+
+ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+BEFORE, OPEN, AFTER = at("20T21:00"), at("20T23:00"), at("21T04:00")
+REPAIR = maintenance("repair", "20T22:00 21T04:00")
+
+
+def fleet_files(*documents: str) -> dict[str, str]:
+    """A file for each document of the seed, and for more."""
+    return {f"{number:02}.yaml": text for number, text in enumerate((*SEED, *documents))}
+
+
+class Brittle:
+    """A directory as the target, which fails while it is told to."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory, self.full, self.calls = directory, False, 0
+
+    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+        self.calls += 1
+        if self.full:
+            raise PublishError("no space left on device")
+        return self.directory.publish(files, commit=commit, at=at)
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        return self.directory.dated(path, file, at)
+
+
+class CountingSource(Source):
+    """A source that notes what is read of each snapshot."""
+
+    def __init__(self, remote: Remote, state: Path) -> None:
+        super().__init__(remote, state)
+        self.read: list[str] = []
+
+    def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
+        snapshot = super().snapshot(revision, previous)
+        paths = {blob: path for path, blob in snapshot.blobs.items()}
+
+        def read(blob: BlobId) -> bytes:
+            self.read.append(paths[blob])
+            return snapshot.read(blob)
+
+        return replace(snapshot, read=read)
+
+
+class Instance:
+    """What `gitboot run` puts together, in this process, without its loop."""
+
+    def __init__(self, folder: Path, **given: Any) -> None:
+        (folder / "state").mkdir(exist_ok=True)
+        self.output, self.state = folder / "output", folder / "state"
+        self.source = CountingSource(Remote(url=str(folder / "git" / "fleet.git")), self.state)
+        self.bench = Bench(self.state)
+        self.target = Brittle(Directory.open(self.output, ledger=self.bench.ledger.identity))
+        self.kept: list[ParseCache] = []
+        self.accepting = Accepting(
+            self.source,
+            self.bench.ledger,
+            self.bench.provisioning,
+            self.bench.journal,
+            **{
+                "limits": Limits(**UNGUARDED, allow_rewind=given.pop("allow_rewind", False)),
+                "parsed": {},
+                "keep_parsed": self.kept.append,
+                **given,
+            },
+        )
+        self.reconciler = Reconciler(
+            accepting=self.accepting,
+            target=self.target,
+            ledger=self.bench.ledger,
+            provisioning=self.bench.provisioning,
+            evidence=self.bench.evidence,
+            overriding=self.bench.overriding,
+            orders=self.bench.orders,
+            journal=self.bench.journal,
+        )
+
+    def __enter__(self) -> Instance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.target.directory.close()
+        self.bench.close()
+
+    def reconcile(self, now: datetime, *, fetch: bool = True) -> datetime | None:
+        """Fetch as the loop would, and do a pass."""
+        if fetch:
+            error: TryAgain | OperatorError | None = None
+            try:
+                self.source.fetch()
+            except (TryAgain, OperatorError) as failure:
+                error = failure
+            self.reconciler.source_fetched(error, now)
+        return self.reconciler.reconcile(now, wait=True)
+
+    def boots(self, now: datetime, path: str = ENTRY) -> str:
+        """The image that the endpoint has web01 boot."""
+        assert self.reconciler.answers is not None
+        file = self.reconciler.answers.at(f"boot/{path}", now)
+        return "nothing" if file is None else images_in(file.content.decode())
+
+    @property
+    def published(self) -> str:
+        """The image that the static entry boots."""
+        return images_in((self.output / "boot" / ENTRY).read_text())
+
+    def condition(self, type: str) -> tuple[bool, str]:
+        return next((each.status, each.reason) for each in self.reconciler.status.conditions if each.type == type)
+
+    def told(self, *types: str) -> list[str]:
+        return self.bench.told(*types)
+
+
+@pytest.fixture(scope="module")
+def first_commit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first") / "git"
+    made = Repository.create(folder)
+    git(made.work, "remote", "set-url", "origin", f"../{made.bare.name}")
+    made.push(fleet_files(REPAIR))
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path, first_commit: Path) -> Repository:
+    folder = shutil.copytree(first_commit, tmp_path / "git")
+    return Repository(bare=folder / "fleet.git", work=folder / "work")
+
+
+@pytest.fixture
+def instance(tmp_path: Path, repository: Repository) -> Iterator[Instance]:
+    with Instance(tmp_path) as instance:
+        yield instance
+
+
+# The straight line
+
+
+def test_a_commit_becomes_answers_a_tree_and_a_status(repository: Repository, instance: Instance) -> None:
+    due = instance.reconcile(BEFORE)
+    commit = git(repository.work, "rev-parse", "HEAD")
+    status = instance.reconciler.status
+    assert (status.attempted, status.applied, status.problems) == (commit, commit, ())
+    assert (status.planned_at, status.next_transition, due) == (BEFORE, at("20T22:00"), at("20T22:00"))
+    assert (status.phases, status.ready) == ({"Network": 1}, True)
+    assert instance.boots(BEFORE) == instance.published == "flatcar-1"
+    for type in ("CommitAccepted", "Published", "RecordsKnown", "SourceReady"):
+        assert status.condition(type), type
+    assert instance.told() == ["Accepted", "Published"]
+
+
+@pytest.mark.parametrize(
+    ("now", "expected", "due"),
+    [(BEFORE, "flatcar-1", "20T22:00"), (OPEN, "memtest-7", "21T04:00"), (AFTER, "flatcar-1", "")],
+)
+def test_each_pass_plans_for_its_instant(instance: Instance, now: datetime, expected: str, due: str) -> None:
+    instance.reconcile(at("20T20:00"))
+    assert instance.reconcile(now) == (at(due) if due else None)
+    assert instance.boots(now) == instance.published == expected
+
+
+def test_a_pass_in_which_nothing_happened_does_nothing(instance: Instance) -> None:
+    for _ in range(2):
+        instance.reconcile(BEFORE)
+    answers, events = instance.reconciler.answers, len(instance.bench.events)
+    writes, calls = instance.bench.ledger._store._connection.total_changes, instance.target.calls
+    tree = {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")}
+    instance.source.read.clear()
+    for minute in range(1, 4):
+        assert instance.reconcile(BEFORE.replace(minute=minute)) == at("20T22:00")
+    assert instance.reconciler.answers is answers
+    assert len(instance.bench.events) == events
+    assert (instance.bench.ledger._store._connection.total_changes, instance.target.calls) == (writes, calls)
+    assert {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")} == tree
+    assert instance.source.read == []
+
+
+def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: Repository, instance: Instance) -> None:
+    more = {f"servers/web{number:02}.yaml": server(f"web{number:02}", "role: web") for number in range(2, 12)}
+    repository.push(more)
+    instance.reconcile(BEFORE)
+    states = dict(instance.reconciler._servers)
+    instance.source.read.clear()
+    repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [quiet]")})
+    instance.reconcile(BEFORE)
+    assert instance.source.read == ["servers/web07.yaml"]
+    changed = [name for name, state in instance.reconciler._servers.items() if state is not states[name]]
+    assert changed == ["web07"]
+    (event,) = [event for event in instance.bench.events if event.type == "Published"][1:]
+    assert "boot/" not in event.message and event.facts["withdrawn"] == 0
+
+
+def test_a_commit_that_changes_no_server_is_published_as_the_applied_one(
+    repository: Repository, instance: Instance
+) -> None:
+    instance.reconcile(BEFORE)
+    commit = repository.push({"note.txt": "nothing that boots"})
+    instance.reconcile(BEFORE)
+    assert instance.reconciler.status.applied == commit
+    assert instance.target.directory.stamp is not None and instance.target.directory.stamp.commit == commit
+
+
+def test_what_blobs_parse_to_is_kept_and_taken_up_again(tmp_path: Path, repository: Repository) -> None:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        (kept,) = instance.kept
+        assert len(instance.source.read) >= len(kept) == len(SEED) + 1
+    with Instance(tmp_path, parsed=kept) as instance:
+        instance.reconcile(BEFORE)
+        assert (instance.source.read, instance.kept) == ([], [])
+        assert instance.boots(BEFORE) == "flatcar-1"
+
+
+def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repository: Repository) -> None:
+    bmc = server("web01", "role: web", "provision: 1, bmc: {address: 'http://192.0.2.1', credentials: rack}")
+    repository.push({"01.yaml": bmc, "06.yaml": policy("web", often="Once")})
+    with Instance(tmp_path) as instance:
+        instance.target.full = True
+        instance.reconcile(BEFORE)
+        assert not [each for each in instance.reconciler.status.conditions if each.type == "Bmc/web01"]
+        instance.target.full = False
+        instance.reconcile(BEFORE)
+        assert instance.condition("Bmc/web01") == (False, "Stalled")  # it has no credentials: it was asked
+
+
+# Bad commits
+
+
+def test_a_bad_commit_changes_nothing_and_names_its_problems_once(repository: Repository, instance: Instance) -> None:
+    instance.reconcile(BEFORE)
+    good, answers = instance.reconciler.status.applied, instance.reconciler.answers
+    bad = repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
+    for _ in range(2):
+        instance.reconcile(BEFORE)
+    status = instance.reconciler.status
+    assert (status.attempted, status.applied) == (bad, good)
+    assert [problem.code for problem in status.problems] == ["GB2011"]
+    assert instance.reconciler.answers is answers
+    assert instance.condition("CommitAccepted") == (False, "Invalid")
+    assert instance.told("Refused") == ["Refused"]
+    assert instance.reconcile(OPEN) == at("21T04:00")  # and windows go on
+    assert instance.boots(OPEN) == "memtest-7"
+    repository.push({"tie.yaml": policy("web2", "None")})
+    instance.reconcile(OPEN)
+    assert instance.condition("CommitAccepted") == (True, "Valid")
+
+
+def test_a_fleet_that_never_was_valid_is_answered_by_nothing_until_it_is(
+    tmp_path: Path, repository: Repository
+) -> None:
+    repository.push({"00.yaml": "kind: Fleet\n"})
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        status = instance.reconciler.status
+        assert (instance.reconciler.answers, status.applied, status.ready) == (None, None, False)
+        assert status.problems
+        repository.push({"00.yaml": SEED[0]})
+        instance.reconcile(BEFORE)
+        assert instance.boots(BEFORE) == "flatcar-1"
+
+
+def test_after_a_restart_the_accepted_commit_is_planned_and_the_bad_one_refused_once(
+    tmp_path: Path, repository: Repository
+) -> None:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        good = instance.reconciler.status.applied
+        repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
+        instance.reconcile(BEFORE)
+    with Instance(tmp_path) as instance:
+        for _ in range(3):
+            instance.reconcile(OPEN)
+        assert instance.reconciler.status.applied == good
+        assert instance.boots(OPEN) == "memtest-7"
+        assert instance.told("Accepted", "Refused") == ["Accepted", "Refused"]
+
+
+def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
+    tmp_path: Path, repository: Repository
+) -> None:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        for number in (1, 2):
+            bad = Revision(repository.push({"tie.yaml": policy(f"web-{number}", "{matchLabels: {role: web}}")}))
+            instance.source.fetch()
+            if number == 1:
+                instance.source.accept(bad)
+                instance.bench.ledger.accept(bad)
+    with Instance(tmp_path) as instance:
+        for _ in range(3):
+            instance.reconcile(BEFORE)
+        assert instance.told() == ["Refused", "Refused"]  # the accepted one, and the one after it
+        assert instance.reconciler.answers is None
+
+
+# Git is gone
+
+
+def test_while_git_is_gone_windows_still_open_and_end(repository: Repository, instance: Instance) -> None:
+    instance.reconcile(BEFORE)
+    applied = instance.reconciler.status.applied
+    hidden = repository.bare.rename(repository.bare.with_suffix(".away"))
+    for now, expected in ((OPEN, "memtest-7"), (AFTER, "flatcar-1")):
+        instance.reconcile(now)
+        assert instance.boots(now) == instance.published == expected
+        assert instance.condition("SourceReady") == (False, "SourceError")
+    assert instance.reconciler.status.applied == applied
+    hidden.rename(repository.bare)
+    commit = repository.push({"07.yaml": maintenance("repair")})
+    instance.reconcile(AFTER)
+    assert instance.condition("SourceReady") == (True, "Fetched")
+    assert (instance.reconciler.status.applied, instance.boots(AFTER)) == (commit, "memtest-7")
+
+
+def test_a_restart_while_git_is_gone_plans_the_accepted_commit(tmp_path: Path, repository: Repository) -> None:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+    shutil.rmtree(repository.bare)
+    with Instance(tmp_path) as instance:
+        instance.reconcile(OPEN)
+        assert instance.boots(OPEN) == instance.published == "memtest-7"
+        assert instance.condition("SourceReady") == (False, "SourceError")
+
+
+# The branch is rewound
+
+
+def rewind(repository: Repository, files: dict[str, str]) -> str:
+    """Replace the last commit by another one."""
+    git(repository.work, "reset", "-q", "--hard", "HEAD~1")
+    for path, text in files.items():
+        (repository.work / path).write_text(text)
+    git(repository.work, "add", "-A")
+    git(repository.work, "commit", "-q", "--allow-empty", "-m", "Rewritten")
+    git(repository.work, "push", "-q", "--force", "origin", "main")
+    return git(repository.work, "rev-parse", "HEAD")
+
+
+def test_a_rewound_branch_is_held_until_that_is_allowed(tmp_path: Path, repository: Repository) -> None:
+    accepted = repository.push({"note.txt": "what will be lost"})
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        rewound = rewind(repository, {"07.yaml": maintenance("repair")})
+        for _ in range(2):
+            instance.reconcile(BEFORE)
+        status = instance.reconciler.status
+        assert (status.attempted, status.applied, instance.boots(BEFORE)) == (rewound, accepted, "flatcar-1")
+        assert instance.condition("CommitAccepted") == (False, "GuardTripped")
+        (event,) = [event for event in instance.bench.events if event.type == "Held"]
+        assert "allowRewind" in event.message and "gitboot approve" in event.message
+    with Instance(tmp_path) as instance:
+        instance.reconcile(OPEN)
+        assert (instance.boots(OPEN), instance.condition("CommitAccepted")) == ("memtest-7", (False, "GuardTripped"))
+    with Instance(tmp_path, allow_rewind=True) as instance:
+        instance.reconcile(BEFORE)
+        assert (instance.reconciler.status.applied, instance.boots(BEFORE)) == (rewound, "memtest-7")
+        assert instance.condition("CommitAccepted") == (True, "Valid")
+
+
+def test_a_branch_that_leads_on_from_the_accepted_commit_again_is_accepted(
+    repository: Repository, instance: Instance
+) -> None:
+    accepted = repository.push({"note.txt": "lost, and found again"})
+    instance.reconcile(BEFORE)
+    rewind(repository, {})
+    instance.reconcile(BEFORE)
+    git(repository.work, "reset", "-q", "--hard", accepted)
+    (repository.work / "note.txt").write_text("more")
+    git(repository.work, "commit", "-q", "-am", "Next")
+    git(repository.work, "push", "-q", "--force", "origin", "main")
+    instance.reconcile(BEFORE)
+    assert instance.condition("CommitAccepted") == (True, "Valid")
+    assert instance.reconciler.status.applied == git(repository.work, "rev-parse", "HEAD")
+
+
+# gitboot's own clone is damaged
+
+
+def damage(state: Path, how: str) -> None:
+    clone = state / "repository.git"
+    if how == "deleted":
+        shutil.rmtree(clone)
+    elif how == "emptied":
+        shutil.rmtree(clone / "objects")
+        (clone / "objects").mkdir()
+    else:
+        for path in clone.rglob("*.pack"):
+            path.chmod(0o644)
+            path.write_bytes(b"garbage")
+        for path in clone.glob("objects/??/*"):
+            path.chmod(0o644)
+            path.write_bytes(b"garbage")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("deleted", ["CloneCorrupt", "CloneRestored"]),
+        ("emptied", ["CloneCorrupt", "CloneRestored"]),
+        ("overwritten", []),  # the fetch before the pass brings what is missing
+    ],
+)
+def test_a_damaged_clone_is_made_anew_with_the_accepted_commit_in_the_first_pass(
+    tmp_path: Path, repository: Repository, how: str, told: list[str]
+) -> None:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        good = instance.reconciler.status.applied
+        repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})  # and the newest one is bad
+    damage(tmp_path / "state", how)
+    with Instance(tmp_path) as instance:
+        instance.reconcile(OPEN)
+        assert (instance.reconciler.status.applied, instance.boots(OPEN)) == (good, "memtest-7")
+        assert instance.source.accepted() == good
+        assert instance.told("CloneCorrupt", "CloneRestored") == told
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "overwritten"])
+def test_a_clone_that_is_damaged_under_a_running_instance_is_mended_with_the_next_commit(
+    repository: Repository, instance: Instance, how: str
+) -> None:
+    instance.reconcile(BEFORE)
+    damage(instance.state, how)
+    for _ in range(2):
+        instance.reconcile(BEFORE)
+    assert instance.boots(BEFORE) == "flatcar-1"
+    commit = repository.push({"07.yaml": maintenance("repair")})
+    for _ in range(2):
+        instance.reconcile(BEFORE)
+    assert (instance.reconciler.status.applied, instance.boots(BEFORE)) == (commit, "memtest-7")
+    assert instance.source.accepted() == commit
+
+
+def test_without_its_clone_and_without_git_a_running_instance_goes_on(
+    repository: Repository, instance: Instance
+) -> None:
+    instance.reconcile(BEFORE)
+    hidden = repository.bare.rename(repository.bare.with_suffix(".away"))
+    damage(instance.state, "overwritten")
+    instance.reconcile(OPEN)
+    assert instance.boots(OPEN) == instance.published == "memtest-7"
+    assert instance.condition("SourceReady")[0] is False
+    hidden.rename(repository.bare)
+    instance.reconcile(OPEN)
+    instance.reconcile(OPEN)
+    assert instance.condition("SourceReady") == (True, "Fetched")
+
+
+def test_deleting_the_clone_lets_no_rewound_branch_in(repository: Repository, instance: Instance) -> None:
+    accepted = repository.push({"note.txt": "what will be lost"})
+    instance.reconcile(BEFORE)
+    damage(instance.state, "deleted")
+    instance.reconcile(BEFORE)
+    rewind(repository, {"07.yaml": maintenance("repair")})
+    for _ in range(2):
+        instance.reconcile(BEFORE)
+    assert (instance.reconciler.status.applied, instance.boots(BEFORE)) == (accepted, "flatcar-1")
+    assert instance.condition("CommitAccepted") == (False, "GuardTripped")
+
+
+def test_an_accepted_commit_that_is_nowhere_any_more_stops_new_ones_until_a_person_allows_them(
+    tmp_path: Path, repository: Repository
+) -> None:
+    repository.push({"note.txt": "what will be lost"})
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+    rewound = rewind(repository, {})
+    git(repository.bare, "reflog", "expire", "--expire=now", "--all")
+    git(repository.bare, "gc", "-q", "--prune=now")
+    damage(tmp_path / "state", "deleted")
+    with Instance(tmp_path) as instance:
+        for _ in range(2):
+            instance.reconcile(BEFORE)
+        assert (instance.reconciler.answers, instance.condition("SourceReady")) == (None, (False, "CorruptClone"))
+        (message,) = [each.message for each in instance.reconciler.status.conditions if each.type == "SourceReady"]
+        assert "--allow-rewind" in message
+    with Instance(tmp_path, allow_rewind=True) as instance:
+        instance.reconcile(BEFORE)
+        assert (instance.reconciler.status.applied, instance.boots(BEFORE)) == (rewound, "flatcar-1")
+
+
+# The clock, the disk
+
+
+def test_a_clock_that_is_set_back_is_believed(instance: Instance) -> None:
+    instance.reconcile(OPEN)
+    assert instance.published == "memtest-7"
+    assert instance.reconcile(BEFORE) == at("20T22:00")
+    assert instance.boots(BEFORE) == instance.published == "flatcar-1"
+    assert instance.reconciler.status.planned_at == BEFORE
+
+
+def test_a_full_disk_leaves_the_endpoint_right_and_is_made_up_for_by_the_next_pass(instance: Instance) -> None:
+    """The same commit, whose window opens and ends while nothing can be written."""
+    instance.reconcile(BEFORE)
+    instance.target.full = True
+    for now, expected in ((OPEN, "memtest-7"), (AFTER, "flatcar-1"), (OPEN, "memtest-7")):
+        instance.reconcile(now)
+        assert (instance.boots(now), instance.published) == (expected, "flatcar-1")
+        assert instance.condition("Published") == (False, "PublishError")
+    assert instance.told("PublishFailed") == ["PublishFailed"]
+    instance.target.full = False
+    instance.reconcile(OPEN)
+    assert instance.published == "memtest-7"
+    assert instance.condition("Published") == (True, "Published")
+    calls = instance.target.calls
+    instance.reconcile(OPEN)
+    assert instance.target.calls == calls
+
+
+def test_a_commit_that_could_not_be_published_is_accepted_and_not_yet_applied(
+    repository: Repository, instance: Instance
+) -> None:
+    instance.reconcile(BEFORE)
+    first = instance.reconciler.status.applied
+    instance.target.full = True
+    second = repository.push({"07.yaml": maintenance("repair")})
+    instance.reconcile(BEFORE)
+    status = instance.reconciler.status
+    assert (status.attempted, status.applied, status.condition("CommitAccepted")) == (second, first, True)
+    assert instance.boots(BEFORE) == "memtest-7"
+    instance.target.full = False
+    instance.reconcile(BEFORE)
+    assert (instance.reconciler.status.applied, instance.published) == (second, "memtest-7")
+
+
+def test_a_tree_of_another_ledger_is_left_alone_and_the_endpoint_answers(
+    tmp_path: Path, repository: Repository
+) -> None:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+    (tmp_path / "state" / "ledger.sqlite").unlink()
+    with Instance(tmp_path) as instance:
+        instance.reconcile(OPEN)
+        assert instance.condition("Published") == (False, "ForeignTree")
+        assert (instance.boots(OPEN), instance.published) == ("memtest-7", "flatcar-1")
+
+
+# What was fetched
+
+
+def test_a_fetch_that_was_noted_while_this_instance_was_down_counts(tmp_path: Path, repository: Repository) -> None:
+    repository.push({"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")})
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        plan = instance.reconciler._servers["web01"].plan
+        assert plan is not None and plan.phase is Phase.NETWORK
+    with Instance(tmp_path) as instance:
+        instance.bench.evidence.observations.put(
+            Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE)
+        )
+        instance.reconcile(BEFORE.replace(minute=5))
+        assert instance.told("Provisioned") == ["Provisioned"]
+        assert (instance.boots(BEFORE.replace(minute=5)), instance.published) == ("disk", "disk")
+
+
+# What is offered is known before it is published
+
+ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")}
+
+
+def kept(instance: Instance, path: str = ENTRY) -> bool:
+    """Whether a fetch of what lies there now would be told from any other after a restart."""
+    modified = int((instance.output / "boot" / path).stat().st_mtime)
+    return instance.bench.ledger.version(f"boot/{path}", modified) is not None
+
+
+def test_while_offers_cannot_be_noted_the_endpoint_answers_and_nothing_new_is_published(
+    repository: Repository, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.reconcile(BEFORE)
+    repository.push(ONCE)
+
+    def refuse(*_: object) -> None:
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "offer", refuse)
+        for now, answered in ((BEFORE, "flatcar-1"), (OPEN, "memtest-7")):
+            with pytest.raises(LedgerError):
+                instance.reconcile(now)
+            assert (instance.boots(now), instance.target.calls) == (answered, 1)
+    instance.reconcile(OPEN)
+    assert instance.boots(OPEN) == instance.published == "memtest-7"
+    instance.reconcile(AFTER)
+    assert kept(instance)
+
+
+def test_an_entry_that_could_not_be_published_at_first_is_known_by_the_date_that_it_has_then(
+    repository: Repository, instance: Instance
+) -> None:
+    instance.reconcile(BEFORE)
+    repository.push(ONCE)
+    instance.target.full = True
+    instance.reconcile(BEFORE.replace(minute=1))
+    instance.target.full = False
+    instance.reconcile(BEFORE.replace(minute=2))
+    assert kept(instance)
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["before it was published", "after it was published"])
+def test_an_entry_is_known_by_its_date_after_a_crash(tmp_path: Path, repository: Repository, published: bool) -> None:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        repository.push(ONCE)
+        instance.target.full = not published
+        instance.reconcile(BEFORE.replace(minute=1))
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE.replace(minute=9))
+        assert kept(instance)
+        assert (
+            int((instance.output / "boot" / ENTRY).stat().st_mtime)
+            == BEFORE.replace(minute=1 if published else 9).timestamp()
+        )
+
+
+def test_a_mirrors_fetch_of_what_a_restarted_instance_published_before_counts(
+    tmp_path: Path, repository: Repository
+) -> None:
+    repository.push(ONCE)
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        modified = int((instance.output / "boot" / ENTRY).stat().st_mtime)
+    with Instance(tmp_path) as instance:
+        now = BEFORE.replace(minute=5)
+        instance.bench.evidence.observations.put(
+            Observation(server="", path=f"boot/{ENTRY}", modified=modified, client="10.0.0.7", at=BEFORE)
+        )
+        instance.reconcile(now)
+        assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "disk")
+
+
+def test_what_is_in_the_way_of_an_entry_is_a_failed_publication(repository: Repository, instance: Instance) -> None:
+    repository.push(ONCE)
+    (instance.output / "boot" / "v1").mkdir(parents=True)
+    (instance.output / "boot" / "v1" / "boot").write_text("a file where a folder has to be")
+    instance.reconcile(BEFORE)
+    assert instance.condition("Published")[0] is False
+    assert instance.boots(BEFORE) == "flatcar-1"
+    (instance.output / "boot" / "v1" / "boot").unlink()
+    instance.reconcile(BEFORE)
+    assert instance.published == "flatcar-1" and kept(instance)

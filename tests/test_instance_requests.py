@@ -1,0 +1,254 @@
+"""What operators order: carried out once by the next pass, or refused with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.override import State
+from gitboot.errors import LedgerError
+from gitboot.ledger import Ledger
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Cause, Phase, Record
+from gitboot.resolve.records import record_facts
+from tests.fleets import uuid_of
+from tests.redfish.faults import Drop
+from tests.redfish.profiles import SUPERMICRO_X10
+from tests.test_instance_overrides import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
+
+__all__ = ["make_site", "site"]  # fixtures
+
+WEB01 = SystemUuid(uuid_of("web01"))
+
+
+def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -> int:
+    item = {"uuid": WEB01, "server": server, **record_facts(record)}
+    return site.bench.order("records", items=[item], reason="INC-1", **more)
+
+
+def not_met(site: Site) -> int:
+    return records(site, Record(met_at=site.bench.now))
+
+
+def installed(site: Site) -> None:
+    """web01 was installed, an hour ago."""
+    site.decide()
+    plan = site.bench.reconcile()
+    site.boot()
+    site.bench.fetch(plan)
+    for _ in range(2):
+        site.bench.reconcile()
+    site.wait(3600)
+    assert shown(site.bench.reconcile()) == INSTALLED
+
+
+# Records
+
+
+def test_a_record_that_is_set_not_met_installs_the_machine_once_more(site: Site) -> None:
+    installed(site)
+    number = not_met(site)
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert site.bench.ledger.outcome(number) == "web01 is not met: it is installed as soon as its plan wants it (INC-1)"
+    assert (site.shown, site.patches) == ("Once Pxe", 2)
+    site.boot()
+    site.bench.fetch(site.bench.plan())
+    for _ in range(2):
+        site.bench.reconcile()
+    site.wait(3600)
+    assert shown(site.bench.reconcile()) == INSTALLED
+    assert site.patches == 2
+    assert site.bench.told("Ordered") == ["Ordered"]
+
+
+def test_a_record_that_is_set_met_withdraws_what_was_armed(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", met_at=site.bench.now))
+    assert shown(site.bench.reconcile()) == INSTALLED
+    assert site.shown == "Disabled Pxe"
+    assert site.bench.ledger.outcome(number) == "web01 is met: provision 1 with BootImage/flatcar-1 (INC-1)"
+
+
+def test_what_was_fetched_before_a_record_was_set_not_met_says_nothing(site: Site) -> None:
+    site.decide(bmc=False)
+    plan = site.bench.reconcile()
+    site.bench.fetch(plan)  # and its news comes late
+    late = site.bench.evidence.observations.get()
+    site.wait(600)
+    not_met(site)
+    site.bench.reconcile()
+    site.bench.evidence.observations.put(late)
+    site.bench.reconcile()
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+
+
+def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
+    """It waited for an instance, and the machine was installed meanwhile."""
+    site.decide(bmc=False)
+    plan = site.bench.reconcile()
+    number = not_met(site)
+    site.wait(600)
+    site.bench.fetch(plan)
+    site.bench.reconcile()
+    assert (site.bench.ledger.outcome(number) or "").startswith("refused: web01 was provisioned after that")
+    site.wait(60)
+    assert shown(site.bench.reconcile()) == INSTALLED
+
+
+def test_an_order_is_carried_out_once_even_where_that_could_not_be_noted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(site)
+    site.decide(bmc=False)
+    number = not_met(site)
+
+    def refuse(*_: object) -> None:
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "carried_out", refuse)
+        with pytest.raises(LedgerError):
+            site.bench.reconcile()
+    plan = site.bench.plan()  # what was ordered is offered, and somebody boots by it
+    assert shown(plan) == TO_INSTALL
+    site.wait(30)
+    site.bench.fetch(plan)
+    for _ in range(2):
+        site.bench.reconcile()
+    site.wait(120)
+    assert shown(site.bench.reconcile()) == INSTALLED
+    assert (site.bench.ledger.outcome(number) or "").startswith("refused")
+
+
+def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> None:
+    installed(site)
+    numbers = [not_met(site)]
+    site.restart()
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    numbers.append(site.bench.order("retry", uuids=[WEB01]))
+    site.restart()
+    site.bench.reconcile()
+    assert [site.bench.ledger.outcome(number) for number in numbers][1] == "1 BMCs are asked now"
+    assert site.bench.told("Ordered") == ["Ordered"]
+    assert site.patches == 2
+
+
+def test_records_are_set_all_or_none(site: Site) -> None:
+    site.decide(bmc=False)
+    good = {"uuid": WEB01, "server": "web01", **record_facts(Record(provision=1))}
+    bad = {"uuid": uuid_of("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
+    number = site.bench.order("records", items=[good, bad])
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert (site.bench.ledger.outcome(number) or "").startswith("refused: ")
+
+
+# Resolve
+
+
+def unsure(site: Site) -> None:
+    """A PATCH was lost, and the BMC has no marks by which it could be told what became of it."""
+    site.bmc.fault(Drop(applied=False), on="PATCH")
+    site.decide()
+    site.bench.reconcile()
+    site.wait(120)
+    site.bench.reconcile()
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe was to be set for provision/1")
+    assert (site.patches, site.states) == (1, {"provision/1": State.RECORDED})
+
+
+def resolve(site: Site, *, armed: bool) -> int:
+    place = [site.bmc.url, site.machine.path]
+    return site.bench.order(
+        "resolve", uuid=WEB01, server="web01", armed=armed, key="provision/1", bmc=place, reason="INC-1"
+    )
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_what_was_never_set_as_an_operator_says_is_armed(make_site: MakeSite, again: bool) -> None:
+    site = make_site(profile=SUPERMICRO_X10)
+    unsure(site)
+    number = resolve(site, armed=False)
+    if again:
+        site.restart()
+    site.bench.reconcile()
+    assert (site.shown, site.patches, site.states) == ("Once Pxe", 2, {"provision/1": State.CONFIRMED})
+    assert "was never set" in (site.bench.ledger.outcome(number) or "")
+
+
+def test_what_was_consumed_as_an_operator_says_is_never_armed_again(make_site: MakeSite) -> None:
+    site = make_site(profile=SUPERMICRO_X10)
+    unsure(site)
+    resolve(site, armed=True)
+    for _ in range(5):
+        site.bench.reconcile()
+        site.wait(600)
+    plan = site.bench.reconcile()
+    assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.SPENT)
+    assert (site.patches, site.states) == (1, {"provision/1": State.GONE})
+    resolve(site, armed=False)  # and then it had not been, after all
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert (site.shown, site.patches) == ("Once Pxe", 2)
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, armed: bool) -> None:
+    site.decide()
+    site.bench.reconcile()
+    number = resolve(site, armed=armed)
+    site.bench.reconcile()
+    assert site.bench.ledger.outcome(number) == "web01: there was nothing to resolve"
+    assert (site.shown, site.patches) == ("Once Pxe", 1)
+
+
+# Retry
+
+
+def test_a_retry_asks_at_once_whom_it_names(site: Site) -> None:
+    site.bmc.fault(Drop(applied=False), times=5)
+    site.decide()
+    for _ in range(5):
+        site.bench.reconcile()
+        site.wait(site.due_in_s or 0)
+    requests = len(site.machine.requests)
+    site.wait(-1)
+    site.bench.order("retry", uuids=[uuid_of("web02")])
+    site.bench.reconcile()
+    assert len(site.machine.requests) == requests
+    site.bench.order("retry", uuids=[WEB01])
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+# What makes no sense
+
+
+@pytest.mark.parametrize(
+    ("what", "facts"),
+    [
+        ("dance", {}),
+        ("records", {}),
+        ("records", {"items": None}),
+        ("records", {"items": ["web01"]}),
+        ("records", {"items": [{"uuid": "web01", "server": "web01", **record_facts(Record())}]}),
+        ("records", {"items": [{"uuid": 7, "server": "web01", **record_facts(Record())}]}),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "runs": []}]}),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "provision": 2**70}]}),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "spentKey": 7}]}),
+        ("resolve", {"uuid": WEB01}),
+        ("resolve", {"uuid": None, "server": "web01", "armed": True, "key": None, "bmc": None, "reason": ""}),
+        ("retry", {"uuids": 7}),
+        ("retry", {"uuids": [7]}),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused_and_holds_nothing_up(site: Site, what: str, facts: Any) -> None:
+    site.decide(bmc=False)
+    numbers = [site.bench.order(what, **facts), site.bench.order("retry", uuids=[WEB01])]
+    site.bench.reconcile()
+    refused, done = (site.bench.ledger.outcome(number) for number in numbers)
+    assert (refused or "").startswith("refused: ")
+    assert done == "1 BMCs are asked now"
+    assert site.bench.ledger.orders() == []
+    assert site.bench.record == Record()

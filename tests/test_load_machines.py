@@ -1,0 +1,54 @@
+"""Who a machine is: the marks by which a new motherboard is told from a new machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gitboot.load.machines import BmcAccess, Machine, machines, taken_over
+from gitboot.model.scalars import MacAddress, SystemUuid
+from tests.fleets import SEED, mac_of, repository, server, uuid_of
+
+BMC = BmcAccess(address="https://10.0.0.1", system=None, credentials="rack", verify=True, ca=None)
+OLD = Machine(
+    uuid=SystemUuid(uuid_of("old")),
+    name="web01",
+    macs=(MacAddress("52-54-00-00-00-01"), MacAddress("52-54-00-00-00-02")),
+    serial="S1",
+    bmc=BMC,
+)
+NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=None, bmc=None)
+
+
+@pytest.mark.parametrize(
+    ("case", "new", "what"),
+    [
+        ("nothing in common", NEW, None),
+        ("its name", replace(NEW, name="web01"), ("name", "web01")),
+        ("one of its MACs", replace(NEW, macs=OLD.macs[1:]), ("MAC", "52-54-00-00-00-02")),
+        ("its serial", replace(NEW, serial="S1"), ("serial", "S1")),
+        ("its BMC", replace(NEW, bmc=replace(BMC, credentials="other")), ("BMC", "https://10.0.0.1")),
+        ("another system of its BMC", replace(NEW, bmc=replace(BMC, system="/redfish/v1/Systems/2")), None),
+        ("no serial, as it has none", replace(NEW, serial=None), None),
+        ("its own UUID", replace(OLD, name="web09"), None),
+    ],
+)
+def test_a_new_uuid_that_carries_a_mark_of_another_is_a_new_motherboard(
+    case: str, new: Machine, what: tuple[str, str] | None
+) -> None:
+    found = taken_over([new], [OLD])
+    assert found == ({new.uuid: (*what, OLD)} if what is not None else {}), case
+
+
+def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
+    bmc = "bmc: {address: 'https://10.0.0.1', credentials: rack, tls: {verify: false}}"
+    one = server("web01", "role: web", f"serial: S1, {bmc}").replace(
+        "interfaces: [", f'interfaces: [{{mac: "{mac_of("second")}", boot: false}}, '
+    )
+    found = machines(repository(SEED[0], one, *SEED[2:], server("web02", "role: web")))
+    first, second = found.values()
+    assert list(found) == [uuid_of("web01"), uuid_of("web02")]
+    assert first.macs == tuple(sorted(mac_of(name).replace(":", "-") for name in ("web01", "second")))
+    assert first.bmc == replace(BMC, verify=False)
+    assert (first.name, first.serial, second.serial, second.bmc) == ("web01", "S1", None, None)

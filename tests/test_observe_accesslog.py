@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gitboot.model.fleet import Evidence
+from gitboot.observe.accesslog import Ignored, read
+from gitboot.observe.observation import Observation
+from tests.serving import ENTRY, MAC, UUID
+
+MODIFIED = "Fri, 20 Nov 2026 22:00:00 GMT"
+NGINX: Mapping[str, Any] = {
+    "at": "2026-11-20T23:00:30.250+01:00",
+    "client": "10.12.0.13",
+    "method": "GET",
+    "path": ENTRY,
+    "status": 200,
+    "modified": MODIFIED,
+    "length": "512",
+    "bytes": 512,
+    "complete": "OK",
+}
+REQUEST: Mapping[str, Any] = {"remote_ip": "10.12.0.13", "method": "GET", "uri": ENTRY}
+HEADERS: Mapping[str, Any] = {"Last-Modified": [MODIFIED], "Content-Length": ["512"]}
+CADDY: Mapping[str, Any] = {
+    "ts": "2026-11-20T22:00:30.250000001Z",
+    "msg": "handled request",
+    "request": REQUEST,
+    "size": 512,
+    "status": 200,
+    "resp_headers": HEADERS,
+}
+OBSERVED = Observation(
+    server="",
+    path=f"boot{ENTRY}",
+    client="10.12.0.13",
+    at=datetime(2026, 11, 20, 22, 0, 30, 250000, tzinfo=UTC),
+    modified=int(datetime(2026, 11, 20, 22, tzinfo=UTC).timestamp()),
+)
+
+
+def nginx(**more: Any) -> Observation | Ignored:
+    return read(json.dumps({**NGINX, **more}).encode() + b"\n")
+
+
+def caddy(request: Mapping[str, Any] | None = None, headers: Mapping[str, Any] | None = None, **more: Any) -> object:
+    line = {**CADDY, "request": {**REQUEST, **(request or {})}, "resp_headers": {**HEADERS, **(headers or {})}, **more}
+    return read(json.dumps(line).encode())
+
+
+def test_both_servers_lines_are_the_same_observation() -> None:
+    assert nginx() == caddy() == OBSERVED
+
+
+@pytest.mark.parametrize(
+    ("path", "evidence"),
+    [
+        (ENTRY, Evidence.FETCHED),
+        (f"/v1/boot/{MAC}/grub.cfg", Evidence.FETCHED),
+        (f"/ipxe/{UUID}", Evidence.FETCHED),
+        ("/ipxe/serial/CZ2D-4.65", Evidence.FETCHED),
+        (f"/ignition/{UUID}", Evidence.FETCHED),
+        (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", Evidence.REPORTED),
+        (f"/mirrors/fra1{ENTRY}", Evidence.FETCHED),
+    ],
+)
+def test_what_counts_and_as_what(path: str, evidence: Evidence) -> None:
+    found = nginx(path=path)
+    assert isinstance(found, Observation)
+    assert (found.path, found.evidence) == (f"boot{path.removeprefix('/mirrors/fra1')}", evidence)
+    assert found == caddy({"uri": f"{path.replace('-', '%2D')}?x=/y"})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/boot.ipxe",
+        "/ipxe/",
+        f"/httpboot/{UUID}.json",
+        f"/o/{'a' * 64}/user-data",
+        f"{ENTRY}/x",
+        f"/v1/boot/{MAC}/provisioned/short",
+        f"/v1/boot/{MAC}/other/{'a' * 64}",
+        f"/v1/boot/{MAC}/",
+        f"/ipxe/{UUID}\n",
+        "/ipxe/serial/",
+        "/ipxe/serial/.x",
+    ],
+)
+def test_no_other_path_counts(path: str) -> None:
+    assert nginx(path=path) == caddy({"uri": path}) == Ignored.PATH
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "get"])
+def test_only_a_get_counts(method: str) -> None:
+    assert nginx(method=method) == caddy({"method": method}) == Ignored.METHOD
+
+
+@pytest.mark.parametrize("status", [206, 304, 404, 499])
+def test_only_what_was_answered_whole_counts(status: int) -> None:
+    assert nginx(status=status) == caddy(status=status) == Ignored.STATUS
+
+
+def test_what_was_cut_short_does_not_count() -> None:
+    assert nginx(bytes=511) == caddy(size=511) == Ignored.PART
+    assert nginx(complete="") == Ignored.PART
+    assert nginx(length="") == caddy(headers={"Content-Length": []}) == Ignored.PART
+
+
+@pytest.mark.parametrize("modified", ["", "yesterday", "2026-11-20T22:00:00Z"])
+def test_what_has_no_version_does_not_count(modified: str) -> None:
+    assert nginx(modified=modified) == caddy(headers={"Last-Modified": [modified]}) == Ignored.VERSION
+
+
+@pytest.mark.parametrize("client", ["", "unix:", "web01"])
+def test_nobody_in_particular_proves_nothing(client: str) -> None:
+    assert nginx(client=client) == caddy({"remote_ip": client}) == Ignored.CLIENT
+
+
+def test_caddy_names_the_client_behind_a_proxy() -> None:
+    found = caddy({"remote_ip": "10.0.0.1", "client_ip": "10.12.0.13"})
+    assert found == OBSERVED
+
+
+@pytest.mark.parametrize("at", ["", "soon", "2026-11-20T22:00:30"])
+def test_an_instant_has_its_offset(at: str) -> None:
+    assert nginx(at=at) == caddy(ts=at) == Ignored.FORMAT
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'10.12.0.13 - - [20/Nov/2026:22:00:30 +0000] "GET /boot.ipxe HTTP/1.1" 200 512',
+        json.dumps({**NGINX, "status": "200"}).encode(),
+        json.dumps({**CADDY, "ts": 1795229092.16}).encode(),
+        json.dumps({**CADDY, "request": None}).encode(),
+        json.dumps({**NGINX, "path": "/x"}).encode().replace(b"/x", b"/\xff"),
+        b"Nov 20 22:00:30 tftp dnsmasq-tftp[1]: sent /srv/tftp/v1/boot/52-54-00-12-34-56/boot.ipxe to 10.12.0.13",
+    ],
+)
+def test_what_is_in_no_published_format_is_ignored(line: bytes) -> None:
+    assert read(line) == Ignored.FORMAT
