@@ -36,7 +36,7 @@ reference: $(READY) ## write schemas/ and docs/reference/ anew, from the code
 	$(BIN)/python -m gitboot.model.schema schemas
 	$(BIN)/python scripts/reference.py
 
-format: $(READY) ## format the code, and mend what ruff can mend
+format: $(READY) ## format the code, and hint what ruff can hint
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

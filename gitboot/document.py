@@ -108,17 +108,17 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
 
 def _problem_of_file(data: bytes, path: str) -> Problem | None:
     if len(data) > MAX_FILE_BYTES:
-        code, mend = Code.FILE_TOO_LARGE, _SPREAD
+        code, hint = Code.FILE_TOO_LARGE, _SPREAD
         message = f"the file has {len(data):,} bytes, over {MAX_FILE_BYTES:,}"
     elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
-        code, mend = Code.FILE_TOO_LARGE, _SPREAD
+        code, hint = Code.FILE_TOO_LARGE, _SPREAD
         message = f"the file has over {MAX_FILE_DOCUMENTS:,} documents"
     elif data.startswith(_UTF16_OR_UTF32):
-        code, mend = Code.NOT_UTF8, "save it as UTF-8"
+        code, hint = Code.NOT_UTF8, "save it as UTF-8"
         message = "the file is UTF-16 or UTF-32, by its byte order mark"
     else:
         return None
-    return Problem(path=path, line=1, column=1, code=code, message=message, mend=mend)
+    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint)
 
 
 def _first_of(problems: list[Problem]) -> tuple[Problem, ...]:
@@ -126,7 +126,7 @@ def _first_of(problems: list[Problem]) -> tuple[Problem, ...]:
     if len(problems) <= MAX_PROBLEMS:
         return tuple(sorted(problems))
     message = f"the file has over {MAX_PROBLEMS} problems; those from here on are not shown"
-    more = replace(problems[MAX_PROBLEMS], code=Code.TOO_MANY_PROBLEMS, message=message, mend="")
+    more = replace(problems[MAX_PROBLEMS], code=Code.TOO_MANY_PROBLEMS, message=message, hint="")
     return (*sorted(problems[:MAX_PROBLEMS]), more)
 
 
@@ -186,9 +186,9 @@ class _Faults:
     def _place_behind(self, text: str) -> Place:
         return Place(self._lines_before + text.count("\n") + 1, len(text) - text.rfind("\n"))
 
-    def note(self, place: Place, code: Code, message: str, mend: str) -> None:
+    def note(self, place: Place, code: Code, message: str, hint: str) -> None:
         line, column = place
-        self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, mend=mend))
+        self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
 
     def note_bytes(self, error: ReaderError) -> None:
         place = self.place_of_byte(error.position)
@@ -204,15 +204,15 @@ class _Faults:
         mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
-            code, message, mend = Code.NOT_YAML, "a tab, where YAML wants spaces", "indent with spaces"
+            code, message, hint = Code.NOT_YAML, "a tab, where YAML wants spaces", "indent with spaces"
         elif " tag" in context + problem:
-            code, message, mend = Code.TAG, f"a tag: {problem}", _NO_TAGS
+            code, message, hint = Code.TAG, f"a tag: {problem}", _NO_TAGS
         else:
-            code, mend = Code.NOT_YAML, _MENDS.get(problem, Code.NOT_YAML.hint)
+            code, hint = Code.NOT_YAML, _HINTS.get(problem, Code.NOT_YAML.hint)
             message = "not YAML: " + problem.replace("found character", f"found {character!r}, a character")
             if began and began.line != mark.line:
                 message += f" ({context} that begins in line {self.place(began).line})"
-        self.note(self.place(mark), code, message, mend)
+        self.note(self.place(mark), code, message, hint)
 
 
 class _Reader:
@@ -296,8 +296,8 @@ class _Reader:
                 return Quoted(text)
             return None if text in _NULLS else text
         if kind is AliasEvent:
-            mend = "write the value out; put text that begins with '*' in quotes"
-            self._refuse(event, Code.ALIAS, "an alias", mend)
+            hint = "write the value out; put text that begins with '*' in quotes"
+            self._refuse(event, Code.ALIAS, "an alias", hint)
             return None
         if depth > MAX_DEPTH:
             message = f"over {MAX_DEPTH} lists and mappings within each other"
@@ -349,8 +349,8 @@ class _Reader:
         if event.tag is not None:
             self._refuse(event, Code.TAG, "a tag", _NO_TAGS)
 
-    def _refuse(self, event: Any, code: Code, message: str, mend: str) -> None:
-        self.faults.note(self.faults.place(event.start_mark), code, message, mend)
+    def _refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
+        self.faults.note(self.faults.place(event.start_mark), code, message, hint)
         if len(self.faults.problems) > MAX_PROBLEMS:
             raise _CannotReadOn
 
@@ -390,7 +390,7 @@ _QUOTE_TEMPLATES = "use text as a key; put a value that begins with '{{' in quot
 _SEEN_TOO_LATE = frozenset(
     {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
 )
-_MENDS = {
+_HINTS = {
     "block sequence entries are not allowed in this context": "begin the list on a line of its own",
     "could not find expected ':'": "write `key: value`, or put the text in quotes",
     "did not find expected '-' indicator": "indent all items of a list alike",

@@ -25,7 +25,7 @@ from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 
 FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
-SPENT_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was spent
+CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was consumed
 IGNITION_GRACE: Final = timedelta(hours=2)  # how long a first boot may ask for its Ignition document
 
 
@@ -267,15 +267,15 @@ class Decision:
 class Record:
     """What is known of one server's provisioning; where ``None`` stands for it, nothing is."""
 
-    provision: int | None = None  # the number last met; None: never provisioned
+    provision: int | None = None  # the number that was installed last; None: never provisioned
     image: str | None = None  # what it was provisioned with
     pool: str | None = None
     decision: Digest | None = None
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Adopted
-    met_at: datetime | None = None  # or when somebody said that it is not met: evidence from before says nothing
-    grace_until: datetime | None = None  # until when the boot that met the key is still served
-    spent_at: datetime | None = None  # an override was spent, and no evidence has followed
-    spent_key: str | None = None  # the key that it was armed for
+    provisioned_at: datetime | None = None  # or when it was said to be pending: evidence from before says nothing
+    grace_until: datetime | None = None  # until when the boot that was made is still served
+    consumed_at: datetime | None = None  # an override was consumed, and no evidence has followed
+    consumed_key: str | None = None  # the key that it was set for
     runs: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)  # maintenance -> last run made, when
 
 
@@ -292,10 +292,10 @@ class Cause(StrEnum):
     MAINTENANCE_DONE = "the maintenance's one boot was made"
     MAINTENANCE_DISK = "the maintenance boots the local disk"
     ALWAYS = "the policy always boots from the network"
-    NOT_MET = "the server is to be provisioned"
-    MET = "the server is provisioned"
+    PENDING = "the server is to be provisioned"
+    PROVISIONED = "the server is provisioned"
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
-    SPENT = "a boot override was spent without evidence of a boot; an operator has to look"
+    CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     NEVER = "the policy never boots from the network"
     DISK = "the policy boots the local disk"
 
@@ -334,8 +334,8 @@ class BootOverride:
     enabled: OverrideMode  # Once or Continuous
     target: OverrideTarget
     http_boot_uri: str | None
-    reason: str  # what is armed at most once
-    rearm: bool = False  # whether each reset that consumed it asks for another
+    reason: str  # what is set at most once
+    set_again: bool = False  # whether each reset that consumed it asks for another
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -361,7 +361,7 @@ class BootPlan:
     cause: Cause
     policy: str | None
     maintenance: str | None
-    key: str | None  # what this boot meets by being made once: a provision key, a maintenance's run
+    key: str | None  # what counts as done once this boot is made: a provision key, a maintenance's run
     boot: Boot | None  # what boots from the network in this phase; None: the local disk
     ignition: UserDataFiles | None  # what is answered at /ignition/<uuid>
     override: BootOverride | None

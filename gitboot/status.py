@@ -52,7 +52,7 @@ class Status:
     planned_at: datetime | None = None
     next_transition: datetime | None = None
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
-    records: Mapping[str, int] = field(default_factory=dict)  # Met, NotMet, Unknown -> servers
+    records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
     conditions: tuple[Condition, ...] = ()

@@ -87,7 +87,7 @@ def _type(root: dict[str, Any], node: dict[str, Any]) -> str:
 def codes_page() -> str:
     lines = ["# Every problem code", "", "Also from `gitboot explain CODE`. Codes are stable.", ""]
     for code in sorted(Code, key=lambda each: each.value):
-        lines += [f"## {code.value}: {code.headline}", "", f"{code.why} **Mend:** {code.mend}", ""]
+        lines += [f"## {code.value}: {code.headline}", "", f"{code.why} **Fix:** {code.fix}", ""]
     return "\n".join(lines)
 
 

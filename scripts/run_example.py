@@ -38,8 +38,8 @@ def main() -> int:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            mend = "choose another, as in: PORT=8181 make run"
-            raise SystemExit(f"port {port} is not free ({error.strerror}): {mend}") from None
+            hint = "choose another, as in: PORT=8181 make run"
+            raise SystemExit(f"port {port} is not free ({error.strerror}): {hint}") from None
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as Ctrl-C does
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it ignored
     base = f"http://127.0.0.1:{port}"

@@ -10,7 +10,7 @@ from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Fleetwide, Overriding
 from gitboot.instance.provisioning import Provisioning, Told
-from gitboot.instance.requests import Orders
+from gitboot.instance.requests import Requests
 from gitboot.ledger import Ledger
 from gitboot.load import FleetRepository
 from gitboot.load.machines import Machine, machines
@@ -49,7 +49,7 @@ class Bench:
         self.evidence = Evidence(self.ledger, self.provisioning, self.journal)
         self.bmcs = Fleet(
             credentials=credentials,
-            write=self.ledger.write_armed,
+            write=self.ledger.write_override,
             clock=lambda: self.now,
             parallel=parallel,
             per_site=per_site,
@@ -62,7 +62,7 @@ class Bench:
             most_failures=most_failures,
             jitter=lambda: 1,
         )
-        self.orders = Orders(self.ledger, self.provisioning, self.overriding, self.journal)
+        self.requests = Requests(self.ledger, self.provisioning, self.overriding, self.journal)
         self.servers: dict[str, ServerState] = {}
         self.repository: FleetRepository
         self.machines: dict[SystemUuid, Machine] = {}
@@ -105,7 +105,7 @@ class Bench:
     def reconcile(self) -> BootPlan | None:
         """One pass, to the end of the BMC jobs that it begins; what web01 boots in it."""
         self.overriding.collect(self.fleet, self.now)
-        self.orders.carry_out(self.now)
+        self.requests.carry_out(self.now)
         planned = self.plan()
         self.overriding.ask(self.fleet, self.now)
         self.overriding.collect(self.fleet, self.now, wait=True)
@@ -118,8 +118,8 @@ class Bench:
             Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=self.now)
         )
 
-    def order(self, what: str, **facts: object) -> int:
-        """Leave an order, as the command line does; it is carried out by the next pass."""
+    def request(self, what: str, **facts: object) -> int:
+        """Leave a request, as the command line does; it is carried out by the next pass."""
         return self.ledger.give(self.now, "ada", what, facts)
 
     @property

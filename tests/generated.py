@@ -103,7 +103,7 @@ class GeneratedFleet:
 
 
 def _told_by(record: Record) -> Iterator[datetime]:
-    for instant in (record.met_at, record.grace_until, record.spent_at):
+    for instant in (record.provisioned_at, record.grace_until, record.consumed_at):
         if instant is not None:
             yield instant
             yield instant + timedelta(minutes=30)
@@ -156,13 +156,13 @@ def plans(decisions: Decisions, records: Mapping[str, Record | None], instant: d
     return {name: plan(decision, instant, records.get(name)) for name, decision in decisions.servers.items()}
 
 
-def met(decision: Decision, instant: datetime) -> Record:
-    """What is known of a server whose wanted key was met at an instant, by a fetch."""
+def installed_record(decision: Decision, instant: datetime) -> Record:
+    """What is known of a server whose wanted key was provisioned at an instant, by a fetch."""
     policy = decision.policy
     return Record(
         provision=policy.provision if policy else 0,
         image=policy.boot.image if policy and policy.boot else None,
-        met_at=instant,
+        provisioned_at=instant,
         grace_until=instant + FETCH_GRACE,
     )
 
@@ -416,17 +416,17 @@ def _records(draw: st.DrawFn, maintenances: list[Document]) -> Record | None:
             runs[name_of(maintenance)] = run, max(opened, START) + timedelta(minutes=draw(st.integers(0, 600)))
     record = Record(runs=runs)
     if draw(st.booleans()):
-        met_at = draw(_INSTANTS)
+        provisioned_at = draw(_INSTANTS)
         record = replace(
             record,
             provision=draw(st.integers(0, 3)),
             image=draw(_IMAGES),
-            met_at=met_at,
-            grace_until=met_at + timedelta(minutes=1) if draw(st.booleans()) else None,
+            provisioned_at=provisioned_at,
+            grace_until=provisioned_at + timedelta(minutes=1) if draw(st.booleans()) else None,
         )
     if draw(st.integers(0, 3)) == 0:
         after = timedelta(minutes=draw(st.integers(1, 300)))
-        record = replace(record, spent_at=(record.met_at or draw(_INSTANTS)) + after)
+        record = replace(record, consumed_at=(record.provisioned_at or draw(_INSTANTS)) + after)
     return record
 
 

@@ -17,7 +17,7 @@ from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Overriding
 from gitboot.instance.provisioning import Provisioning
 from gitboot.instance.reconcile import Reconciler
-from gitboot.instance.requests import Orders
+from gitboot.instance.requests import Requests
 from gitboot.ledger import Ledger
 from gitboot.load import Revision
 from gitboot.publish.directory import Directory
@@ -57,7 +57,7 @@ def in_process(
         source = Source(Remote(url=str(repository)), state)
         journal = Journal(ledger, events.append)
         provisioning = Provisioning(ledger, journal, told=told)
-        bmcs = Fleet(credentials=None, write=ledger.write_armed, clock=clock)
+        bmcs = Fleet(credentials=None, write=ledger.write_override, clock=clock)
         stack.callback(bmcs.close)
         evidence = Evidence(ledger, provisioning, journal)
         overriding = Overriding(bmcs, ledger, evidence, journal)
@@ -78,7 +78,7 @@ def in_process(
             provisioning=provisioning,
             evidence=evidence,
             overriding=overriding,
-            orders=Orders(ledger, provisioning, overriding, journal),
+            requests=Requests(ledger, provisioning, overriding, journal),
             journal=journal,
         )
         yield Parts(source=source, ledger=ledger, reconciler=reconciler, events=events)

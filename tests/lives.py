@@ -22,7 +22,7 @@ from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Overriding
 from gitboot.instance.provisioning import Provisioning
 from gitboot.instance.reconcile import Reconciler
-from gitboot.instance.requests import Orders
+from gitboot.instance.requests import Requests
 from gitboot.ledger import Ledger, copy_ledger
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Phase
@@ -34,7 +34,7 @@ from gitboot.source import Source
 from gitboot.status import Event
 from tests import fleets
 from tests.lives_commits import Branch, Commit, Trusting
-from tests.lives_machines import NETWORK, Armed, Key, Reading, Watched
+from tests.lives_machines import NETWORK, Key, OverrideRecord, Reading, Watched
 from tests.lives_process import Crash, Fate
 from tests.redfish.double import Boot
 from tests.redfish.profiles import ENABLED, TARGET, Profile
@@ -90,7 +90,7 @@ class Life:
     unknown: bool = False  # a ledger that nobody may believe
     strange: set[str] = field(default_factory=set)  # motherboards of which nothing is known
     epochs: Counter[str] = field(default_factory=Counter)  # by UUID: an operator opened everything anew
-    ordered: set[str] = field(default_factory=set)  # UUIDs for which an order waits
+    ordered: set[str] = field(default_factory=set)  # UUIDs for which a request waits
     images: dict[str, list[str]] = field(default_factory=dict)  # by UUID: provisioned one after the other
     consumed: set[tuple[Key, int]] = field(default_factory=set)
     delayed: list[Observation] = field(default_factory=list)
@@ -143,12 +143,12 @@ class Life:
             ledger.doubt_it("RestoredLedger")
         if self.answers is not None and "ops/records.json" in self.answers.files:
             published = imported(self.answers.files["ops/records.json"].content, "ops/records.json")
-            if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.armed(uuid)]):
+            if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.overrides(uuid)]):
                 ledger.doubt_it("RestoredLedger")
         journal = Journal(ledger, self._happened)
         provisioning = Provisioning(ledger, journal, told=told)
         evidence = Evidence(ledger, provisioning, journal)
-        bmcs = Fleet(credentials=self.folder, write=ledger.write_armed, clock=lambda: self.now, parallel=1)
+        bmcs = Fleet(credentials=self.folder, write=ledger.write_override, clock=lambda: self.now, parallel=1)
         overriding = Overriding(bmcs, ledger, evidence, journal, jitter=lambda: 1)
         source = cast(Source, None)  # commits come from elsewhere
         accepting = Trusting(
@@ -162,7 +162,7 @@ class Life:
             provisioning=provisioning,
             evidence=evidence,
             overriding=overriding,
-            orders=Orders(ledger, provisioning, overriding, journal),
+            requests=Requests(ledger, provisioning, overriding, journal),
             journal=journal,
         )
         self.instance = Instance(ledger, bmcs, evidence, overriding, reconciler, journal)
@@ -224,7 +224,7 @@ class Life:
             images = self.images.setdefault(self.commit.uuid, [])
             if not images or images[-1] != event.facts["image"]:
                 images.append(event.facts["image"])
-        elif event.type == "Ordered":
+        elif event.type == "Requested":
             for uuid in self.ordered:
                 self._open_anew(uuid)
                 self.strange.discard(uuid)
@@ -247,7 +247,7 @@ class Life:
 
     def back_up(self) -> None:
         if self.instance is not None:
-            self.backup = self.counts["armed"] + self.counts["provisioned"]
+            self.backup = self.counts["set"] + self.counts["provisioned"]
             copy_ledger(self.folder / "ledger.sqlite", self.folder / "backup.sqlite", in_use=True)
 
     def put_back(self) -> None:
@@ -260,12 +260,12 @@ class Life:
         self.start()
         assert self.instance is not None
         self.unknown = self.instance.ledger.doubt is not None
-        if not self.unknown and self.backup != self.counts["armed"] + self.counts["provisioned"]:
+        if not self.unknown and self.backup != self.counts["set"] + self.counts["provisioned"]:
             self.violations.append("an older ledger was believed")
         self.made.clear()
         self.proven.clear()
         for machine in self.machines:
-            machine.armed = None  # nobody knows any more whose it is
+            machine.standing = None  # nobody knows any more whose it is
 
     def adopt(self) -> None:
         """Start with --records adopt."""
@@ -277,8 +277,8 @@ class Life:
             if self.commit.here:
                 self.strange.discard(self.commit.uuid)
 
-    def order(self, what: str, **facts: Any) -> None:
-        """Leave an operator's order, which opens everything anew when it is carried out."""
+    def request(self, what: str, **facts: Any) -> None:
+        """Leave an operator's request, which opens everything anew when it is carried out."""
         if self.instance is not None:
             self.instance.ledger.give(self.now, "an operator", what, facts)
             self.ordered.add(self.commit.uuid)
@@ -331,7 +331,7 @@ class Life:
     # What is true
 
     def key(self) -> Key | None:
-        """What the commit wants to be booted once, and is armed at most once."""
+        """What the commit wants to be booted once, and is set at most once."""
         reason = self.commit.boots_once(self.now)
         if reason is None:
             return None
@@ -356,9 +356,9 @@ class Life:
             self.counts["withdrawn"] += 1
             if before[TARGET] not in NETWORK:  # gitboot never wants another here
                 wrong("somebody else's override was withdrawn")
-            machine.armed = None
+            machine.standing = None
             return
-        self.counts["armed"] += 1
+        self.counts["set"] += 1
         once, key = after[ENABLED] == "Once", self.key()
         if machine.in_post and (self.profile.boot_progress or self.profile.hpe_post_state):
             wrong("an override was set during POST")
@@ -370,16 +370,16 @@ class Life:
             if self.unknown or key.uuid in self.strange:
                 wrong("an override was set for a server of which nothing is known")
             if (key, self.epochs[key.uuid]) in self.consumed:
-                wrong(f"{key} was armed again after it was booted")
-        machine.armed = Armed(key, once, self.epochs[self.commit.uuid])
+                wrong(f"{key} was set again after it was booted")
+        machine.standing = OverrideRecord(key, once, self.epochs[self.commit.uuid])
 
     def _consume(self, machine: Watched, boot: Boot) -> None:
-        armed = machine.armed
-        if armed is not None and armed.once and boot.target in NETWORK:
-            machine.armed = None
-            if armed.key is not None:
+        standing = machine.standing
+        if standing is not None and standing.once and boot.target in NETWORK:
+            machine.standing = None
+            if standing.key is not None:
                 self.counts["consumed"] += 1
-                self.consumed.add((armed.key, armed.epoch))
+                self.consumed.add((standing.key, standing.epoch))
 
     def _other_booted(self, boot: Boot) -> None:
         self._consume(self.other, boot)
@@ -433,8 +433,10 @@ class Life:
     def _nothing_is_left_to_withdraw(self) -> None:
         for machine in self.machines:
             wanted = self.plan is not None and self.plan.override is not None and machine is self.named
-            if machine.armed is not None and machine.override[ENABLED] != "Disabled" and not wanted:
-                self.violations.append(f"{self.now}: {machine.shows()} still stands on {machine.name}: {machine.armed}")
+            if machine.standing is not None and machine.override[ENABLED] != "Disabled" and not wanted:
+                self.violations.append(
+                    f"{self.now}: {machine.shows()} still stands on {machine.name}: {machine.standing}"
+                )
 
     def _what_is_wanted_stands(self) -> None:
         """Or somebody is told why it does not."""

@@ -71,7 +71,7 @@ class Commit:
         ]
 
     def boots_once(self, at: datetime) -> str | None:
-        """What the boot that is wanted at an instant would meet by being made once; None: it meets nothing."""
+        """What the boot that is wanted at an instant would count for by being made once; None: for nothing."""
         if self.repair is not None and self.repair.start <= at < self.repair.end:
             return f"repair/{self.repair.run}" if self.repair.often == "Once" else None
         if self.often == "OnImageChange":

@@ -16,19 +16,19 @@ NETWORK = ("Pxe", "UefiHttp")
 
 
 class Key(NamedTuple):
-    """What is armed at most once, in words of Git."""
+    """What is set at most once, in words of Git."""
 
     uuid: str
     reason: str
 
 
 @dataclass
-class Armed:
+class OverrideRecord:
     """An override as gitboot has really set it."""
 
     key: Key | None  # None: for a boot that is made as often as it is asked for
     once: bool
-    epoch: int  # an operator's orders open everything anew
+    epoch: int  # an operator's requests open everything anew
 
 
 class Witness(Protocol):
@@ -50,7 +50,7 @@ class Watched(Machine):
 
     witness: Witness
     at_patch: str | None = None  # "before", "after": gitboot dies when a PATCH is about to be applied, or was
-    armed: Armed | None = None  # what of gitboot's stands
+    standing: OverrideRecord | None = None  # what of gitboot's stands
     changed_unseen: bool = False  # by somebody else, since gitboot read it last
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
@@ -73,7 +73,7 @@ class Watched(Machine):
         before = dict(self.override)
         super().write(**boot)
         if self.override != before:
-            self.armed, self.changed_unseen = None, True
+            self.standing, self.changed_unseen = None, True
             self.witness.intruded(self.now)
 
     def shows(self) -> str:

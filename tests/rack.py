@@ -88,7 +88,7 @@ class Blade:
         return self.machine.override[ENABLED] != "Disabled"
 
     @property
-    def armed(self) -> int:
+    def times_set(self) -> int:
         """How often its BMC was told to boot from the network."""
         return sum(write["Boot"].get(ENABLED) in ("Once", "Continuous") for write in self.machine.writes)
 
@@ -164,8 +164,8 @@ class Rack:
         self.push()
         blade.bmc.fault(Drop(applied=False), on="PATCH", times=9)
         self.once("--records", "fresh", *self.spooling)
-        self.age("UPDATE armed SET at = '2026-11-01T00:00:00Z'")
-        blade.bmc.mend()
+        self.age("UPDATE overrides SET at = '2026-11-01T00:00:00Z'")
+        blade.bmc.hint()
         blade.machine.run_through()
         blade.machine.requests.clear()
         return blade

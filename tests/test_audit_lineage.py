@@ -70,9 +70,9 @@ def test_what_was_invalid_before_a_server_came_is_not_told(work: Work) -> None:
 
 def test_an_invalid_commit_is_skipped_and_said(work: Work) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
-    work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Mend otherwise")
+    work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Fix otherwise")
     work.commit({POLICY: "kind: Nonsense"}, "Break again")
-    assert told(work, "web01") == ["(Break again)", "Mend otherwise: Changed", "(Break)", "Begin: Added"]
+    assert told(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
     assert told(work, "web01", "HEAD~3") == ["Begin: Added"]
     with Steps.open(work.path.parent / "history.sqlite") as steps:
         first, *_ = Lineage(open_history(work.path, None), steps).of("web01")

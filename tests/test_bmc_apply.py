@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.bmc.apply import Job, Outcome, Result, bring_about
 from gitboot.bmc.fleet import Fleet, connections, read_credentials
-from gitboot.bmc.override import Armed, Enabled, Override, State, Target, Wanted
+from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
 from gitboot.bmc.redfish import Bmc, Credentials
 from gitboot.errors import LedgerError, UsageError
 from gitboot.load.machines import BmcAccess
@@ -49,13 +49,13 @@ class Rack:
     folder: Path  # of credentials
     now: datetime = STARTED
     written: list[tuple[str, State, int]] = field(default_factory=list)  # server, state, PATCHes until then
-    records: dict[str, dict[str, Armed]] = field(default_factory=dict)
+    records: dict[str, dict[str, OverrideRecord]] = field(default_factory=dict)
 
     @property
     def machine(self) -> Machine:
         return self.machines[0]
 
-    def write(self, uuid: SystemUuid, record: Armed) -> None:
+    def write(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         machine = next(each for each in self.machines if each.uuid == uuid)
         self.records.setdefault(machine.name, {})[record.reason] = record
         self.written.append((machine.name, record.state, len(machine.writes)))
@@ -244,7 +244,7 @@ def test_an_override_that_someone_keeps_undoing_is_left_to_a_person(rack: Rack) 
 
 def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
     rack.server.fault(Reverted(), on="PATCH", times=20)
-    job = rack.job(replace(ALWAYS, rearm=True))
+    job = rack.job(replace(ALWAYS, set_again=True))
     ticks = iter(range(100))
 
     def clock() -> datetime:
@@ -264,7 +264,7 @@ def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "armed", "wanted", "said"),
+    ("case", "times_set", "wanted", "said"),
     [
         ("to be set", False, ONCE, "Once"),
         ("to be withdrawn", True, None, '{"BootSourceOverrideEnabled": "Disabled"}'),
@@ -272,9 +272,9 @@ def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
     ],
 )
 def test_a_dry_run_says_the_patch_and_writes_nothing(
-    rack: Rack, case: str, armed: bool, wanted: Wanted | None, said: str
+    rack: Rack, case: str, times_set: bool, wanted: Wanted | None, said: str
 ) -> None:
-    if armed:
+    if times_set:
         rack.bring_about()
     written, patches = list(rack.written), list(rack.machine.writes)
     result = rack.bring_about(wanted, dry_run=True)
@@ -391,7 +391,7 @@ class Gate:
     reached: threading.Event = field(default_factory=threading.Event)
     opened: threading.Event = field(default_factory=threading.Event)
 
-    def write(self, uuid: SystemUuid, record: Armed) -> None:
+    def write(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         self.rack.write(uuid, record)
         if uuid == uuid_of(self.held) and record.state is State.RECORDED:
             self.reached.set()
@@ -441,7 +441,7 @@ def test_a_dry_run_is_one_for_every_job(rack: Rack) -> None:
 def test_what_cannot_be_written_down_is_not_done_and_spoils_no_other_job(make_rack: Callable[..., Rack]) -> None:
     rack = make_rack(*three_machines())
 
-    def write(uuid: SystemUuid, record: Armed) -> None:
+    def write(uuid: SystemUuid, record: OverrideRecord) -> None:
         if uuid == uuid_of("web02"):
             raise LedgerError("the disk is full")
         rack.write(uuid, record)
@@ -473,12 +473,12 @@ def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: Cal
     assert web03.requests == []
 
 
-@pytest.mark.parametrize(("until_s", "armed"), [(1, 1), (0, 0), (-1, 0)])
-def test_nothing_is_armed_from_the_instant_on_at_which_something_else_may_be_wanted(
-    rack: Rack, until_s: int, armed: int
+@pytest.mark.parametrize(("until_s", "times_set"), [(1, 1), (0, 0), (-1, 0)])
+def test_nothing_is_set_from_the_instant_on_at_which_something_else_may_be_wanted(
+    rack: Rack, until_s: int, times_set: int
 ) -> None:
     result = rack.bring_about(replace(ONCE, until=rack.now + timedelta(seconds=until_s)))
-    assert (len(rack.machine.writes), result.outcome) == (armed, Outcome.APPLIED if armed else Outcome.WAITING)
+    assert (len(rack.machine.writes), result.outcome) == (times_set, Outcome.APPLIED if times_set else Outcome.WAITING)
 
 
 # Trust and secrets

@@ -1,4 +1,4 @@
-"""What is armed at most once: the protocol's cases in one table, and the promise under every interleaving."""
+"""What is set at most once: the protocol's cases in one table, and the promise under every interleaving."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from gitboot.bmc import payload
 from gitboot.bmc.override import (
     OFF,
-    Armed,
     AskOperator,
     Condition,
     Confirm,
@@ -23,6 +22,7 @@ from gitboot.bmc.override import (
     Marks,
     Observed,
     Override,
+    OverrideRecord,
     Reset,
     Set,
     State,
@@ -49,7 +49,7 @@ FOREIGN = Override(enabled=Enabled.ONCE, target="BiosSetup")
 
 INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
 ALWAYS = replace(INSTALL, override=CONTINUOUS)
-REARM = replace(INSTALL, rearm=True)
+SET_ANEW = replace(INSTALL, set_again=True)
 OTHER_URI = replace(INSTALL, override=HTTP)
 OTHER_REASON = replace(INSTALL, reason="provision 4")
 UNHEARD_OF = replace(INSTALL, override=replace(ONCE, target="Floppy"))
@@ -78,8 +78,8 @@ def _record(
     *,
     marks: Marks = THEN,
     reason: str = "provision 3",
-) -> Armed:
-    return Armed(
+) -> OverrideRecord:
+    return OverrideRecord(
         reason=reason,
         plan_digest="d",
         override=override,
@@ -89,16 +89,16 @@ def _record(
     )
 
 
-def _corrected(state: State, *minutes_ago: int) -> Armed:
+def _corrected(state: State, *minutes_ago: int) -> OverrideRecord:
     corrections = tuple(NOW - timedelta(minutes=minutes) for minutes in minutes_ago)
     return replace(_record(state), corrections=corrections)
 
 
-def _ago(seconds: int, state: State) -> Armed:
+def _ago(seconds: int, state: State) -> OverrideRecord:
     return replace(_record(state), at=NOW - timedelta(seconds=seconds))
 
 
-def _other(state: State, override: Override = ONCE, *, marks: Marks = THEN) -> Armed:
+def _other(state: State, override: Override = ONCE, *, marks: Marks = THEN) -> OverrideRecord:
     return _record(state, override, marks=marks, reason="maintenance bios, run 1")
 
 
@@ -112,13 +112,13 @@ def _word(step: Step) -> str:
 
 
 RECORDED, CONFIRMED, WITHDRAWING = State.RECORDED, State.CONFIRMED, State.WITHDRAWING
-WITHDRAWN, SPENT, GONE = State.WITHDRAWN, State.SPENT, State.GONE
+WITHDRAWN, CONSUMED, LOST = State.WITHDRAWN, State.CONSUMED, State.LOST
 SET, WITHDRAW, CONFIRM = "Set Recorded", "Withdraw Withdrawing", "Confirm Confirmed"
 STUCK = replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
 LATELY = replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
 
 # in words; what is wanted, what the BMC shows, what is recorded, the next step
-CASES: list[tuple[str, Wanted | None, Observed, tuple[Armed, ...], str]] = [
+CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]] = [
     ("nothing at all", None, _seen(OFF), (), "Leave"),
     ("someone else's override, none wanted", None, _seen(FOREIGN), (), "Leave"),
     ("wanted for the first time", INSTALL, _seen(OFF), (), SET),
@@ -142,18 +142,18 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[Armed, ...], str]] = [
     ("crash, then someone else's", INSTALL, _seen(FOREIGN, SINCE), (_record(RECORDED),), "NeedsOperator"),
     ("crash, but Continuous", ALWAYS, _seen(OFF, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
     ("it stands as confirmed", INSTALL, _seen(ONCE), (_record(CONFIRMED),), "Leave"),
-    ("it stands after a reset: someone else's", INSTALL, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
-    ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
-    ("it was cleared, and stands after a reset", None, _seen(ONCE, SINCE), (_record(WITHDRAWING),), "Confirm Gone"),
+    ("it stands after a reset: someone else's", INSTALL, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("it was cleared, and stands after a reset", None, _seen(ONCE, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
     ("it was to be set, and stands after a reset", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
     ("it stands during POST", INSTALL, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "Leave"),
     ("it stands, the plan has another URI", OTHER_URI, _seen(ONCE), (_record(CONFIRMED),), SET),
     ("the same during POST", OTHER_URI, _seen(ONCE, in_post=True), (_record(CONFIRMED),), "Wait"),
-    ("gone after a reset", INSTALL, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
-    ("gone in POST", INSTALL, _seen(OFF, SINCE, in_post=True), (_record(CONFIRMED),), "Confirm Spent"),
-    ("gone, no marks", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED, marks=NONE),), "Confirm Gone"),
-    ("gone, confirmed in POST", INSTALL, _seen(OFF), (_record(CONFIRMED, marks=UNSETTLED),), "Confirm Gone"),
-    ("gone, the marks are no longer shown", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED),), "Confirm Gone"),
+    ("gone after a reset", INSTALL, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("gone in POST", INSTALL, _seen(OFF, SINCE, in_post=True), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("gone, no marks", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED, marks=NONE),), "Confirm Lost"),
+    ("gone, confirmed in POST", INSTALL, _seen(OFF), (_record(CONFIRMED, marks=UNSETTLED),), "Confirm Lost"),
+    ("gone, the marks are no longer shown", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED),), "Confirm Lost"),
     ("taken away without a reset", INSTALL, _seen(OFF), (_record(CONFIRMED),), SET),
     ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), SET),
     ("Continuous taken away", ALWAYS, _seen(OFF, SINCE), (_record(CONFIRMED, CONTINUOUS),), SET),
@@ -161,13 +161,13 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[Armed, ...], str]] = [
     ("three times, one long ago", INSTALL, _seen(OFF), (_corrected(CONFIRMED, 60, 9, 1),), SET),
     ("set three times, never kept", INSTALL, _seen(OFF), (_corrected(RECORDED, 9, 5, 1),), "Contended"),
     ("three times, but it stands", INSTALL, _seen(ONCE), (_corrected(RECORDED, 9, 5, 1),), CONFIRM),
-    ("spent", INSTALL, _seen(OFF, SINCE), (_record(SPENT),), "Leave"),
-    ("spent, to be armed anew", REARM, _seen(OFF, SINCE), (_record(SPENT),), SET),
-    ("spent, to be armed anew, in POST", REARM, _seen(OFF, SINCE, in_post=True), (_record(SPENT),), "Wait"),
-    ("gone, to be armed anew: not proven", REARM, _seen(OFF, SINCE), (_record(GONE),), "NeedsOperator"),
-    ("gone", INSTALL, _seen(OFF), (_record(GONE),), "Leave"),
-    ("spent, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(SPENT),), "Leave"),
-    ("withdrawn unspent, wanted again", INSTALL, _seen(OFF), (_record(WITHDRAWN),), SET),
+    ("consumed", INSTALL, _seen(OFF, SINCE), (_record(CONSUMED),), "Leave"),
+    ("consumed, to be set anew", SET_ANEW, _seen(OFF, SINCE), (_record(CONSUMED),), SET),
+    ("consumed, to be set anew, in POST", SET_ANEW, _seen(OFF, SINCE, in_post=True), (_record(CONSUMED),), "Wait"),
+    ("gone, to be set anew: not proven", SET_ANEW, _seen(OFF, SINCE), (_record(LOST),), "NeedsOperator"),
+    ("gone", INSTALL, _seen(OFF), (_record(LOST),), "Leave"),
+    ("consumed, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(CONSUMED),), "Leave"),
+    ("withdrawn not consumed, wanted again", INSTALL, _seen(OFF), (_record(WITHDRAWN),), SET),
     ("no longer wanted", None, _seen(ONCE), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, in POST", None, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, perhaps set", None, _seen(ONCE), (_record(RECORDED),), WITHDRAW),
@@ -176,39 +176,39 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[Armed, ...], str]] = [
     ("no longer wanted, set a moment ago, and shown", None, _seen(ONCE), (_ago(1, RECORDED),), WITHDRAW),
     ("no longer wanted, set a minute ago", None, _seen(OFF), (_ago(60, RECORDED),), "Confirm Withdrawn"),
     ("another reason's, set a moment ago", OTHER_REASON, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
-    ("no longer wanted, perhaps consumed", None, _seen(OFF, SINCE), (_record(RECORDED),), "Confirm Gone"),
-    ("no longer wanted, consumed", None, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
-    ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "Confirm Spent"),
+    ("no longer wanted, perhaps consumed", None, _seen(OFF, SINCE), (_record(RECORDED),), "Confirm Lost"),
+    ("no longer wanted, consumed", None, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
     ("the clearing did not take", None, _seen(ONCE), (_record(WITHDRAWING),), WITHDRAW),
     ("cleared a moment ago, still shown", None, _seen(ONCE), (_ago(9, WITHDRAWING),), "Wait"),
     ("cleared ten seconds ago, still shown", None, _seen(ONCE), (_ago(10, WITHDRAWING),), WITHDRAW),
     ("cleared", None, _seen(OFF), (_record(WITHDRAWING),), "Confirm Withdrawn"),
-    ("cleared, or consumed before", None, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Gone"),
-    ("cleared, no marks", None, _seen(OFF, NONE), (_record(WITHDRAWING, marks=NONE),), "Confirm Gone"),
+    ("cleared, or consumed before", None, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
+    ("cleared, no marks", None, _seen(OFF, NONE), (_record(WITHDRAWING, marks=NONE),), "Confirm Lost"),
     ("Continuous cleared", None, _seen(OFF, SINCE), (_record(WITHDRAWING, CONTINUOUS),), "Confirm Withdrawn"),
     ("wanted again while it is cleared", INSTALL, _seen(ONCE), (_record(WITHDRAWING),), CONFIRM),
     ("wanted again when it is cleared", INSTALL, _seen(OFF), (_record(WITHDRAWING),), "Confirm Withdrawn"),
-    ("wanted again, perhaps consumed", INSTALL, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Gone"),
+    ("wanted again, perhaps consumed", INSTALL, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
     ("another reason's stands", INSTALL, _seen(ONCE), (_other(CONFIRMED),), WITHDRAW),
-    ("another reason's was consumed", INSTALL, _seen(OFF, SINCE), (_other(CONFIRMED),), "Confirm Spent"),
+    ("another reason's was consumed", INSTALL, _seen(OFF, SINCE), (_other(CONFIRMED),), "Confirm Consumed"),
     ("another reason's is withdrawn", INSTALL, _seen(OFF), (_other(WITHDRAWN),), SET),
-    ("another reason's was spent", INSTALL, _seen(OFF), (_other(SPENT),), SET),
-    ("spent, between another's window", INSTALL, _seen(OFF), (_other(WITHDRAWN), _record(SPENT)), "Leave"),
-    ("nothing left to withdraw", None, _seen(OFF), (_record(SPENT), _other(GONE)), "Leave"),
+    ("another reason's is recorded as consumed", INSTALL, _seen(OFF), (_other(CONSUMED),), SET),
+    ("consumed, between another's window", INSTALL, _seen(OFF), (_other(WITHDRAWN), _record(CONSUMED)), "Leave"),
+    ("nothing left to withdraw", None, _seen(OFF), (_record(CONSUMED), _other(LOST)), "Leave"),
 ]
 
 
 @pytest.mark.parametrize(
     ("wanted", "observed", "records", "step"), [row[1:] for row in CASES], ids=[row[0] for row in CASES]
 )
-def test_next_step(wanted: Wanted | None, observed: Observed, records: tuple[Armed, ...], step: str) -> None:
+def test_next_step(wanted: Wanted | None, observed: Observed, records: tuple[OverrideRecord, ...], step: str) -> None:
     assert _word(next_step(wanted=wanted, observed=observed, records=records, at=NOW)) == step
 
 
 def test_a_set_carries_its_whole_record() -> None:
     first = next_step(wanted=INSTALL, observed=_seen(OFF), records=(), at=NOW)
     assert first == Set(
-        record=Armed(reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW)
+        record=OverrideRecord(reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW)
     )
     again = next_step(wanted=INSTALL, observed=_seen(OFF), records=(_corrected(CONFIRMED, 70, 5),), at=NOW)
     assert isinstance(again, Set)
@@ -331,7 +331,7 @@ class _Instance:
 
     machine: Machine
     wanted: Wanted | None = None
-    ledger: dict[str, Armed] = field(default_factory=dict)
+    ledger: dict[str, OverrideRecord] = field(default_factory=dict)
 
     def want(self, wanted: Wanted | None) -> None:
         self.wanted = wanted
@@ -418,7 +418,7 @@ def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profil
 
     assert [boot.target for boot in gitboot.machine.boots] == ["Pxe", "None"]
     assert gitboot.machine.override == writes
-    assert gitboot.ledger[INSTALL.reason].state in (SPENT, GONE)
+    assert gitboot.ledger[INSTALL.reason].state in (CONSUMED, LOST)
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
@@ -434,7 +434,7 @@ def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Pr
 
     cd, *rest = [boot.target for boot in gitboot.machine.boots]
     assert cd in ("Cd", "UsbCd")
-    proven = profile.name != "supermicro-x10"  # which shows nothing that could prove it unspent
+    proven = profile.name != "supermicro-x10"  # which shows nothing that could prove it not consumed
     assert rest == (["Pxe"] if proven else ["None"])
 
 
@@ -453,7 +453,7 @@ def test_a_wait_says_why() -> None:
         ("no time", None, True),
     ],
 )
-def test_nothing_is_armed_during_post(case: str, since: str | None, expected: bool) -> None:
+def test_nothing_is_set_during_post(case: str, since: str | None, expected: bool) -> None:
     marks = replace(THEN, boot_progress_time=since)
     step = next_step(wanted=INSTALL, observed=_seen(OFF, marks, in_post=True), records=(), at=NOW)
     assert isinstance(step, Wait) == expected, case
@@ -466,7 +466,7 @@ def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
     """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
     continuous = Override(enabled=Enabled.CONTINUOUS, target=Target.PXE, mode="UEFI")
     once = replace(continuous, enabled=Enabled.ONCE)
-    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, rearm=True)
+    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
     stood = Observed(system="/redfish/v1/Systems/1", override=continuous)
     first = next_step(wanted=wanted, observed=stood, records=[_standing(continuous)], at=_NOON)
     assert isinstance(first, Set)
@@ -485,8 +485,8 @@ def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
 
 def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_person() -> None:
     once = Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI")
-    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, rearm=True)
-    gone = replace(_standing(once), state=State.GONE)
+    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
+    gone = replace(_standing(once), state=State.LOST)
     step = next_step(wanted=wanted, observed=Observed(system="/x", override=OFF), records=[gone], at=_NOON)
     assert isinstance(step, AskOperator)
     assert step.condition is Condition.NEEDS_OPERATOR
@@ -495,8 +495,8 @@ def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_perso
 _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-def _standing(override: Override) -> Armed:
-    return Armed(
+def _standing(override: Override) -> OverrideRecord:
+    return OverrideRecord(
         reason="policy/web/always",
         plan_digest="c" * 64,
         override=override,

@@ -210,17 +210,17 @@ def test_validate_exits_with_3_for_errors_alone(
     assert (done.code, said in done.err) == (code, True), done
 
 
-def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_mend(
+def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_hint(
     gitboot: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fleet").mkdir()
     write_fleet(tmp_path / "fleet", TIE)
     monkeypatch.chdir(tmp_path)
-    problem, mend = gitboot("validate", "fleet").out.splitlines()
+    problem, hint = gitboot("validate", "fleet").out.splitlines()
     path, line, column, code, message = problem.split(":", 4)
     assert Path(path).read_text().splitlines()[int(line) - 1][int(column) - 1 :].startswith("{matchLabels")
     assert (code, "BootPolicy/web" in message) == (" GB2011", True)
-    assert mend.startswith("    raise the priority of one")
+    assert hint.startswith("    raise the priority of one")
     (annotation,) = gitboot("validate", "fleet", "-o", "github").out.splitlines()
     assert annotation.startswith(f"::error file={path},line={line},col={column},title=GB2011::")
 

@@ -56,15 +56,15 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
     assert (done.code, done.err) == (Exit.FINE, "")
     assert done.out.splitlines() == [
         "SERVER  PHASE    WANTED    SEEN         RECORDED               EVIDENCE  NEXT",
-        "web01   Network  Once Pxe  Disabled     provision/1 Recorded   not met   ask a person",
-        "web02   Network  Once Pxe  unreachable  -                      not met   -",
-        "web03   Network  Once Pxe  Disabled     provision/1 Withdrawn  not met   Set",
+        "web01   Network  Once Pxe  Disabled     provision/1 Recorded   pending   ask a person",
+        "web02   Network  Once Pxe  unreachable  -                      pending   -",
+        "web03   Network  Once Pxe  Disabled     provision/1 Withdrawn  pending   Set",
         *(f"{name}    Disk     -         Disabled     -                      Adopted   Leave" for name in FINE),
         "",
         "web01: NeedsOperator: Once Pxe was to be set for provision/1 and does not stand: it was never set,",
         "    or it was set and consumed",
-        "    look at its console or boot log, then: gitboot bmc resolve web01 --armed (it has booted), or",
-        "    --not-armed",
+        "    look at its console or boot log, then: gitboot bmc resolve web01 --consumed (it has booted), or",
+        "    --not-set",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused",
         "web03: wanted for provision/1",
         "",
@@ -83,7 +83,7 @@ def test_the_same_is_told_as_json(night: Rack) -> None:
     assert [item["server"] for item in items] == ["web01", "web02", "web03", *FINE]
     first, second, third, *_ = items
     assert (first["next"], first["needsAPerson"], first["recorded"][0]["state"]) == ("AskOperator", True, "Recorded")
-    assert "gitboot bmc resolve web01" in first["mend"]
+    assert "gitboot bmc resolve web01" in first["hint"]
     assert (second["next"], second["seen"], second["needsAPerson"]) == ("unreachable", None, False)
     assert (third["next"], third["wanted"]["target"], third["wanted"]["reason"]) == ("Set", "Pxe", "provision/1")
     assert third["patch"].startswith('/redfish/v1/Systems/1: {"Boot": {')
@@ -125,17 +125,28 @@ def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
     ]
 
 
-def test_a_spent_override_without_evidence_waits_for_a_person_here_too(rack: Rack) -> None:
+def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     rack.once("--records", "fresh", *rack.spooling)
     web.machine.run_through()
     rack.once(*rack.spooling)
     assert get(rack, "-o", "json").json["items"][0]["needsAPerson"] is False  # it has half an hour
-    rack.age("UPDATE records SET spent_at = '2026-11-01T00:00:00Z'")
+    rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
     lines = get(rack).out.splitlines()
-    assert lines[1].split() == ["web01", "Disk", "-", "Disabled", "provision/1", "Spent", "spent", "ask", "a", "person"]
-    assert "gitboot records set web01 met, or not-met" in lines[-3]
+    assert lines[1].split() == [
+        "web01",
+        "Disk",
+        "-",
+        "Disabled",
+        "provision/1",
+        "Consumed",
+        "consumed",
+        "ask",
+        "a",
+        "person",
+    ]
+    assert "gitboot records set web01 provisioned, or pending" in lines[-3]
     assert lines[-1] == "1 BMC: 1 waiting for a person"
 
 
@@ -150,17 +161,15 @@ def test_what_a_bmc_says_cannot_steer_the_terminal(rack: Rack) -> None:
 # Saying
 
 
-def test_resolve_without_an_instance_is_carried_out_and_armed_by_the_next_pass(rack: Rack) -> None:
+def test_resolve_without_an_instance_is_carried_out_and_set_by_the_next_pass(rack: Rack) -> None:
     rack.leave_in_doubt("web01")
-    said = rack.said("bmc", "resolve", "web01", "--not-armed", "--reason", "console is empty")
+    said = rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "console is empty")
     assert said == (
-        "web01: its override counts as one that was never set, and is armed where wanted (console is empty)\n"
+        "web01: its override counts as one that was never set, and is set where wanted (console is empty)\n"
     )
-    assert (
-        rack.said("bmc", "resolve", "web01", "--not-armed", "--reason", "x") == "web01: there was nothing to resolve\n"
-    )
+    assert rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x") == "web01: there was nothing to resolve\n"
     rack.once(*rack.spooling)
-    assert (rack.blades["web01"].armed, rack.blades["web01"].stands) == (1, True)
+    assert (rack.blades["web01"].times_set, rack.blades["web01"].stands) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +178,14 @@ def test_resolve_without_an_instance_is_carried_out_and_armed_by_the_next_pass(r
         ("bmc get wbe01", "the accepted commit has no server 'wbe01'; did you mean web01?"),
         ("bmc get xyzzy", "the accepted commit has no server 'xyzzy'; gitboot plan lists those that there are"),
         ("bmc diff wbe01", "did you mean web01?"),
-        ("bmc resolve wbe01 --armed --reason x", "did you mean web01?"),
-        ("bmc resolve web01 --reason x", "Missing option '--armed'"),
-        ("bmc resolve web01 --armed", "Missing option '--reason'"),
+        ("bmc resolve wbe01 --consumed --reason x", "did you mean web01?"),
+        ("bmc resolve web01 --reason x", "Missing option '--consumed'"),
+        ("bmc resolve web01 --consumed", "Missing option '--reason'"),
         ("bmc apply", "no gitboot runs with the state directory"),
         ("bmc get --credentials /does/not/exist", "there is no directory /does/not/exist; make it, with NAME/username"),
     ],
 )
-def test_what_cannot_be_done_is_said_with_its_mend(night: Rack, command: str, said: str) -> None:
+def test_what_cannot_be_done_is_said_with_its_hint(night: Rack, command: str, said: str) -> None:
     done = night.typed(*command.split())
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert said in done.err and "Traceback" not in done.err
@@ -225,4 +234,4 @@ def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
     for secret in (PASSWORD, basic):
         assert not any(secret in text for text in shown)
         assert [path for path in files if secret.encode() in path.read_bytes()] == []
-    assert (web.armed, any("web02" in text for text in shown)) == (1, True)
+    assert (web.times_set, any("web02" in text for text in shown)) == (1, True)

@@ -20,14 +20,14 @@ def test_a_limit_is_told_where_its_cause_is_written_with_the_line_to_copy() -> N
     reinstalls, updates = found["maxReinstalls"], found["maxUpdatePercent"]
     assert (reinstalls.path, reinstalls.line, reinstalls.severity) == ("servers/fra1-db01.yaml", 4, Severity.ERROR)
     assert (updates.path, updates.line, updates.column) == ("servers/fra1-db01.yaml", 4, 143)
-    assert reinstalls.mend.endswith(trailer(review.verdict.digest, review.verdict.trips[0].guard))
+    assert reinstalls.hint.endswith(trailer(review.verdict.digest, review.verdict.trips[0].guard))
 
 
 def test_a_limit_that_is_acknowledged_is_a_warning() -> None:
     lines = "\n".join(line for _, line in reviewed(BUMP).acknowledging())
     found = [problem for problem in as_problems(reviewed(BUMP, messages=(("c", lines),))) if problem.code == Code.HELD]
     assert found
-    assert {(problem.severity, problem.mend) for problem in found} == {(Severity.WARNING, "")}
+    assert {(problem.severity, problem.hint) for problem in found} == {(Severity.WARNING, "")}
     assert all(problem.message.endswith(", acknowledged") for problem in found)
 
 

@@ -124,11 +124,11 @@ def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:
     assert not judge(changes, Limits()).held
 
 
-def test_a_first_commit_is_judged_by_what_is_not_met_alone() -> None:
+def test_a_first_commit_is_judged_by_what_is_pending_alone() -> None:
     found = repository(files={path: str(text) for path, text in {**BARE, **web(60)}.items()})
     changes = compare(None, decide(found), None, found)
-    assert judge(changes, Limits(), not_met=50).trips == ()
-    (trip,) = judge(changes, Limits(), not_met=51).trips
+    assert judge(changes, Limits(), pending=50).trips == ()
+    (trip,) = judge(changes, Limits(), pending=51).trips
     assert (trip.guard, trip.number, trip.limit) == (Guard.MAX_INSTALLS, 51, 50)
     assert judge(changes, Limits()).trips[0].number == 60
 
@@ -181,7 +181,7 @@ LINE = f"Gitboot-Ack: {DIGEST} maxReinstalls"
     ("what", "message"),
     [
         ("a trailer", f"Bump\n\nSigned-off-by: Ada\n{LINE}\n"),
-        ("in the middle, as a squash by GitHub leaves it", f"Bump (#7)\n\n* Bump\n\n{LINE}\n\n* Mend a comment\n"),
+        ("in the middle, as a squash by GitHub leaves it", f"Bump (#7)\n\n* Bump\n\n{LINE}\n\n* Fix a comment\n"),
         ("indented, as by git merge --squash", f"Squashed commit:\n\n    Bump\n\n    {LINE}\n"),
         ("with the line ends of Windows", f"Bump\r\n\r\n{LINE}\r\n"),
     ],

@@ -263,16 +263,16 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), MESSAGES)
-def test_messages_say_what_was_found_and_how_to_mend_it(text: str, expected: str) -> None:
+def test_messages_say_what_was_found_and_how_to_fix_it(text: str, expected: str) -> None:
     _, problems = parse(text.encode(), "a.yaml")
     assert [str(each) for each in problems] == [f"a.yaml:{expected}"]
 
 
-def test_every_mend_of_a_syntax_error_is_for_a_message_of_libyaml() -> None:
+def test_every_hint_of_a_syntax_error_is_for_a_message_of_libyaml() -> None:
     shown = [expected for _, expected in MESSAGES]
-    for problem, mend in document._MENDS.items():
+    for problem, hint in document._HINTS.items():
         words = problem.replace("found character", "a character")
-        assert any(words in each and f"({mend})" in each for each in shown), problem
+        assert any(words in each and f"({hint})" in each for each in shown), problem
 
 
 def test_the_third_of_equal_keys_names_the_line_of_the_first() -> None:

@@ -55,9 +55,9 @@ def record(rack: Rack, blade: Blade) -> tuple[int | None, str | None] | None:
     return (item["record"]["provision"], item["record"]["evidence"]) if item["known"] else None
 
 
-def spent(rack: Rack) -> bool:
+def consumed(rack: Rack) -> bool:
     (item,) = json.loads(rack.said("records", "show", "-o", "json"))["items"]
-    return item["record"]["spentAt"] is not None
+    return item["record"]["consumedAt"] is not None
 
 
 def tree(rack: Rack) -> dict[str, bytes]:
@@ -73,11 +73,11 @@ def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack:
     web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
     rack.push()
     with rack.running("--records", "adopt") as instance:
-        assert (boots(instance, web), web.armed) == ("disk", 0)
+        assert (boots(instance, web), web.times_set) == ("disk", 0)
         web.provision = 2
         commit = rack.push("Reinstall web01")
         until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
-        assert (boots(instance, web), web.armed) == ("disk", 0)
+        assert (boots(instance, web), web.times_set) == ("disk", 0)
         digest = instance.status()["attempted"]["held"]["digest"]
         rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
         until_applied(instance, commit)
@@ -86,7 +86,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack:
         assert (shown["phase"], shown["nextTransition"]) == ("Network", shown["provisioned"]["graceUntil"])
         rack.said("bmc", "apply")
         eventually(lambda: rack.bmc_get()["web01"]["next"] == "Leave")
-        assert (web.armed, db.armed, web.stands) == (1, 0, False)
+        assert (web.times_set, db.times_set, web.stands) == (1, 0, False)
 
 
 def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Rack) -> None:
@@ -94,9 +94,9 @@ def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Ra
     rack.push()
     with rack.running("--records", "fresh") as instance:
         install(instance, web)
-        rack.said("records", "set", "web01", "not-met", *REASON)
+        rack.said("records", "set", "web01", "pending", *REASON)
         eventually(lambda: web.override == ONCE)
-        assert (web.armed, boots(instance, web)) == (2, "flatcar-1")
+        assert (web.times_set, boots(instance, web)) == (2, "flatcar-1")
 
 
 def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
@@ -104,9 +104,9 @@ def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
     rack.push()
     with rack.running("--records", "fresh") as instance:
         until_confirmed(instance, web)
-        rack.said("records", "set", "web01", "met", *REASON)
+        rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
-        assert (web.armed, boots(instance, web)) == (1, "disk")
+        assert (web.times_set, boots(instance, web)) == (1, "disk")
         web.machine.run_through()
         assert [boot.target for boot in web.machine.boots] == ["None"]
         assert record(rack, web) == (1, "Operator")
@@ -115,8 +115,8 @@ def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
 # The condition says NeedsOperator
 
 
-@pytest.mark.parametrize(("word", "armed"), [("--not-armed", 1), ("--armed", 0)])
-def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, armed: int) -> None:
+@pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
+def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, times_set: int) -> None:
     web = rack.leave_in_doubt("web01")
     with rack.running() as instance:
         until_condition(instance, "Bmc/web01", status=False, reason="Stalled")
@@ -124,31 +124,31 @@ def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, 
         assert (shown["next"], shown["why"].partition(":")[0]) == ("AskOperator", "NeedsOperator")
         rack.said("bmc", "resolve", "web01", word, *REASON)
         eventually(lambda: condition(instance, "Bmc/web01") == {})
-        assert (web.armed, web.stands) == (armed, bool(armed))
+        assert (web.times_set, web.stands) == (times_set, bool(times_set))
         assert boots(instance, web) == "flatcar-1"  # either way it may still ask for what it began
         assert rack.bmc_get()["web01"]["next"] == "Leave"
 
 
-@pytest.mark.parametrize(("word", "entry"), [("met", "disk"), ("not-met", "flatcar-1")])
-def test_an_override_that_was_spent_without_evidence_waits_for_a_person(rack: Rack, word: str, entry: str) -> None:
+@pytest.mark.parametrize(("word", "entry"), [("provisioned", "disk"), ("pending", "flatcar-1")])
+def test_an_override_that_was_consumed_without_evidence_waits_for_a_person(rack: Rack, word: str, entry: str) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running("--records", "fresh") as instance:
         until_confirmed(instance, web)
         web.machine.run_through()  # and its loader fetches nothing
         rack.said("bmc", "apply")
-        eventually(lambda: spent(rack))
-    rack.age("UPDATE records SET spent_at = '2026-11-01T00:00:00Z'")
+        eventually(lambda: consumed(rack))
+    rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
     with rack.running() as instance:
         found = until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")
         assert "web01" in found["message"]
-        assert (web.armed, boots(instance, web)) == (1, "disk")
+        assert (web.times_set, boots(instance, web)) == (1, "disk")
         rack.said("records", "set", "web01", word, *REASON)
         eventually(lambda: boots(instance, web) == entry)
         until_condition(instance, "BootsProven", status=True, reason="Proven")
-        if word == "not-met":
-            eventually(lambda: web.armed == 2)
-        assert web.armed == (1 if word == "met" else 2)
+        if word == "pending":
+            eventually(lambda: web.times_set == 2)
+        assert web.times_set == (1 if word == "provisioned" else 2)
 
 
 # A BMC or a motherboard was replaced
@@ -162,7 +162,7 @@ def replace_bmc(rack: Rack, blade: Blade) -> Blade:
     return old
 
 
-def test_nothing_is_armed_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
+def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running("--records", "fresh") as instance:
@@ -171,14 +171,14 @@ def test_nothing_is_armed_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack)
         old = replace_bmc(rack, web)
         until_condition(instance, "Bmc/web01", status=False, reason="Waiting")
         assert (web.machine.requests, old.override) == ([], ONCE)
-        old.bmc.mend()
+        old.bmc.hint()
         rack.said("bmc", "apply")
         eventually(lambda: web.override == ONCE)
-        assert (old.stands, old.armed, web.armed) == (False, 1, 1)
+        assert (old.stands, old.times_set, web.times_set) == (False, 1, 1)
 
 
-@pytest.mark.parametrize(("word", "armed"), [("--not-armed", 1), ("--armed", 0)])
-def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rack, word: str, armed: int) -> None:
+@pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
+def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rack, word: str, times_set: int) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running("--records", "fresh") as instance:
@@ -192,12 +192,12 @@ def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rac
         rack.said("bmc", "apply")
         eventually(lambda: web.machine.requests)
         eventually(lambda: rack.bmc_get()["web01"]["next"] == "Leave")
-        assert (web.armed, old.armed, boots(instance, web)) == (armed, 1, "flatcar-1")
+        assert (web.times_set, old.times_set, boots(instance, web)) == (times_set, 1, "flatcar-1")
 
 
-@pytest.mark.parametrize(("word", "armed", "entry"), [("met", 0, "disk"), ("not-met", 1, "flatcar-1")])
+@pytest.mark.parametrize(("word", "times_set", "entry"), [("provisioned", 0, "disk"), ("pending", 1, "flatcar-1")])
 def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
-    rack: Rack, word: str, armed: int, entry: str
+    rack: Rack, word: str, times_set: int, entry: str
 ) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
@@ -206,11 +206,11 @@ def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
         until_applied(instance, rack.push("Replace the motherboard of web01"))
         found = until_condition(instance, "RecordsKnown", status=False, reason="UnknownServers")
         assert "web01" in found["message"] and "records set" in found["message"]
-        assert (record(rack, web), web.armed, boots(instance, web)) == (None, 0, "disk")
+        assert (record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
         assert "new motherboard" in noted(instance, "ServerUnknown")[0]
         rack.said("records", "set", "web01", word, *REASON)
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
-        eventually(lambda: (web.armed, boots(instance, web)) == (armed, entry))
+        eventually(lambda: (web.times_set, boots(instance, web)) == (times_set, entry))
 
 
 # A machine is renamed
@@ -221,7 +221,7 @@ def lines(instance: Instance, blade: Blade) -> list[str]:
     return [line for line in instance.get(blade.entry).text.splitlines() if not line.startswith("# ")]
 
 
-def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_armed(rack: Rack) -> None:
+def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_set(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running("--records", "adopt") as instance:
@@ -243,7 +243,7 @@ def installed(rack: Rack) -> tuple[Blade, Blade]:
     web, db = rack.add("web01", provision=1), rack.add("db01")
     rack.push()
     rack.once("--records", "fresh")
-    rack.said("records", "set", "web01", "met", *REASON)
+    rack.said("records", "set", "web01", "provisioned", *REASON)
     assert rack.once().code == Exit.FINE
     return web, db
 
@@ -257,7 +257,7 @@ def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(
             until_condition(instance, "Published", status=False, reason="ForeignTree")
             until_condition(instance, "RecordsKnown", status=False, reason="ForeignLedger")
             assert (boots(instance, web), tree(rack)) == ("disk", before)
-            refused = rack.typed("records", "set", "web01", "not-met", *REASON)
+            refused = rack.typed("records", "set", "web01", "pending", *REASON)
             assert (refused.code, "--records" in refused.err) == (Exit.USAGE, True)
     with rack.running("--records", rack.output / "ops" / "records.json") as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
@@ -297,11 +297,11 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_arms_nothing(rack: Rack, m
     kept = shutil.copy(rack.output / "ops" / "records.json", rack.folder / "kept.json")
     with rack.running() as instance:
         until_condition(instance, "RecordsKnown", status=False, reason="RestoredLedger")
-        assert (boots(instance, web), web.armed) == ("disk", 1)
+        assert (boots(instance, web), web.times_set) == ("disk", 1)
     with rack.running("--records", kept) as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
         assert record(rack, web) == (1, "Fetched")
-    assert web.armed == 1
+    assert web.times_set == 1
 
 
 def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_is_told(rack: Rack) -> None:
@@ -311,7 +311,7 @@ def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_i
     with rack.running() as instance:
         assert (rack.state / "ledger.sqlite.damaged-1").exists()
         until_condition(instance, "RecordsKnown", status=False, reason="DamagedLedger")
-        assert (boots(instance, web), web.armed) == ("disk", 0)
+        assert (boots(instance, web), web.times_set) == ("disk", 0)
     with rack.running("--records", kept) as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
         assert record(rack, web) == (1, "Operator")
@@ -321,13 +321,13 @@ def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_i
 # Many BMCs fail at once
 
 
-def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_mended(rack: Rack) -> None:
+def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: Rack) -> None:
     blades = [rack.add(f"web{number:02}", provision=1) for number in range(6)]
     rack.push()
     rack.give_password("wrong")
     with rack.running("--records", "fresh", "--bmc-failures", "3", "--bmc-parallel", "1") as instance:
         found = until_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
-        assert "nothing is armed until one answers" in found["message"]
+        assert "nothing is set until one answers" in found["message"]
         eventually(lambda: "6 BMCs in a row" in condition(instance, "BmcsReachable")["message"])
         asked = [len(blade.machine.requests) for blade in blades]
         rack.said("reconcile")
@@ -336,7 +336,7 @@ def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_mended(rack: 
         rack.said("bmc", "apply")
         eventually(lambda: all(blade.override == ONCE for blade in blades))
         until_condition(instance, "BmcsReachable", status=True, reason="Reachable")
-        assert [blade.armed for blade in blades] == [1] * 6
+        assert [blade.times_set for blade in blades] == [1] * 6
 
 
 # An instance must stand back

@@ -211,9 +211,9 @@ def test_a_message_names_what_was_found_and_what_was_meant(name: str) -> None:
     assert str(problem).partition(f"{problem.code}: ")[2] == MESSAGES[name]
 
 
-def test_a_problem_says_what_was_found_and_how_it_is_mended() -> None:
+def test_a_problem_says_what_was_found_and_how_it_is_fixed() -> None:
     for problem in (problem for fault in ALL for problem in _problems(planted(fault))):
-        assert problem.mend, problem
-        assert (problem.message + problem.mend).isprintable(), problem  # one line, and nothing for a terminal
+        assert problem.hint, problem
+        assert (problem.message + problem.hint).isprintable(), problem  # one line, and nothing for a terminal
         assert not re.search(r"\w\.$", problem.message), problem
-        assert not re.search(r"\w\.$", problem.mend), problem
+        assert not re.search(r"\w\.$", problem.hint), problem

@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE = Path(__file__).parent.parent / "example-repo"
 
 NOON = at("20T12:00")
-NOT_MET = Record()
+PENDING = Record()
 
 
 @cache
@@ -76,12 +76,12 @@ DATABASE = document(
 )
 
 SCENARIOS = [
-    Scenario(name="example-control-plane-first-boot", server="fra1-cp01", record=NOT_MET),
+    Scenario(name="example-control-plane-first-boot", server="fra1-cp01", record=PENDING),
     Scenario(name="example-control-plane-provisioned", server="fra1-cp01", record=Record(provision=9)),
     Scenario(name="example-worker-unknown", server="fra1-w01"),
-    Scenario(name="example-worker-canary", server="ams2-w01", record=NOT_MET),
-    Scenario(name="example-edge-uki", server="ams2-edge01", record=NOT_MET),
-    Scenario(name="example-storage-autoinstall", server="fra1-st02", record=NOT_MET),
+    Scenario(name="example-worker-canary", server="ams2-w01", record=PENDING),
+    Scenario(name="example-edge-uki", server="ams2-edge01", record=PENDING),
+    Scenario(name="example-storage-autoinstall", server="fra1-st02", record=PENDING),
     Scenario(name="example-batch-diskless", server="ams2-b01"),
     Scenario(
         name="pxe-with-two-initrds-and-arguments",

@@ -32,7 +32,7 @@ def decide(site: Site, kind: str, *more: str, **given: Any) -> None:
 
 
 def provisioned(site: Site) -> list[str]:
-    """By which evidence web01's keys were met."""
+    """By which evidence web01 was provisioned."""
     return [event.facts["evidence"] for event in site.bench.events if event.type == "Provisioned"]
 
 
@@ -92,7 +92,7 @@ def test_evidence_that_comes_after_a_person_was_asked_still_counts(
     site.boot()
     passes(site)
     site.wait(31 * 60)
-    assert (late := passes(site)) is not None and late.cause is Cause.SPENT
+    assert (late := passes(site)) is not None and late.cause is Cause.CONSUMED
     if again:
         site.restart()
     site.bench.fetch(plan, path=path)
@@ -120,7 +120,7 @@ def test_a_fetch_waits_for_its_bmc_over_a_restart(site: Site, again: bool) -> No
     site.wait(5)
     passes(site)
     assert provisioned(site) == ["Fetched"]
-    assert site.bench.record is not None and site.bench.record.met_at == fetched_at
+    assert site.bench.record is not None and site.bench.record.provisioned_at == fetched_at
 
 
 def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice(site: Site) -> None:
@@ -132,16 +132,16 @@ def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice
         site.bench.fetch(plan, client="10.0.0.99")
         site.bench.now = site.machine.now
         passes(site)
-        site.machine.write(BootSourceOverrideEnabled="Disabled")  # by somebody, and unspent
+        site.machine.write(BootSourceOverrideEnabled="Disabled")  # by somebody, and not consumed
         site.wait(30)
         passes(site)
     assert site.bench.told("FetchIgnored", "Provisioned") == ["FetchIgnored"]
 
 
-def test_an_override_that_was_armed_after_the_fetch_does_not_speak_against_it(site: Site) -> None:
+def test_an_override_that_was_set_after_the_fetch_does_not_speak_against_it(site: Site) -> None:
     decide(site, "Fetched")
     plan = site.bench.plan()
-    site.bench.fetch(plan)  # by DHCP's order, before anything was armed
+    site.bench.fetch(plan)  # by DHCP's order, before anything was set
     site.wait(1)
     site.bench.overriding.ask(site.bench.fleet, site.bench.now)
     site.bench.overriding.collect(site.bench.fleet, site.bench.now, wait=True)
@@ -150,12 +150,12 @@ def test_an_override_that_was_armed_after_the_fetch_does_not_speak_against_it(si
     assert site.shown.startswith("Disabled")
 
 
-@pytest.mark.parametrize(("client", "met"), [("10.9.0.5", False), ("10.0.0.7", True), ("unix:", True)])
-def test_only_monitors_are_not_heard(site: Site, client: str, met: bool) -> None:
+@pytest.mark.parametrize(("client", "is_heard"), [("10.9.0.5", False), ("10.0.0.7", True), ("unix:", True)])
+def test_only_monitors_are_not_heard(site: Site, client: str, is_heard: bool) -> None:
     decide(site, "Fetched", bmc=False)
     site.bench.fetch(passes(site), client=client)
     passes(site)
-    assert provisioned(site) == (["Fetched"] if met else [])
+    assert provisioned(site) == (["Fetched"] if is_heard else [])
 
 
 @pytest.mark.parametrize("kind", ["Fetched", "Progress"])
@@ -186,7 +186,7 @@ def observed(site: Site, modified: int, path: str = ENTRY) -> None:
 
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
 @pytest.mark.parametrize(
-    ("case", "path", "modified", "met"),
+    ("case", "path", "modified", "number"),
     [
         ("the old version", ENTRY, OLD, 1),
         ("the current version", ENTRY, NEW, 2),
@@ -195,7 +195,7 @@ def observed(site: Site, modified: int, path: str = ENTRY) -> None:
     ],
 )
 def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
-    site: Site, again: bool, case: str, path: str, modified: int, met: int | None
+    site: Site, again: bool, case: str, path: str, modified: int, number: int | None
 ) -> None:
     for provision, date in ((1, OLD), (2, NEW)):
         decide(site, "Fetched", bmc=False, spec=f"provision: {provision}")
@@ -209,7 +209,7 @@ def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
     observed(site, modified, path)
     passes(site)
     record = site.bench.record
-    assert record is not None and record.provision == met, case
+    assert record is not None and record.provision == number, case
 
 
 def dates() -> Callable[[str], int]:
@@ -230,14 +230,14 @@ def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -
 # Progress
 
 
-def test_a_machine_that_comes_up_after_its_override_was_spent_is_provisioned(site: Site) -> None:
+def test_a_machine_that_comes_up_after_its_override_was_consumed_is_provisioned(site: Site) -> None:
     decide(site, "Progress")
     passes(site)
     assert provisioned(site) == []  # it runs, and has since before
     site.machine.reset()
     site.wait(70)  # its system starts, and does not run yet
     assert shown(passes(site)) == TO_INSTALL
-    assert (site.states, provisioned(site)) == ({"provision/1": State.SPENT}, [])
+    assert (site.states, provisioned(site)) == ({"provision/1": State.CONSUMED}, [])
     site.wait(60)
     passes(site)
     assert provisioned(site) == ["Progress"]
@@ -253,7 +253,7 @@ def test_progress_without_arming_counts_from_the_fetch(site: Site) -> None:
     site.machine.reset()
     site.machine.advance(70)
     site.bench.now = site.machine.now
-    site.bench.fetch(plan)  # before anything was armed
+    site.bench.fetch(plan)  # before anything was set
     site.bench.overriding.collect(site.bench.fleet, site.bench.now)
     passes(site, 3)
     assert (provisioned(site), site.patches) == ([], 0)  # an override would install it once more
@@ -270,15 +270,15 @@ def test_a_machine_without_times_of_progress_is_for_a_person(make_site: MakeSite
     passes(site)
     site.wait(31 * 60)
     plan = passes(site)
-    assert plan is not None and plan.cause is Cause.SPENT
+    assert plan is not None and plan.cause is Cause.CONSUMED
     assert provisioned(site) == []
 
 
-# Spent
+# Consumed
 
 
 def test_an_override_that_vanished_is_no_proof_where_nothing_shows_how(make_site: MakeSite) -> None:
-    """GONE, not SPENT: what fetches nothing is proven by neither, and nothing is armed again."""
+    """LOST, not CONSUMED: what fetches nothing is proven by neither, and nothing is set again."""
     silent = replace(GENERIC, last_reset_time=False, boot_progress=False)
     site = make_site(profile=silent)
     decide(site, "Fetched", method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
@@ -286,19 +286,19 @@ def test_an_override_that_vanished_is_no_proof_where_nothing_shows_how(make_site
     site.machine.write(BootSourceOverrideEnabled="Disabled", **{TARGET: "None"})
     site.wait(61)
     passes(site)
-    assert site.states == {"provision/1": State.GONE}
+    assert site.states == {"provision/1": State.LOST}
     assert provisioned(site) == []
     site.wait(30 * 60)
     plan = passes(site)
-    assert plan is not None and plan.cause is Cause.SPENT
+    assert plan is not None and plan.cause is Cause.CONSUMED
     assert site.patches == 1
 
 
-def test_a_maintenances_override_that_was_spent_unseen_is_not_armed_again(site: Site) -> None:
+def test_a_maintenances_override_that_was_consumed_unseen_is_not_set_again(site: Site) -> None:
     decide(site, "Fetched", REPAIR, often="Never")
     passes(site)
     site.boot()
     for _ in range(5):
         site.wait(60)
         passes(site)
-    assert (site.patches, site.states) == (1, {"maintenance/repair/1": State.SPENT})
+    assert (site.patches, site.states) == (1, {"maintenance/repair/1": State.CONSUMED})

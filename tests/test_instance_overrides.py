@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from gitboot.bmc.override import Armed, State
+from gitboot.bmc.override import OverrideRecord, State
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootPlan, Cause, Phase
 from tests.bench import Bench
@@ -95,7 +95,7 @@ class Site:
     @property
     def states(self) -> dict[str, State]:
         """What is recorded of each override, by its reason."""
-        return {armed.reason: armed.state for armed in self.bench.ledger.armed(SystemUuid(self.machine.uuid))}
+        return {each.reason: each.state for each in self.bench.ledger.overrides(SystemUuid(self.machine.uuid))}
 
     @property
     def due_in_s(self) -> float | None:
@@ -135,8 +135,8 @@ def shown(plan: BootPlan | None) -> tuple[Phase, Cause] | None:
     return (plan.phase, plan.cause) if plan else None
 
 
-TO_INSTALL = (Phase.NETWORK, Cause.NOT_MET)
-INSTALLED = (Phase.DISK, Cause.MET)
+TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
+INSTALLED = (Phase.DISK, Cause.PROVISIONED)
 
 
 # Once, and never twice
@@ -151,14 +151,14 @@ def test_a_server_is_installed_once_from_the_first_pass_to_its_disk(site: Site) 
     site.bench.fetch(site.bench.plan())
     site.bench.reconcile()
     site.bench.reconcile()
-    assert site.states == {"provision/1": State.SPENT}
+    assert site.states == {"provision/1": State.CONSUMED}
     assert site.bench.record is not None and site.bench.record.evidence == "Fetched"
     assert "Provisioned" in site.bench.told()
     for _ in range(3):
         site.wait(60)
         assert shown(site.bench.reconcile()) == INSTALLED
     assert (site.shown, site.patches) == ("Disabled None", 1)
-    assert site.due_in_s is None  # nothing is armed, so nothing is read
+    assert site.due_in_s is None  # nothing is set, so nothing is read
     assert PASSWORD not in repr(site.bench.events)
 
 
@@ -178,7 +178,7 @@ def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(si
 
 
 @pytest.mark.parametrize(
-    ("client", "met"),
+    ("client", "provisioned"),
     [
         ("10.9.0.5", False),
         ("10.9.1.5", True),
@@ -186,11 +186,11 @@ def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(si
         ("fd00:a::5", True),
     ],
 )
-def test_fetches_of_monitors_prove_nothing(site: Site, client: str, met: bool) -> None:
+def test_fetches_of_monitors_prove_nothing(site: Site, client: str, provisioned: bool) -> None:
     site.decide(bmc=False)
     site.bench.fetch(site.bench.reconcile(), client=client)
     site.bench.reconcile()
-    assert site.bench.told("Provisioned") == (["Provisioned"] if met else [])
+    assert site.bench.told("Provisioned") == (["Provisioned"] if provisioned else [])
 
 
 def test_a_monitor_spoils_no_fetch_of_the_machine_itself(site: Site) -> None:
@@ -212,7 +212,7 @@ def test_a_fetch_of_what_was_not_published_proves_nothing(site: Site) -> None:
     assert site.bench.told() == []
 
 
-def test_a_maintenance_that_boots_once_is_armed_once_and_then_done(site: Site) -> None:
+def test_a_maintenance_that_boots_once_is_set_once_and_then_done(site: Site) -> None:
     window = maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1")
     site.decide("Never", window)
     plan = site.bench.reconcile()
@@ -243,25 +243,25 @@ def test_a_window_that_ends_takes_its_override_along(site: Site) -> None:
     assert site.patches == 2
 
 
-# What is spent
+# What is consumed
 
 
 @pytest.mark.parametrize(
-    ("config_from", "met"),
+    ("config_from", "provisioned"),
     [("None", True), ("SystemUUID", False)],  # the second would have asked for /ignition/<uuid>
 )
-def test_a_direct_boot_that_fetches_nothing_is_met_when_its_override_is_spent(
-    site: Site, config_from: str, met: bool
+def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_consumed(
+    site: Site, config_from: str, provisioned: bool
 ) -> None:
     site.decide(method="UefiHttp", artifacts="uki", image_spec=f"configFrom: {config_from}")
     site.bench.reconcile()
     assert site.shown == "Once UefiHttp"
     site.boot()
     site.bench.reconcile()
-    assert site.states == {"provision/1": State.SPENT}
+    assert site.states == {"provision/1": State.CONSUMED}
     record = site.bench.record
     assert record is not None
-    assert (record.evidence, record.spent_at is None) == (("Spent", True) if met else (None, False))
+    assert (record.evidence, record.consumed_at is None) == (("Consumed", True) if provisioned else (None, False))
 
 
 def test_an_override_that_vanishes_without_a_reset_is_set_again_and_proves_nothing(site: Site) -> None:
@@ -274,19 +274,19 @@ def test_an_override_that_vanishes_without_a_reset_is_set_again_and_proves_nothi
     assert site.bench.told("Provisioned") == []
 
 
-def test_a_spent_override_without_evidence_is_not_armed_again_and_ends_at_the_disk(site: Site) -> None:
+def test_a_consumed_override_without_evidence_is_not_set_again_and_ends_at_the_disk(site: Site) -> None:
     site.decide()
     site.bench.reconcile()
     site.boot()  # by PXE, and its fetch is never seen
     site.bench.reconcile()
-    spent_at = site.bench.now
-    for expected, minutes in ((TO_INSTALL, 29), ((Phase.DISK, Cause.SPENT), 30)):
-        site.wait((spent_at + timedelta(minutes=minutes) - site.bench.now).total_seconds())
+    consumed_at = site.bench.now
+    for expected, minutes in ((TO_INSTALL, 29), ((Phase.DISK, Cause.CONSUMED), 30)):
+        site.wait((consumed_at + timedelta(minutes=minutes) - site.bench.now).total_seconds())
         assert shown(site.bench.reconcile()) == expected
     assert site.patches == 1
 
 
-def test_an_override_that_is_armed_each_time_is_armed_anew_after_each_boot(site: Site) -> None:
+def test_an_override_that_is_set_each_time_is_set_anew_after_each_boot(site: Site) -> None:
     site.decide("Always", method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     for boots in (1, 2, 3):
         site.bench.reconcile()
@@ -320,7 +320,7 @@ def test_a_parked_servers_override_is_withdrawn_once(site: Site) -> None:
     assert site.bench.told() == ["OverrideConfirmed", "OverrideWithdrawn"]
 
 
-def test_a_server_that_is_active_again_is_armed_again(site: Site) -> None:
+def test_a_server_that_is_active_again_is_set_again(site: Site) -> None:
     for lifecycle, expected in (("Active", "Once Pxe"), ("Parked", "Disabled Pxe"), ("Active", "Once Pxe")):
         site.decide(spec=f"provision: 1, lifecycle: {lifecycle}")
         site.bench.reconcile()
@@ -348,7 +348,7 @@ def test_whoever_left_the_fleet_is_waited_for_no_longer(site: Site, gone: str) -
 # When
 
 
-def test_a_bmc_with_an_armed_override_is_read_every_half_minute(site: Site) -> None:
+def test_a_bmc_with_a_standing_override_is_read_every_half_minute(site: Site) -> None:
     site.decide()
     site.bench.reconcile()
     counts = []
@@ -425,7 +425,7 @@ def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
     about_to_set, may_set = threading.Event(), threading.Event()
     write = site.bench.bmcs.write
 
-    def held(uuid: SystemUuid, record: Armed) -> None:
+    def held(uuid: SystemUuid, record: OverrideRecord) -> None:
         write(uuid, record)
         if record.state is State.RECORDED:
             about_to_set.set()
@@ -461,7 +461,7 @@ def test_a_fetch_whose_bmc_does_not_answer_waits_with_it_and_counts_in_the_end(s
         site.wait(seconds)
         site.bench.reconcile()
     assert site.bench.told("Provisioned") == ["Provisioned"]
-    assert site.bench.record is not None and site.bench.record.met_at == site.bench.now - timedelta(seconds=15)
+    assert site.bench.record is not None and site.bench.record.provisioned_at == site.bench.now - timedelta(seconds=15)
 
 
 # What is left behind
@@ -502,7 +502,7 @@ def test_what_stands_on_a_bmc_that_no_document_names_any_more_is_withdrawn(site:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
-def test_nothing_is_armed_at_a_new_address_before_the_old_one_is_cleared(
+def test_nothing_is_set_at_a_new_address_before_the_old_one_is_cleared(
     site: Site, other: RedfishServer, again: bool
 ) -> None:
     site.decide()
@@ -539,10 +539,10 @@ def test_other_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path
     site = make_site(password="wrong")
     site.decide()
     site.bench.reconcile()
-    (tmp_path / "mended").mkdir()
+    (tmp_path / "fixed").mkdir()
     for part, value in (("username", "root"), ("password", PASSWORD)):
-        (tmp_path / "mended" / part).write_text(value)
-    site.spec = site.spec.replace("credentials: rack", "credentials: mended")
+        (tmp_path / "fixed" / part).write_text(value)
+    site.spec = site.spec.replace("credentials: rack", "credentials: fixed")
     site.decide()
     site.bench.reconcile()
     assert site.shown == "Once Pxe"
@@ -563,7 +563,7 @@ class Held:
     def __post_init__(self) -> None:
         self._write, self.bench.bmcs.write = self.bench.bmcs.write, self
 
-    def __call__(self, uuid: SystemUuid, record: Armed) -> None:
+    def __call__(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         if self.recorded:
             self._write(uuid, record)
         if record.state is State.RECORDED:
@@ -575,7 +575,7 @@ class Held:
 
 @pytest.mark.parametrize("then", ["parked", "another number", "its window is over"])
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded before", "recorded after"])
-def test_what_was_armed_while_the_plan_changed_is_withdrawn_with_the_next_pass(
+def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
     site: Site, then: str, recorded: bool
 ) -> None:
     window = maintenance("repair", "20T11:00 20T14:00")
@@ -619,7 +619,7 @@ def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after
     assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
 
 
-def test_what_is_wanted_until_an_instant_is_not_armed_after_it(site: Site) -> None:
+def test_what_is_wanted_until_an_instant_is_not_set_after_it(site: Site) -> None:
     site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
     bench = site.bench
     bench.plan()
@@ -718,7 +718,7 @@ class Many:
         self.bench.now = self.machines[0].now
 
     @property
-    def armed(self) -> int:
+    def times_set(self) -> int:
         return sum(each.system()["Boot"]["BootSourceOverrideEnabled"] == "Once" for each in self.machines)
 
 
@@ -732,7 +732,7 @@ def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_
     many = make_many(6, most_failures=3)
     many.decide()
     many.bench.reconcile()
-    assert many.armed == 6
+    assert many.times_set == 6
     many.decide(spec="provision: 2")
     many.bmc.fault(Drop(applied=False), times=6)
     many.bench.reconcile()
@@ -740,7 +740,7 @@ def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_
     assert condition is not None and condition[:2] == (False, "FailuresInARow")
     many.wait(5)
     many.bench.reconcile()  # all have something to withdraw, so all are asked
-    assert many.armed == 6 and (many.bench.condition("BmcsReachable") or (None,))[0]
+    assert many.times_set == 6 and (many.bench.condition("BmcsReachable") or (None,))[0]
     assert many.bench.told("BmcsFailing") == ["BmcsFailing"]
 
 
@@ -757,14 +757,14 @@ def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_
         many.wait(20)
         many.bench.reconcile()
         asked.append(len(many.bmc.service.requests) - before)
-        if many.armed:
+        if many.times_set:
             break
     assert [count for count in asked if count][:2] == [1, 1], asked
     assert asked[:3].count(0) == 2
     for _ in range(6):
         many.wait(20)
         many.bench.reconcile()
-    assert many.armed == 6
+    assert many.times_set == 6
 
 
 def held_connections(many: Many, most: int) -> int:

@@ -32,16 +32,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-def meet(bench: Bench, plan: BootPlan | None, evidence: str = "Fetched", made_at: datetime | None = None) -> None:
+def boot_once(bench: Bench, plan: BootPlan | None, evidence: str = "Fetched", made_at: datetime | None = None) -> None:
     assert plan is not None
     if (offer := bench.provisioning.offered(plan.digest)) is None:
         return
-    bench.provisioning.meet(offer, made_at or bench.now, evidence, bench.now)
+    bench.provisioning.record_boot(offer, made_at or bench.now, evidence, bench.now)
 
 
 def spend(bench: Bench) -> None:
     """The BMC shows that web01's override was consumed."""
-    bench.provisioning.spent(bench.servers["web01"].decision.uuid, "web01", "provision/1", bench.now)
+    bench.provisioning.consumed(bench.servers["web01"].decision.uuid, "web01", "provision/1", bench.now)
 
 
 def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
@@ -49,8 +49,8 @@ def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
     return plan.phase, plan.cause
 
 
-TO_INSTALL = (Phase.NETWORK, Cause.NOT_MET)
-INSTALLED = (Phase.DISK, Cause.MET)
+TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
+INSTALLED = (Phase.DISK, Cause.PROVISIONED)
 UNKNOWN = (Phase.DISK, Cause.UNKNOWN)
 
 
@@ -109,7 +109,7 @@ def test_a_server_that_a_continuing_ledger_sees_for_the_first_time_is_installed_
 def test_records_last_from_one_process_to_the_next(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         bench.decide(*fleet_of())
-        meet(bench, bench.plan())
+        boot_once(bench, bench.plan())
         record = bench.record
     with Bench(tmp_path) as bench:
         bench.decide(*fleet_of())
@@ -122,10 +122,10 @@ def test_records_last_from_one_process_to_the_next(tmp_path: Path) -> None:
 
 
 def doubted(folder: Path, doubt: str, told: Told | None) -> Bench:
-    """An instance whose ledger had met web01's first number, and is not to be believed any more."""
+    """An instance whose ledger had web01 as provisioned, and is not to be believed any more."""
     with Bench(folder) as bench:
         bench.decide(*fleet_of())
-        meet(bench, bench.plan())
+        boot_once(bench, bench.plan())
     bench = Bench(folder, told=told, foreign=doubt == "ForeignLedger")
     if doubt != "ForeignLedger":
         bench.ledger.doubt_it(doubt)
@@ -133,7 +133,7 @@ def doubted(folder: Path, doubt: str, told: Told | None) -> Bench:
     return bench
 
 
-MET = Record(provision=2, image="flatcar-1", evidence="Fetched", met_at=NOON)
+DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
 
 
 @pytest.mark.parametrize("doubt", ["RestoredLedger", "ForeignLedger", "DamagedLedger"])
@@ -143,8 +143,8 @@ MET = Record(provision=2, image="flatcar-1", evidence="Fetched", met_at=NOON)
         ("nothing", None, UNKNOWN),
         ("fresh", "fresh", UNKNOWN),  # that may only be said of a new one
         ("adopt", "adopt", INSTALLED),
-        ("a file that has it", {SystemUuid(uuid_of("web01")): MET}, INSTALLED),
-        ("a file that has it not met", {SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
+        ("a file that has it", {SystemUuid(uuid_of("web01")): DONE}, INSTALLED),
+        ("a file that has it pending", {SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
         ("a file that has it not", {}, UNKNOWN),
     ],
 )
@@ -171,7 +171,7 @@ def test_what_a_ledger_in_doubt_is_told(
 
 
 @pytest.mark.parametrize(
-    ("told", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): MET}, UNKNOWN)]
+    ("told", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): DONE}, UNKNOWN)]
 )
 def test_what_a_new_ledger_is_told_stays_so_for_each_server_over_restarts(
     tmp_path: Path, told: Told, web02: tuple[Phase, Cause]
@@ -188,7 +188,7 @@ def test_what_a_new_ledger_is_told_stays_so_for_each_server_over_restarts(
 
 
 def test_a_server_that_is_in_the_file_and_comes_back_later_is_known(tmp_path: Path) -> None:
-    with Bench(tmp_path, told={SystemUuid(uuid_of(name)): MET for name in ("web01", "web02")}) as bench:
+    with Bench(tmp_path, told={SystemUuid(uuid_of(name)): DONE for name in ("web01", "web02")}) as bench:
         bench.decide(*fleet_of(provision=1))
         bench.plan()
         bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1"))
@@ -242,7 +242,7 @@ def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) ->
         bench.wait(hours=1)
         bench.decide(*fleet_of(1, "OnImageChange", boots="flatcar-2"))
         assert shown(bench.plan()) == INSTALLED
-        meet(bench, earlier, made_at=NOON)
+        boot_once(bench, earlier, made_at=NOON)
         assert shown(bench.plan()) == INSTALLED
 
 
@@ -260,7 +260,7 @@ def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) ->
 )
 def test_under_the_same_uuid_the_record_is_kept(bench: Bench, case: str, spec: str) -> None:
     bench.decide(*fleet_of())
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     bench.wait(hours=1)
     bench.decide(SEED[0], spec, *fleet_of()[2:])
     bench.plan()
@@ -434,7 +434,7 @@ def test_a_boot_that_this_instance_could_not_see_is_not_made(
 def test_a_mirror_whose_clock_is_ahead_keeps_no_boot_served(bench: Bench) -> None:
     bench.decide(*fleet_of())
     plan = bench.plan()
-    meet(bench, plan, made_at=NOON + timedelta(days=1))
+    boot_once(bench, plan, made_at=NOON + timedelta(days=1))
     bench.wait(seconds=60)
     assert shown(bench.plan()) == INSTALLED
 
@@ -442,7 +442,7 @@ def test_a_mirror_whose_clock_is_ahead_keeps_no_boot_served(bench: Bench) -> Non
 def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
     bench.decide(*fleet_of(provision=3))
     plan = bench.plan()
-    meet(bench, plan)
+    boot_once(bench, plan)
     assert plan is not None and plan.boot is not None
     assert bench.record == Record(
         provision=3,
@@ -450,14 +450,14 @@ def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
         pool="web",
         decision=bench.decisions.servers["web01"].digest,
         evidence="Fetched",
-        met_at=NOON,
+        provisioned_at=NOON,
         grace_until=NOON + timedelta(seconds=60),
     )
-    meet(bench, plan)
+    boot_once(bench, plan)
     (event,) = bench.events
     assert (event.type, event.message) == (
         "Provisioned",
-        "web01: provision 3 is met with BootImage/flatcar-1 (Fetched)",
+        "web01: provision 3 is installed with BootImage/flatcar-1 (Fetched)",
     )
     assert event.facts == {"server": "web01", "evidence": "Fetched", "image": "flatcar-1", "plan": plan.digest}
 
@@ -467,18 +467,18 @@ def test_a_loader_that_tries_again_within_a_minute_still_finds_the_boot(
     bench: Bench, seconds: int, expected: tuple[Phase, Cause]
 ) -> None:
     bench.decide(*fleet_of())
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     bench.wait(seconds=seconds)
     plan = bench.plan()
     assert shown(plan) == expected
-    assert plan is not None and plan.override is None  # but nothing is armed
+    assert plan is not None and plan.override is None  # but nothing is set
 
 
 def test_a_second_fetch_does_not_lengthen_the_minute(bench: Bench) -> None:
     bench.decide(*fleet_of())
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     bench.wait(seconds=30)
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     bench.wait(seconds=30)
     assert shown(bench.plan()) == INSTALLED
 
@@ -508,7 +508,7 @@ def test_a_commit_after_the_installation(
     bench: Bench, case: str, before: tuple[str, ...], after: tuple[str, ...], expected: tuple[Phase, Cause]
 ) -> None:
     bench.decide(*before)
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     bench.wait(minutes=5)
     bench.decide(*after)
     assert shown(bench.plan()) == expected
@@ -518,7 +518,7 @@ def test_a_number_that_was_lowered_and_raised_again_asks_for_nothing_new(bench: 
     for provision in (2, 1, 2):
         bench.decide(*fleet_of(provision))
         if bench.plan() and shown(bench.plan()) == TO_INSTALL:
-            meet(bench, bench.plan())
+            boot_once(bench, bench.plan())
             bench.wait(minutes=5)
     assert shown(bench.plan()) == INSTALLED
     assert bench.told("Provisioned") == ["Provisioned"]
@@ -529,14 +529,14 @@ def test_a_late_fetch_of_an_earlier_plan_meets_the_key_that_it_had(bench: Bench)
     earlier = bench.plan()
     bench.decide(*fleet_of(provision=2))
     bench.plan()
-    meet(bench, earlier)
+    boot_once(bench, earlier)
     assert bench.record is not None and bench.record.provision == 1
     assert shown(bench.plan()) == TO_INSTALL
 
 
 def test_a_boot_that_is_made_each_time_meets_nothing(bench: Bench) -> None:
     bench.decide(*fleet_of(often="Always"))
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     assert (bench.record, bench.events) == (Record(), [])
 
 
@@ -562,7 +562,7 @@ def test_the_boot_that_comes_next_is_offered_ahead(bench: Bench) -> None:
     bench.plan()
     ((_, later), *_) = bench.servers["web01"].later
     bench.wait(hours=1)
-    meet(bench, later)
+    boot_once(bench, later)
     assert bench.record is not None and list(bench.record.runs) == ["repair"]
 
 
@@ -575,7 +575,7 @@ def test_evidence_for_a_server_of_which_nothing_is_known_stays_unheard(tmp_path:
         assert plan is not None and decision.policy is not None
         offer = offer_of(decision, replace(plan, boot=decision.policy.boot, phase=Phase.NETWORK, key="provision/1"))
         assert offer is not None
-        bench.provisioning.meet(offer, NOON, "Fetched", NOON)
+        bench.provisioning.record_boot(offer, NOON, "Fetched", NOON)
         assert (bench.record, bench.told("Provisioned")) == (None, [])
 
 
@@ -590,7 +590,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     bench.decide(*fleet_of(0, "Once", repair()))
     plan = bench.plan()
     assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    meet(bench, plan)
+    boot_once(bench, plan)
     assert bench.record is not None and bench.record.runs == {"repair": (1, NOON)}
     assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
     (event,) = bench.events
@@ -614,7 +614,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
 )
 def test_a_maintenance_boots_once_a_run(bench: Bench, run: int, expected: tuple[Phase, Cause]) -> None:
     bench.decide(*fleet_of(0, "Once", repair(1)))
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     bench.wait(minutes=2)
     bench.decide(*fleet_of(0, "Once", repair(run)))
     assert shown(bench.plan()) == expected
@@ -622,33 +622,33 @@ def test_a_maintenance_boots_once_a_run(bench: Bench, run: int, expected: tuple[
 
 def test_a_maintenance_that_boots_always_is_never_done(bench: Bench) -> None:
     bench.decide(*fleet_of(0, "Once", repair(often="Always")))
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     assert bench.record is not None and bench.record.runs == {}
     assert bench.events == []
 
 
 def test_a_fetch_under_a_maintenance_installs_nothing_and_ends_no_installation(bench: Bench) -> None:
     bench.decide(*fleet_of(1, "Once", repair()))
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     bench.wait(hours=2)
     assert shown(bench.plan()) == TO_INSTALL
 
 
-# Spent without evidence
+# Consumed without evidence
 
 
-def test_an_override_that_was_spent_without_evidence_waits_half_an_hour_and_then_asks_a_person(bench: Bench) -> None:
+def test_an_override_that_was_consumed_without_evidence_waits_half_an_hour_and_then_asks_a_person(bench: Bench) -> None:
     bench.decide(*fleet_of())
     bench.plan()
     spend(bench)
     plan = bench.plan()
     assert shown(plan) == TO_INSTALL
-    assert plan is not None and plan.override is None  # nothing is armed from spent to evidence
+    assert plan is not None and plan.override is None  # nothing is set from its being consumed to evidence
     assert plan.next_transition == NOON + timedelta(minutes=30)
     bench.wait(minutes=10)
     spend(bench)
     bench.wait(minutes=20)
-    assert shown(bench.plan()) == (Phase.DISK, Cause.SPENT)
+    assert shown(bench.plan()) == (Phase.DISK, Cause.CONSUMED)
 
 
 def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
@@ -656,8 +656,8 @@ def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
     plan = bench.plan()
     spend(bench)
     bench.wait(minutes=5)
-    meet(bench, plan)
-    assert bench.record is not None and (bench.record.provision, bench.record.spent_at) == (1, None)
+    boot_once(bench, plan)
+    assert bench.record is not None and (bench.record.provision, bench.record.consumed_at) == (1, None)
 
 
 # Together with the ledger
@@ -665,19 +665,19 @@ def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
 
 def test_a_pass_in_which_nothing_is_learnt_writes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.decide(*fleet_of())
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     records = bench.provisioning.records
 
     def refuse(*_: object) -> None:
         raise AssertionError("written")
 
     monkeypatch.setattr(Ledger, "write_records", refuse)
-    meet(bench, bench.plan())
+    boot_once(bench, bench.plan())
     assert bench.provisioning.records is records
 
 
 def test_a_new_uuid_under_a_known_name_is_unknown(bench: Bench) -> None:
-    """A new motherboard, or a mended UUID: the machine may be installed, so it is not installed by itself."""
+    """A new motherboard, or a fixed UUID: the machine may be installed, so it is not installed by itself."""
     bench.decide(*fleet_of())
     bench.plan()
     replaced = [text.replace(uuid_of("web01"), uuid_of("another board")) for text in fleet_of()]

@@ -101,7 +101,7 @@ class Instance:
             provisioning=self.bench.provisioning,
             evidence=self.bench.evidence,
             overriding=self.bench.overriding,
-            orders=self.bench.orders,
+            requests=self.bench.requests,
             journal=self.bench.journal,
         )
 
@@ -445,7 +445,7 @@ def test_a_damaged_clone_is_made_anew_with_the_accepted_commit_in_the_first_pass
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied", "overwritten"])
-def test_a_clone_that_is_damaged_under_a_running_instance_is_mended_with_the_next_commit(
+def test_a_clone_that_is_damaged_under_a_running_instance_is_fixed_with_the_next_commit(
     repository: Repository, instance: Instance, how: str
 ) -> None:
     instance.reconcile(BEFORE)

@@ -24,11 +24,11 @@ WEB01 = SystemUuid(uuid_of("web01"))
 
 def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -> int:
     item = {"uuid": WEB01, "server": server, **record_facts(record)}
-    return site.bench.order("records", items=[item], reason="INC-1", **more)
+    return site.bench.request("records", items=[item], reason="INC-1", **more)
 
 
-def not_met(site: Site) -> int:
-    return records(site, Record(met_at=site.bench.now))
+def pending(site: Site) -> int:
+    return records(site, Record(provisioned_at=site.bench.now))
 
 
 def installed(site: Site) -> None:
@@ -46,11 +46,11 @@ def installed(site: Site) -> None:
 # Records
 
 
-def test_a_record_that_is_set_not_met_installs_the_machine_once_more(site: Site) -> None:
+def test_a_record_that_is_set_pending_installs_the_machine_once_more(site: Site) -> None:
     installed(site)
-    number = not_met(site)
+    number = pending(site)
     assert shown(site.bench.reconcile()) == TO_INSTALL
-    assert site.bench.ledger.outcome(number) == "web01 is not met: it is installed as soon as its plan wants it (INC-1)"
+    assert site.bench.ledger.outcome(number) == "web01 is pending: it is installed as soon as its plan wants it (INC-1)"
     assert (site.shown, site.patches) == ("Once Pxe", 2)
     site.boot()
     site.bench.fetch(site.bench.plan())
@@ -59,25 +59,25 @@ def test_a_record_that_is_set_not_met_installs_the_machine_once_more(site: Site)
     site.wait(3600)
     assert shown(site.bench.reconcile()) == INSTALLED
     assert site.patches == 2
-    assert site.bench.told("Ordered") == ["Ordered"]
+    assert site.bench.told("Requested") == ["Requested"]
 
 
-def test_a_record_that_is_set_met_withdraws_what_was_armed(site: Site) -> None:
+def test_a_record_that_is_set_provisioned_withdraws_what_was_set(site: Site) -> None:
     site.decide()
     site.bench.reconcile()
-    number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", met_at=site.bench.now))
+    number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", provisioned_at=site.bench.now))
     assert shown(site.bench.reconcile()) == INSTALLED
     assert site.shown == "Disabled Pxe"
-    assert site.bench.ledger.outcome(number) == "web01 is met: provision 1 with BootImage/flatcar-1 (INC-1)"
+    assert site.bench.ledger.outcome(number) == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-1)"
 
 
-def test_what_was_fetched_before_a_record_was_set_not_met_says_nothing(site: Site) -> None:
+def test_what_was_fetched_before_a_record_was_set_pending_says_nothing(site: Site) -> None:
     site.decide(bmc=False)
     plan = site.bench.reconcile()
     site.bench.fetch(plan)  # and its news comes late
     late = site.bench.evidence.observations.get()
     site.wait(600)
-    not_met(site)
+    pending(site)
     site.bench.reconcile()
     site.bench.evidence.observations.put(late)
     site.bench.reconcile()
@@ -88,7 +88,7 @@ def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
     """It waited for an instance, and the machine was installed meanwhile."""
     site.decide(bmc=False)
     plan = site.bench.reconcile()
-    number = not_met(site)
+    number = pending(site)
     site.wait(600)
     site.bench.fetch(plan)
     site.bench.reconcile()
@@ -102,7 +102,7 @@ def test_an_order_is_carried_out_once_even_where_that_could_not_be_noted(
 ) -> None:
     installed(site)
     site.decide(bmc=False)
-    number = not_met(site)
+    number = pending(site)
 
     def refuse(*_: object) -> None:
         raise LedgerError("the disk is full")
@@ -124,14 +124,14 @@ def test_an_order_is_carried_out_once_even_where_that_could_not_be_noted(
 
 def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> None:
     installed(site)
-    numbers = [not_met(site)]
+    numbers = [pending(site)]
     site.restart()
     assert shown(site.bench.reconcile()) == TO_INSTALL
-    numbers.append(site.bench.order("retry", uuids=[WEB01]))
+    numbers.append(site.bench.request("retry", uuids=[WEB01]))
     site.restart()
     site.bench.reconcile()
     assert [site.bench.ledger.outcome(number) for number in numbers][1] == "1 BMCs are asked now"
-    assert site.bench.told("Ordered") == ["Ordered"]
+    assert site.bench.told("Requested") == ["Requested"]
     assert site.patches == 2
 
 
@@ -139,7 +139,7 @@ def test_records_are_set_all_or_none(site: Site) -> None:
     site.decide(bmc=False)
     good = {"uuid": WEB01, "server": "web01", **record_facts(Record(provision=1))}
     bad = {"uuid": uuid_of("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
-    number = site.bench.order("records", items=[good, bad])
+    number = site.bench.request("records", items=[good, bad])
     assert shown(site.bench.reconcile()) == TO_INSTALL
     assert (site.bench.ledger.outcome(number) or "").startswith("refused: ")
 
@@ -159,18 +159,18 @@ def unsure(site: Site) -> None:
     assert (site.patches, site.states) == (1, {"provision/1": State.RECORDED})
 
 
-def resolve(site: Site, *, armed: bool) -> int:
+def resolve(site: Site, *, consumed: bool) -> int:
     place = [site.bmc.url, site.machine.path]
-    return site.bench.order(
-        "resolve", uuid=WEB01, server="web01", armed=armed, key="provision/1", bmc=place, reason="INC-1"
+    return site.bench.request(
+        "resolve", uuid=WEB01, server="web01", consumed=consumed, key="provision/1", bmc=place, reason="INC-1"
     )
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
-def test_what_was_never_set_as_an_operator_says_is_armed(make_site: MakeSite, again: bool) -> None:
+def test_what_was_never_set_as_an_operator_says_is_set(make_site: MakeSite, again: bool) -> None:
     site = make_site(profile=SUPERMICRO_X10)
     unsure(site)
-    number = resolve(site, armed=False)
+    number = resolve(site, consumed=False)
     if again:
         site.restart()
     site.bench.reconcile()
@@ -178,26 +178,26 @@ def test_what_was_never_set_as_an_operator_says_is_armed(make_site: MakeSite, ag
     assert "was never set" in (site.bench.ledger.outcome(number) or "")
 
 
-def test_what_was_consumed_as_an_operator_says_is_never_armed_again(make_site: MakeSite) -> None:
+def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: MakeSite) -> None:
     site = make_site(profile=SUPERMICRO_X10)
     unsure(site)
-    resolve(site, armed=True)
+    resolve(site, consumed=True)
     for _ in range(5):
         site.bench.reconcile()
         site.wait(600)
     plan = site.bench.reconcile()
-    assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.SPENT)
-    assert (site.patches, site.states) == (1, {"provision/1": State.GONE})
-    resolve(site, armed=False)  # and then it had not been, after all
+    assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED)
+    assert (site.patches, site.states) == (1, {"provision/1": State.LOST})
+    resolve(site, consumed=False)  # and then it had not been, after all
     assert shown(site.bench.reconcile()) == TO_INSTALL
     assert (site.shown, site.patches) == ("Once Pxe", 2)
 
 
-@pytest.mark.parametrize("armed", [True, False])
-def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, armed: bool) -> None:
+@pytest.mark.parametrize("consumed", [True, False])
+def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consumed: bool) -> None:
     site.decide()
     site.bench.reconcile()
-    number = resolve(site, armed=armed)
+    number = resolve(site, consumed=consumed)
     site.bench.reconcile()
     assert site.bench.ledger.outcome(number) == "web01: there was nothing to resolve"
     assert (site.shown, site.patches) == ("Once Pxe", 1)
@@ -214,10 +214,10 @@ def test_a_retry_asks_at_once_whom_it_names(site: Site) -> None:
         site.wait(site.due_in_s or 0)
     requests = len(site.machine.requests)
     site.wait(-1)
-    site.bench.order("retry", uuids=[uuid_of("web02")])
+    site.bench.request("retry", uuids=[uuid_of("web02")])
     site.bench.reconcile()
     assert len(site.machine.requests) == requests
-    site.bench.order("retry", uuids=[WEB01])
+    site.bench.request("retry", uuids=[WEB01])
     site.bench.reconcile()
     assert site.shown == "Once Pxe"
 
@@ -236,19 +236,19 @@ def test_a_retry_asks_at_once_whom_it_names(site: Site) -> None:
         ("records", {"items": [{"uuid": 7, "server": "web01", **record_facts(Record())}]}),
         ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "runs": []}]}),
         ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "provision": 2**70}]}),
-        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "spentKey": 7}]}),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "consumedKey": 7}]}),
         ("resolve", {"uuid": WEB01}),
-        ("resolve", {"uuid": None, "server": "web01", "armed": True, "key": None, "bmc": None, "reason": ""}),
+        ("resolve", {"uuid": None, "server": "web01", "consumed": True, "key": None, "bmc": None, "reason": ""}),
         ("retry", {"uuids": 7}),
         ("retry", {"uuids": [7]}),
     ],
 )
 def test_an_order_that_makes_no_sense_is_refused_and_holds_nothing_up(site: Site, what: str, facts: Any) -> None:
     site.decide(bmc=False)
-    numbers = [site.bench.order(what, **facts), site.bench.order("retry", uuids=[WEB01])]
+    numbers = [site.bench.request(what, **facts), site.bench.request("retry", uuids=[WEB01])]
     site.bench.reconcile()
     refused, done = (site.bench.ledger.outcome(number) for number in numbers)
     assert (refused or "").startswith("refused: ")
     assert done == "1 BMCs are asked now"
-    assert site.bench.ledger.orders() == []
+    assert site.bench.ledger.requests() == []
     assert site.bench.record == Record()

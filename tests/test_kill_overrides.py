@@ -1,4 +1,4 @@
-"""Killed at any instant between record, set and confirm: no key is armed twice, and the ledger stays whole."""
+"""Killed at any instant between record, set and confirm: no key is set twice, and the ledger stays whole."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSES = 2
 
 
 def passes(folder: Path, order: dict[str, Any]) -> None:
-    """What the child does until it is killed: it arms the number that it is told, and looks what became of it."""
+    """What the child does until it is killed: it sets the number that it is told, and looks what became of it."""
     bmc = f"bmc: {{address: '{order['bmc']}', system: {order['system']}, credentials: rack}}"
     with Bench(folder, credentials=folder) as bench:
         bench.now = datetime.fromisoformat(order["at"])
@@ -115,16 +115,16 @@ class Watched(Machine):
 
     victim = Victim()
     provision = 1
-    armed: int | None = None  # the number that stands
-    arms = 0
+    standing: int | None = None  # the number that stands
+    sets = 0
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
         self.victim.reach("the PATCH has arrived")  # and is applied all the same: it is in the BMC's hands
         answer = super().patch(path, body, if_match)
         if self.override[ENABLED] == "Once":
             assert answer.status == 200
-            self.armed = self.provision
-            self.arms += 1
+            self.standing = self.provision
+            self.sets += 1
             self.victim.patched = True
             self.victim.reach("the PATCH was applied")
         return answer
@@ -148,8 +148,8 @@ def test_an_instance_that_is_killed_around_a_patch_arms_no_key_twice(
 
     def on_boot(boot: Boot) -> None:
         if boot.target == "UefiHttp":
-            assert machine.armed is not None
-            booted.append(machine.armed)
+            assert machine.standing is not None
+            booted.append(machine.standing)
 
     machine.on_boot = on_boot
     with nursery(tmp_path) as children, RedfishServer(Service(machine)) as bmc:
@@ -181,10 +181,10 @@ def test_an_instance_that_is_killed_around_a_patch_arms_no_key_twice(
                 machine.run_through()
             if not reached or machine.provision in booted or chance.random() < 0.2:
                 machine.provision += 1
-            assert len(booted) == len(set(booted)), f"armed again after it was booted: {booted}"
+            assert len(booted) == len(set(booted)), f"set again after it was booted: {booted}"
         machine.provision += 1
         assert live("") == 0
         machine.run_through()
-        assert booted[-1] == machine.provision, "what was killed so often arms no more"
+        assert booted[-1] == machine.provision, "what was killed so often sets no more"
     assert len(booted) == len(set(booted)) >= 10
     assert min(killed[point] for point in POINTS) >= 5, killed

@@ -41,8 +41,8 @@ from tests.generated import (
     fleets,
     in_blocks,
     in_json,
+    installed_record,
     is_selected,
-    met,
     name_of,
     plans,
     server_documents,
@@ -162,7 +162,7 @@ def test_r8_plans_of_one_digest_are_one_plan(fleet: GeneratedFleet) -> None:
 
 
 def test_r8_plans_that_want_different_overrides_have_different_digests() -> None:
-    """Always arms anew after each reset that consumed the override, Once does not."""
+    """Always sets anew after each reset that consumed the override, Once does not."""
     always, once = (
         planned(START, *SEED, maintenance("repair", spec=f"networkBoot: {often}, override: Once"), record=Record())
         for often in ("Always", "Once")
@@ -191,7 +191,7 @@ def test_r8_a_maintenance_that_is_still_to_come_changes_no_plan_and_no_file(flee
 @given(fleet=fleets())
 def test_r10_a_plan_holds_until_its_next_transition_and_changes_at_it(fleet: GeneratedFleet) -> None:
     for name, decision in decided(fleet.documents).servers.items():
-        for record in (fleet.records[name], met(decision, fleet.at)):
+        for record in (fleet.records[name], installed_record(decision, fleet.at)):
             for instant, following in pairwise(fleet.instants(record)):
                 _check_transition(decision, record, instant, following)
 
@@ -283,7 +283,7 @@ def test_unknown_never_boots_what_once_or_on_image_change_would(fleet: Generated
 
 
 def _asks_for_an_installation(decision: Decision, instant: datetime, record: Record | None) -> int:
-    """0: not at all; 1: a first boot is offered under the policy; 2: it is armed, too."""
+    """0: not at all; 1: a first boot is offered under the policy; 2: it is set, too."""
     planned = plan(decision, instant, record)
     if planned is None or planned.phase is not Phase.NETWORK:
         return 0
@@ -301,7 +301,7 @@ def test_lowering_provision_never_asks_for_an_installation(fleet: GeneratedFleet
         server["spec"]["provision"] = data.draw(st.integers(0, server["spec"]["provision"]))
     before, after = decided(fleet.documents), decided(fleet.having(*lowered).documents)
     for name, decision in before.servers.items():
-        for record in (fleet.records[name], met(decision, fleet.at)):
+        for record in (fleet.records[name], installed_record(decision, fleet.at)):
             for instant in fleet.instants(record):
                 was = _asks_for_an_installation(decision, instant, record)
                 assert _asks_for_an_installation(after.servers[name], instant, record) <= was

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.bmc.override import Armed, Enabled, Marks, Override, State, Target
+from gitboot.bmc.override import Enabled, Marks, Override, OverrideRecord, State, Target
 from gitboot.cli.run import _opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.ledger import VERSION, Ledger, copy_ledger, rows, set_aside
@@ -55,8 +55,8 @@ OFFER = Offer(
 )
 
 
-def armed(reason: str = "provision/1", state: State = State.RECORDED) -> Armed:
-    return Armed(reason=reason, plan_digest="d" * 64, override=ONCE, marks=Marks(), state=state, at=NOON)
+def recorded(reason: str = "provision/1", state: State = State.RECORDED) -> OverrideRecord:
+    return OverrideRecord(reason=reason, plan_digest="d" * 64, override=ONCE, marks=Marks(), state=state, at=NOON)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def written(path: Path) -> None:
         ledger.accept("c0ffee")
         ledger.tell("fresh")
         ledger.write_records([(WEB01, "web01", Record(provision=1, runs={"repair": (0, NOON)}))])
-        ledger.write_armed(WEB01, armed())
+        ledger.write_override(WEB01, recorded())
         ledger.write_event(Event(at=NOON, type="Accepted", message="c0ffee"))
         ledger.write_machines([MACHINE])
         ledger.offer([OFFER], NOON)
@@ -114,16 +114,16 @@ def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, case
 @pytest.mark.parametrize(
     "change",
     [
-        "UPDATE armed SET marks = '{'",
-        "UPDATE armed SET state = 'Nonsense'",
-        "UPDATE armed SET at = 'yesterday'",
-        "UPDATE armed SET override = '{}'",
-        "UPDATE records SET met_at = 'yesterday'",
+        "UPDATE overrides SET marks = '{'",
+        "UPDATE overrides SET state = 'Nonsense'",
+        "UPDATE overrides SET at = 'yesterday'",
+        "UPDATE overrides SET override = '{}'",
+        "UPDATE records SET provisioned_at = 'yesterday'",
         "UPDATE runs SET made_at = ''",
         "UPDATE machines SET macs = '{'",
         "UPDATE observations SET facts = '[]'",
-        "UPDATE orders SET facts = '7'",
-        "DROP TABLE armed",
+        "UPDATE requests SET facts = '7'",
+        "DROP TABLE overrides",
     ],
 )
 def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path, change: str) -> None:
@@ -196,15 +196,15 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
                     pool="web",
                     decision=digest,
                     evidence="Fetched",
-                    met_at=at("20T11:00"),
+                    provisioned_at=at("20T11:00"),
                     grace_until=at("20T11:01"),
-                    spent_at=at("20T10:00"),
-                    spent_key="provision/1",
+                    consumed_at=at("20T10:00"),
+                    consumed_key="provision/1",
                     runs={"repair": (3, at("20T09:00"))},
                 )
             }
-            assert ledger.armed(WEB01) == (
-                Armed(
+            assert ledger.overrides(WEB01) == (
+                OverrideRecord(
                     reason="provision/1",
                     plan_digest=digest,
                     override=ONCE,
@@ -217,9 +217,93 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
             assert [event["server"] for event in ledger.events()] == ["web01"]
             assert ledger.machines() == {WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)}
             assert ledger.standing() == {"web01": WEB01}
-            assert (ledger.pending(), ledger.orders(), ledger.offered(PLAN)) == ([], [], None)
+            assert (ledger.pending(), ledger.requests(), ledger.offered(PLAN)) == ([], [], None)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+
+
+_SECOND_VERSION = """
+    UPDATE records SET evidence = 'Spent';
+    INSERT INTO armed SELECT uuid, 'maintenance/repair/1', plan_digest, override, marks, 'Spent', at, '[]' FROM armed;
+    INSERT INTO armed SELECT uuid, 'provision/0', plan_digest, override, marks, 'Gone', at, '[]' FROM armed
+        WHERE reason = 'provision/1';
+    ALTER TABLE armed ADD COLUMN replaces TEXT;
+    ALTER TABLE armed ADD COLUMN bmc TEXT;
+    CREATE TABLE machines (
+        uuid TEXT PRIMARY KEY, name TEXT NOT NULL, macs TEXT NOT NULL, serial TEXT, bmc TEXT, stands INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO machines SELECT uuid, server, '[]', NULL, NULL, 1 FROM records;
+    CREATE TABLE offers (plan TEXT PRIMARY KEY, at TEXT NOT NULL, facts TEXT NOT NULL) STRICT;
+    CREATE TABLE versions (
+        path TEXT NOT NULL, modified INTEGER NOT NULL, plan TEXT NOT NULL, PRIMARY KEY (path, modified)
+    ) STRICT;
+    CREATE TABLE observations (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, plan TEXT NOT NULL, facts TEXT NOT NULL, verdict TEXT
+    ) STRICT;
+    CREATE INDEX pending ON observations (id) WHERE verdict IS NULL;
+    CREATE TABLE approvals (
+        digest TEXT NOT NULL, guard TEXT NOT NULL, at TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (digest, guard)
+    ) STRICT;
+    CREATE TABLE orders (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, facts TEXT NOT NULL,
+        done_at TEXT, outcome TEXT
+    ) STRICT;
+    INSERT INTO observations VALUES (1, '2026-11-20T12:00:00Z', 'DIGEST', '{}', 'Met');
+    INSERT INTO observations VALUES (2, '2026-11-20T12:00:00Z', 'DIGEST', '{}', 'Dropped');
+    INSERT INTO orders VALUES (
+        1, '2026-11-20T11:00:00Z', 'ada', 'retry', '{"uuids": []}', '2026-11-20T11:00:01Z', 'done'
+    );
+    INSERT INTO orders VALUES (
+        2, '2026-11-20T12:00:00Z', 'ada', 'resolve', '{"armed": true, "reason": "it says \\"armed\\": "}', NULL, NULL
+    );
+    INSERT INTO orders VALUES (
+        3, '2026-11-20T12:00:00Z', 'ada', 'records',
+        '{"items": [{"evidence": "Spent", "metAt": null, "runs": {"armed": {}}, "spentAt": "then", "spentKey": "k"}]}',
+        NULL, NULL
+    );
+    PRAGMA user_version = 2;
+"""
+
+
+def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -> None:
+    digest = Digest("d" * 64)
+    with closing(sqlite3.connect(path)) as connection:
+        for script in (_FIRST_VERSION, _SECOND_VERSION):
+            connection.executescript(script.replace("UUID", WEB01).replace("DIGEST", digest))
+    for _ in range(2):
+        with Ledger.open(path) as ledger:
+            assert (ledger.accepted, ledger.told, ledger.doubt, ledger.is_behind) == ("c0ffee", True, None, False)
+            (record,) = ledger.records().values()
+            assert (record.evidence, record.provisioned_at) == ("Consumed", at("20T11:00"))
+            assert (record.consumed_at, record.consumed_key) == (at("20T10:00"), "provision/1")
+            assert {each.reason: each.state for each in ledger.overrides(WEB01)} == {
+                "maintenance/repair/1": State.CONSUMED,
+                "provision/0": State.LOST,
+                "provision/1": State.CONFIRMED,
+            }
+            assert ledger.open_overrides() == {WEB01}
+            assert ledger.outcome(1) == "done"
+            resolve, records = ledger.requests()
+            assert (resolve.id, resolve.who, resolve.at) == (2, "ada", NOON)
+            assert resolve.facts == {"consumed": True, "reason": 'it says "armed": '}
+            assert records.facts["items"] == [
+                {
+                    "evidence": "Consumed",
+                    "provisionedAt": None,
+                    "runs": {"armed": {}},
+                    "consumedAt": "then",
+                    "consumedKey": "k",
+                }
+            ]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        assert connection.execute("SELECT verdict FROM observations ORDER BY id").fetchall() == [
+            ("Provisioned",),
+            ("Dropped",),
+        ]
+        assert connection.execute("SELECT value FROM facts WHERE name = 'initialised'").fetchall() == [("fresh",)]
+        assert connection.execute("SELECT value FROM facts WHERE name = 'told'").fetchall() == []
 
 
 def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
@@ -234,9 +318,9 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
         with pytest.raises(LedgerError, match="cannot be written"):
             ledger.accept("decade")
         with pytest.raises(LedgerError, match="cannot be written"):
-            ledger.write_armed(WEB01, armed(state=State.CONFIRMED))
+            ledger.write_override(WEB01, recorded(state=State.CONFIRMED))
         assert ledger.accepted == "c0ffee"
-        assert ledger.armed(WEB01) == (armed(),)
+        assert ledger.overrides(WEB01) == (recorded(),)
         ledger._store._connection.execute("PRAGMA query_only = OFF")
         ledger.accept("decade")
         assert ledger.accepted == "decade"
@@ -252,10 +336,10 @@ RECORDS = st.builds(
     image=st.none() | TEXTS,
     pool=st.none() | TEXTS,
     decision=st.none() | st.just(Digest("a" * 64)),
-    evidence=st.none() | st.sampled_from(["Fetched", "Spent", "Adopted"]),
-    met_at=st.none() | INSTANTS,
+    evidence=st.none() | st.sampled_from(["Fetched", "Consumed", "Adopted"]),
+    provisioned_at=st.none() | INSTANTS,
     grace_until=st.none() | INSTANTS,
-    spent_at=st.none() | INSTANTS,
+    consumed_at=st.none() | INSTANTS,
     runs=st.dictionaries(TEXTS, st.tuples(st.integers(0, 10**9), INSTANTS), max_size=3),
 )
 BMCS = st.builds(
@@ -266,8 +350,8 @@ BMCS = st.builds(
     verify=st.booleans(),
     ca=st.none() | TEXTS,
 )
-ARMED = st.builds(
-    Armed,
+OVERRIDE = st.builds(
+    OverrideRecord,
     reason=st.sampled_from(["provision/1", "maintenance/repair/0", "disk"]),
     plan_digest=TEXTS,
     override=st.builds(
@@ -336,16 +420,16 @@ def test_records_come_back_as_they_were_written_last(given_records: list[tuple[S
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), ARMED), max_size=5))
-def test_what_was_armed_comes_back_one_a_reason(given_armed: list[tuple[SystemUuid, Armed]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), OVERRIDE), max_size=5))
+def test_what_was_set_comes_back_one_a_reason(given_set: list[tuple[SystemUuid, OverrideRecord]]) -> None:
     with reopened() as (ledger, path):
-        for uuid, each in given_armed:
-            ledger.write_armed(uuid, each)
-        last = {(uuid, each.reason): each for uuid, each in given_armed}
+        for uuid, each in given_set:
+            ledger.write_override(uuid, each)
+        last = {(uuid, each.reason): each for uuid, each in given_set}
         with Ledger.open(path) as again:
             for uuid in (WEB01, WEB02):
                 expected = tuple(each for (of, _), each in sorted(last.items()) if of == uuid)
-                assert ledger.armed(uuid) == again.armed(uuid) == expected
+                assert ledger.overrides(uuid) == again.overrides(uuid) == expected
 
 
 @given(MACHINES)
@@ -457,7 +541,7 @@ def test_an_observation_is_pending_until_it_is_judged_and_noted_only_once(path: 
         assert other is not None and other.id != pending.id
     with Ledger.open(path) as ledger:
         assert ledger.pending() == [marked, other]
-        ledger.judge(pending, "Met")
+        ledger.judge(pending, "Provisioned")
         assert ledger.pending() == [other]
         assert ledger.observe(OBSERVATION, PLAN) is None  # a spool that is read twice
 
@@ -479,7 +563,7 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
         ledger.note_versions([(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])])
         judged = Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.7", at=long_ago)
         if (pending := ledger.observe(judged, PLAN)) is not None:
-            ledger.judge(pending, "Met")
+            ledger.judge(pending, "Provisioned")
         ledger.observe(Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.8", at=long_ago), PLAN)
         ledger.prune(before)
         assert [ledger.version(ENTRY, old), ledger.version(ENTRY, old + 1)] == [None, plans[1]]
@@ -492,7 +576,7 @@ def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> No
     with Ledger.open(path) as ledger:
         numbers = [ledger.give(NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
     with Ledger.open(path) as ledger:
-        first, second = ledger.orders()
+        first, second = ledger.requests()
         assert (first.id, first.at, first.who, first.what, first.facts) == (
             numbers[0],
             NOON,
@@ -502,7 +586,7 @@ def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> No
         )
         ledger.carried_out(first, "done", NOON)
         assert [ledger.outcome(number) for number in numbers] == ["done", None]
-        assert ledger.orders() == [second]
+        assert ledger.requests() == [second]
 
 
 # An older copy, another ledger, a damaged one
@@ -528,7 +612,7 @@ def is_behind(path: Path) -> bool:
 
 CHANGES = {
     "a record": lambda ledger: ledger.write_records([(WEB01, "web01", Record(provision=2))]),
-    "what was armed": lambda ledger: ledger.write_armed(WEB01, armed(state=State.CONFIRMED)),
+    "what was set": lambda ledger: ledger.write_override(WEB01, recorded(state=State.CONFIRMED)),
     "what was forgotten": lambda ledger: ledger.forget_records(),
 }
 
@@ -634,14 +718,14 @@ import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.ledger import Ledger
-from gitboot.bmc.override import OFF, Armed, Marks, State
+from gitboot.bmc.override import OFF, OverrideRecord, Marks, State
 from gitboot.plan import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = Ledger.open(Path(sys.argv[1]))
 ledger.accept("c0ffee")
 ledger.write_records([(sys.argv[2], "web01", Record(provision=1))])
-ledger.write_armed(
-    sys.argv[2], Armed(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
+ledger.write_override(
+    sys.argv[2], OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
 )
 ledger._store._connection.execute("BEGIN IMMEDIATE")
 ledger._store._connection.execute("UPDATE records SET provision = 2")
@@ -660,7 +744,7 @@ def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_o
     with Ledger.open(path) as ledger:
         assert ledger.accepted == "c0ffee"
         assert ledger.records() == {WEB01: Record(provision=1)}
-        assert [each.state for each in ledger.armed(WEB01)] == [State.RECORDED]
+        assert [each.state for each in ledger.overrides(WEB01)] == [State.RECORDED]
 
 
 def test_every_write_asks_the_disk_to_keep_it(path: Path) -> None:
@@ -673,16 +757,16 @@ def test_two_threads_write_without_losing_anything(path: Path) -> None:
 
         def write(uuid: SystemUuid) -> None:
             for number in range(40):
-                ledger.write_armed(uuid, armed(f"maintenance/m/{number}"))
+                ledger.write_override(uuid, recorded(f"maintenance/m/{number}"))
                 ledger.write_event(Event(at=NOON, type="E", message=uuid))
-                assert len(ledger.armed(uuid)) == number + 1
+                assert len(ledger.overrides(uuid)) == number + 1
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(write, (WEB01, WEB02)))
         events = [event["message"] for event in ledger.events()]
         assert (events.count(WEB01), events.count(WEB02)) == (40, 40)
     with Ledger.open(path) as ledger:
-        assert (len(ledger.armed(WEB01)), len(ledger.armed(WEB02))) == (40, 40)
+        assert (len(ledger.overrides(WEB01)), len(ledger.overrides(WEB02))) == (40, 40)
 
 
 @pytest.mark.parametrize("left", ["closed", "killed", "in use"])

@@ -422,8 +422,8 @@ def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, da
     assert bool(parsed.resources) != bool(parsed.problems)
     for problem in parsed.problems:
         assert 1 <= problem.line <= text.count("\n") + 1
-        assert problem.mend
-        assert (problem.message + problem.mend).isprintable()
+        assert problem.hint
+        assert (problem.message + problem.hint).isprintable()
 
 
 @pytest.mark.filterwarnings("ignore:Possible nested set")  # of re, for a pattern of pathspec's

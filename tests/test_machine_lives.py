@@ -237,33 +237,33 @@ class Lives(RuleBasedStateMachine):
     def its_ledger_is_backed_up(self) -> None:
         self.life.back_up()
 
-    @rule(met=st.booleans())
-    def an_operator_sets_the_record(self, met: bool) -> None:
+    @rule(provisioned=st.booleans())
+    def an_operator_sets_the_record(self, provisioned: bool) -> None:
         life = self.life
         if life.instance is None or not life.commit.here:
             return
         before = life.instance.reconciler._provisioning.recorded(SystemUuid(life.commit.uuid))
         image = f"flatcar-{life.commit.image}"
-        said = Record(provision=life.commit.provision, image=image, evidence="Operator") if met else Record()
-        facts = record_facts(said) | {"metAt": record_facts(Record(met_at=life.now))["metAt"]}
+        said = Record(provision=life.commit.provision, image=image, evidence="Operator") if provisioned else Record()
+        facts = record_facts(said) | {"provisionedAt": record_facts(Record(provisioned_at=life.now))["provisionedAt"]}
         if before is not None:
             facts["runs"] = record_facts(before)["runs"]
-        life.order("records", items=[{"uuid": life.commit.uuid, "server": life.commit.name, **facts}])
+        life.request("records", items=[{"uuid": life.commit.uuid, "server": life.commit.name, **facts}])
 
     @rule()
     def an_operator_resolves(self) -> None:
         """Truthfully, after a look at the machine."""
         life, named = self.life, self.life.named
         plan = life.plan if life.instance is not None else None
-        if plan is None or named is None or any(machine.armed for machine in life.machines):
+        if plan is None or named is None or any(machine.standing for machine in life.machines):
             return
         key = plan.override.reason if plan.override is not None else plan.key
         made = life.key() is not None and (life.key(), life.epochs[life.commit.uuid]) in life.consumed
-        life.order(
+        life.request(
             "resolve",
             uuid=life.commit.uuid,
             server=life.commit.name,
-            armed=made,
+            consumed=made,
             key=key,
             bmc=[self.bmcs[life.commit.bmc or "a"].url, named.path],
             reason="I was there",

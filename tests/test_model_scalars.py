@@ -204,7 +204,7 @@ def test_any_other_value_is_refused_with_a_code(parse: Callable[[object], Any], 
     with pytest.raises(Malformed) as refused:
         parse(found)
     assert refused.value.code is code
-    assert (refused.value.message + refused.value.mend).isprintable()
+    assert (refused.value.message + refused.value.hint).isprintable()
 
 
 PARSERS = sorted({row[0] for row in UNCHANGED} | {row[0] for row in REFUSED}, key=lambda parse: parse.__name__)

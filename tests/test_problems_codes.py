@@ -42,17 +42,17 @@ def test_codes_are_sorted_and_none_is_another() -> None:
 
 
 @pytest.mark.parametrize("code", list(Code), ids=str)
-def test_a_code_has_a_headline_a_reason_and_a_mend(code: Code) -> None:
+def test_a_code_has_a_headline_a_reason_and_a_fix(code: Code) -> None:
     assert re.fullmatch(r"[A-Z%][^\n]{5,80}[^.\n]", code.headline)
-    for sentences in (code.why, code.mend):
+    for sentences in (code.why, code.fix):
         assert re.fullmatch(r"[A-Z0-9%][^\n]{10,250}\.", sentences), sentences
         assert "  " not in sentences
-    assert code.mend.split()[0] not in ("Please", "You", "The"), "a mend says what to do"
+    assert code.fix.split()[0] not in ("Please", "You", "The"), "a fix says what to do"
 
 
 @pytest.mark.parametrize("code", list(Code), ids=str)
-def test_a_hint_is_the_mend_as_it_stands_behind_a_message(code: Code) -> None:
-    assert code.hint == code.mend[0].lower() + code.mend[1:-1]
+def test_a_hint_is_the_fix_as_it_stands_behind_a_message(code: Code) -> None:
+    assert code.hint == code.fix[0].lower() + code.fix[1:-1]
 
 
 def test_a_code_is_its_number_wherever_it_is_written() -> None:

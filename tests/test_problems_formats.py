@@ -30,10 +30,10 @@ TIE = Problem(
     column=11,
     code=Code.POLICY_TIE,
     message="BootPolicy/web and BootPolicy/edge select a server with one priority (web01)",
-    mend="raise the priority of one",
+    hint="raise the priority of one",
 )
 OVERDUE = replace(
-    TIE, path="a.yaml", code=Code.OVERDUE, message="100 % late: see a,b", mend="", severity=Severity.WARNING
+    TIE, path="a.yaml", code=Code.OVERDUE, message="100 % late: see a,b", hint="", severity=Severity.WARNING
 )
 
 problems_of = st.lists(
@@ -44,7 +44,7 @@ problems_of = st.lists(
         column=st.integers(1, 9),
         code=st.sampled_from(Code),
         message=st.text(),
-        mend=st.text(),
+        hint=st.text(),
         severity=st.sampled_from(Severity),
     ),
     max_size=40,
@@ -81,7 +81,7 @@ def test_a_result_has_its_rule_with_what_explain_says() -> None:
         rule = run["tool"]["driver"]["rules"][result["ruleIndex"]]
         code = CODES[result["ruleId"]]
         assert (rule["id"], rule["shortDescription"]["text"]) == (code.value, code.headline)
-        assert code.why in rule["help"]["text"] and code.mend in rule["help"]["markdown"]
+        assert code.why in rule["help"]["text"] and code.fix in rule["help"]["markdown"]
 
 
 def test_a_path_is_a_relative_uri() -> None:

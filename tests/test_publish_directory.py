@@ -639,7 +639,7 @@ IMMUTABLE = next(path for path in tree() if path.startswith("boot/o/"))
 
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
 @pytest.mark.parametrize("damage", [lose, truncate, lose_its_folder])
-def test_the_first_pass_of_a_process_mends_what_is_missing_or_cut_off(
+def test_the_first_pass_of_a_process_repairs_what_is_missing_or_cut_off(
     root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
     publish(root, tree())
@@ -650,7 +650,7 @@ def test_the_first_pass_of_a_process_mends_what_is_missing_or_cut_off(
 
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
 @pytest.mark.parametrize("damage", [lose, truncate, alter])
-def test_told_paths_are_mended_whatever_is_wrong_with_them(
+def test_told_paths_are_fixed_whatever_is_wrong_with_them(
     root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
     with Directory.open(root, ledger="ours") as directory:
@@ -761,7 +761,7 @@ except PublishError as error:
     ).stdout
 
 
-def test_where_writing_is_not_permitted_the_path_and_a_mend_are_named() -> None:
+def test_where_writing_is_not_permitted_the_path_and_a_hint_are_named() -> None:
     with TemporaryDirectory() as folder:
         root = Path(folder) / "out"
         Path(folder).chmod(0o755)

@@ -121,7 +121,7 @@ def test_an_argument_that_renders_to_nothing_is_none() -> None:
 
 def test_a_status_says_which_conditions_hold() -> None:
     held = Condition(type="SourceReady", status=True, reason="Fetched", message="", since=NOON)
-    problem = Problem(path="a", line=1, column=2, code="GB1001", message="m", mend="x")
+    problem = Problem(path="a", line=1, column=2, code="GB1001", message="m", hint="x")
     status = Status(conditions=(held,), problems=(problem,), next_transition=NOON + timedelta(hours=1))
     assert status.condition("SourceReady")
     assert not status.condition("Published")
@@ -134,7 +134,7 @@ def test_a_status_says_which_conditions_hold() -> None:
 
 def test_problems_of_a_commit_are_sorted_by_place() -> None:
     first = Problem(path="a", line=1, column=9, code="GB1002", message="m")
-    second = Problem(path="a", line=2, column=1, code="GB1001", message="m", mend="do")
+    second = Problem(path="a", line=2, column=1, code="GB1001", message="m", hint="do")
     assert InvalidRepository([second, first]).problems == (first, second)
     assert str(second) == "a:2:1: GB1001: m (do)"
     assert BmcBusy("x", retry_after_s=3).retry_after_s == 3

@@ -20,8 +20,8 @@ from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.serving import BEFORE, START, Site, eventually, exchange
 
-NOT_MET, MET = Record(), Record(provision=1, image="flatcar-1")
-SPENT = Record(spent_at=BEFORE - timedelta(hours=1), spent_key="provision/1")
+PENDING, INSTALLED = Record(), Record(provision=1, image="flatcar-1")
+CONSUMED = Record(consumed_at=BEFORE - timedelta(hours=1), consumed_key="provision/1")
 REPORTED = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
 SERVER = server("web01", "role: web", "provision: 1")
 ONCE = policy("web", "{matchLabels: {role: web}}", often="Once")
@@ -37,7 +37,7 @@ def decisions(*documents: str, settings: str = REPORTED, web01: str = SERVER, of
     return decided(settings, web01, *WEB, SEED[3], SEED[5], often, *documents, files=TEMPLATES)
 
 
-def state(found: Decisions, record: Record | None = NOT_MET) -> ServerState:
+def state(found: Decisions, record: Record | None = PENDING) -> ServerState:
     return server_state(found, found.servers["web01"], record, BEFORE)
 
 
@@ -87,9 +87,9 @@ def test_it_is_another_for_each_server_number_and_image() -> None:
 @pytest.mark.parametrize(
     ("found", "record"),
     [
-        pytest.param(decisions(settings=SEED[0]), NOT_MET, id="evidence Fetched"),
-        pytest.param(decisions(often=policy("web", "{matchLabels: {role: web}}")), NOT_MET, id="networkBoot Always"),
-        pytest.param(decisions(web01=server("web01", spec="lifecycle: Parked")), NOT_MET, id="parked"),
+        pytest.param(decisions(settings=SEED[0]), PENDING, id="evidence Fetched"),
+        pytest.param(decisions(often=policy("web", "{matchLabels: {role: web}}")), PENDING, id="networkBoot Always"),
+        pytest.param(decisions(web01=server("web01", spec="lifecycle: Parked")), PENDING, id="parked"),
     ],
 )
 def test_there_is_none_where_nothing_is_to_be_reported(found: Decisions, record: Record | None) -> None:
@@ -99,10 +99,10 @@ def test_there_is_none_where_nothing_is_to_be_reported(found: Decisions, record:
 @pytest.mark.parametrize(
     ("found", "record"),
     [
-        pytest.param(decisions(), MET, id="provisioned"),
+        pytest.param(decisions(), INSTALLED, id="provisioned"),
         pytest.param(decisions(), None, id="nothing is known"),
-        pytest.param(decisions(maintenance("m", "20T20:00 20T23:00")), NOT_MET, id="in a maintenance"),
-        pytest.param(decisions(), SPENT, id="spent for longer than evidence may take"),
+        pytest.param(decisions(maintenance("m", "20T20:00 20T23:00")), PENDING, id="in a maintenance"),
+        pytest.param(decisions(), CONSUMED, id="consumed for longer than evidence may take"),
     ],
 )
 def test_an_installer_is_heard_whatever_its_machine_boots_by_then(found: Decisions, record: Record | None) -> None:

@@ -27,8 +27,8 @@ from tests.fleets import (
 )
 
 NOON = at("20T12:00")
-MET = Record(provision=1, image="flatcar-1", pool="web")
-NOT_MET = Record()
+INSTALLED = Record(provision=1, image="flatcar-1", pool="web")
+PENDING = Record()
 
 
 def codes(*documents: str, files: dict[str, str] | None = None) -> list[str]:
@@ -320,16 +320,16 @@ CHANGE = "OnImageChange"
     ("often", "provision", "record", "phase", "cause"),
     [
         ("Always", 0, None, Phase.NETWORK, Cause.ALWAYS),  # unknown stops no diskless machine
-        ("Never", 1, NOT_MET, Phase.DISK, Cause.NEVER),
-        (ONCE, 1, NOT_MET, Phase.NETWORK, Cause.NOT_MET),
-        (ONCE, 1, MET, Phase.DISK, Cause.MET),
-        (ONCE, 2, MET, Phase.NETWORK, Cause.NOT_MET),
-        (ONCE, 0, MET, Phase.DISK, Cause.MET),  # lowering it never installs
+        ("Never", 1, PENDING, Phase.DISK, Cause.NEVER),
+        (ONCE, 1, PENDING, Phase.NETWORK, Cause.PENDING),
+        (ONCE, 1, INSTALLED, Phase.DISK, Cause.PROVISIONED),
+        (ONCE, 2, INSTALLED, Phase.NETWORK, Cause.PENDING),
+        (ONCE, 0, INSTALLED, Phase.DISK, Cause.PROVISIONED),  # lowering it never installs
         (ONCE, 1, None, Phase.DISK, Cause.UNKNOWN),  # unknown never installs
-        (CHANGE, 1, MET, Phase.DISK, Cause.MET),
-        (CHANGE, 1, Record(provision=1, image="flatcar-0"), Phase.NETWORK, Cause.NOT_MET),
+        (CHANGE, 1, INSTALLED, Phase.DISK, Cause.PROVISIONED),
+        (CHANGE, 1, Record(provision=1, image="flatcar-0"), Phase.NETWORK, Cause.PENDING),
         (CHANGE, 1, None, Phase.DISK, Cause.UNKNOWN),
-        (ONCE, 1, Record(provision=1, image="flatcar-0"), Phase.DISK, Cause.MET),
+        (ONCE, 1, Record(provision=1, image="flatcar-0"), Phase.DISK, Cause.PROVISIONED),
     ],
 )
 def test_r5_the_phase_under_a_policy(
@@ -358,7 +358,7 @@ MADE = Record(provision=1, image="flatcar-1", runs={"repair": (1, at("20T23:00")
 @pytest.mark.parametrize(
     ("instant", "run", "record", "expected"),
     [
-        ("20T22:30", 1, MET, "memtest-7"),
+        ("20T22:30", 1, INSTALLED, "memtest-7"),
         ("20T23:00:30", 1, MADE, "memtest-7"),  # a loader's own retry still finds the boot
         ("20T23:01", 1, MADE, "disk"),  # to the end of the window
         ("21T03:59", 1, MADE, "disk"),
@@ -372,29 +372,29 @@ def test_r5_a_maintenances_once_is_one_boot(instant: str, run: int, record: Reco
     assert boots(at(instant), *SEED, once, record=record) == expected
 
 
-def test_r5_the_boot_that_met_the_key_stays_for_the_grace_of_a_fetch() -> None:
+def test_r5_the_boot_that_was_made_stays_for_the_grace_of_a_fetch() -> None:
     fetched = at("20T12:00")
     record = Record(
         provision=1,
         image="flatcar-1",
         evidence="Fetched",
-        met_at=fetched,
+        provisioned_at=fetched,
         grace_until=fetched + timedelta(seconds=60),
     )
     seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=ONCE))
     assert boots(fetched + timedelta(seconds=59), *seed, record=record) == "flatcar-1"
     assert boots(fetched + timedelta(seconds=60), *seed, record=record) == "disk"
     within = planned(fetched, *seed, record=record)
-    assert within is not None and within.override is None  # nothing is armed any more
+    assert within is not None and within.override is None  # nothing is set any more
 
 
-def test_r5_an_override_spent_without_evidence_turns_to_the_disk_after_30_minutes() -> None:
-    record = Record(spent_at=NOON, spent_key="provision/1")
+def test_r5_an_override_consumed_without_evidence_turns_to_the_disk_after_30_minutes() -> None:
+    record = Record(consumed_at=NOON, consumed_key="provision/1")
     seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=ONCE))
     within = planned(NOON + timedelta(minutes=29), *seed, record=record)
     assert within is not None and within.boot is not None and within.override is None
     after = planned(NOON + timedelta(minutes=30), *seed, record=record)
-    assert after is not None and (after.phase, after.cause) == (Phase.DISK, Cause.SPENT)
+    assert after is not None and (after.phase, after.cause) == (Phase.DISK, Cause.CONSUMED)
 
 
 # R6
@@ -568,10 +568,10 @@ def test_the_override_that_a_plan_wants(
         profile("web", "a-1", method if http else "", method="UefiHttp" if http else method),
         policy("web", "All", policy_spec, often=often),
     )
-    found = planned(NOON, *documents, record=NOT_MET)
+    found = planned(NOON, *documents, record=PENDING)
     assert found is not None
     wanted = found.override
-    shown = (wanted.enabled, wanted.target, wanted.http_boot_uri, wanted.reason, wanted.rearm) if wanted else None
+    shown = (wanted.enabled, wanted.target, wanted.http_boot_uri, wanted.reason, wanted.set_again) if wanted else None
     assert shown == expected
 
 
@@ -774,8 +774,8 @@ def test_a_fault_of_a_template_that_two_profiles_use_is_told_once() -> None:
     assert "db01, web01" in problem.message
 
 
-def test_r5_what_was_spent_for_one_number_holds_back_no_other() -> None:
-    record = Record(spent_at=NOON, spent_key="provision/1")
+def test_r5_what_was_consumed_for_one_number_holds_back_no_other() -> None:
+    record = Record(consumed_at=NOON, consumed_key="provision/1")
     seed = (SEED[0], server("web01", "role: web", "provision: 2"), *SEED[2:-1], policy("web", often=ONCE))
     found = planned(NOON + timedelta(hours=1), *seed, record=record)
     assert found is not None and found.override is not None
@@ -784,7 +784,7 @@ def test_r5_what_was_spent_for_one_number_holds_back_no_other() -> None:
 
 def test_an_image_that_is_wanted_again_is_another_key() -> None:
     seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=CHANGE))
-    first = planned(NOON, *seed, record=NOT_MET)
-    again = planned(NOON, *seed, record=Record(provision=1, image="flatcar-0", met_at=NOON))
+    first = planned(NOON, *seed, record=PENDING)
+    again = planned(NOON, *seed, record=Record(provision=1, image="flatcar-0", provisioned_at=NOON))
     assert first is not None and again is not None
     assert (first.key, again.key) == ("provision/1/flatcar-1", "provision/1/flatcar-1/after/2026-11-20T12:00:00Z")

@@ -27,8 +27,8 @@ def test_what_is_exported_is_imported_as_it_was(records: dict[SystemUuid, Record
 
 
 def test_evidence_has_fractions_of_a_second_and_they_are_kept() -> None:
-    records = {WEB01: Record(provision=1, met_at=at("20T12:00").replace(microsecond=123456))}
-    assert b'"metAt":"2026-11-20T12:00:00.123456Z"' in exported(records)
+    records = {WEB01: Record(provision=1, provisioned_at=at("20T12:00").replace(microsecond=123456))}
+    assert b'"provisionedAt":"2026-11-20T12:00:00.123456Z"' in exported(records)
     assert imported(exported(records), "records.json") == records
 
 
@@ -42,14 +42,14 @@ def test_exports_are_sorted_and_versioned() -> None:
 
 def item(**changed: Any) -> bytes:
     """Exported records of one server, with something changed; None for a key that is missing is "absent"."""
-    found = json.loads(exported({WEB01: Record(provision=1, met_at=at("20T12:00"))}))
+    found = json.loads(exported({WEB01: Record(provision=1, provisioned_at=at("20T12:00"))}))
     found["items"][0] |= changed
     found["items"][0] = {key: value for key, value in found["items"][0].items() if value != "absent"}
     return json.dumps(found).encode()
 
 
 def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
-    assert imported(item(), "records.json") == {WEB01: Record(provision=1, met_at=at("20T12:00"))}
+    assert imported(item(), "records.json") == {WEB01: Record(provision=1, provisioned_at=at("20T12:00"))}
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
         ("a provision with a fraction", item(provision=1.5)),
         ("a provision below zero", item(provision=-1)),
         ("a provision that no ledger holds", item(provision=2**63)),
-        ("a key that is none", item(spentKey=7)),
+        ("a key that is none", item(consumedKey=7)),
         ("an image that is none", item(image=["flatcar-1"])),
         ("a pool of a number", item(pool=1)),
         ("a malformed digest", item(decisionDigest="a")),
-        ("an instant that is none", item(metAt="yesterday")),
-        ("an instant without an offset", item(metAt="2026-11-20T12:00:00")),
-        ("an instant before the calendar", item(metAt="0001-01-01T00:00:00+14:00")),
-        ("an instant of a number", item(spentAt=5)),
+        ("an instant that is none", item(provisionedAt="yesterday")),
+        ("an instant without an offset", item(provisionedAt="2026-11-20T12:00:00")),
+        ("an instant before the calendar", item(provisionedAt="0001-01-01T00:00:00+14:00")),
+        ("an instant of a number", item(consumedAt=5)),
         ("no grace", item(graceUntil="absent")),
         ("runs in a list", item(runs=[])),
         ("a run without its instant", item(runs={"repair": {"run": 1}})),
@@ -110,7 +110,7 @@ def test_no_json_at_all_ends_in_anything_but_records_or_their_refusal(changed: d
     ("case", "provision", "known", "adopt_all", "expected"),
     [
         ("taken over as it stands", 0, False, False, "adopted"),
-        ("to be installed", 1, False, False, "not met"),
+        ("to be installed", 1, False, False, "pending"),
         ("told that it is installed", 1, False, True, "adopted"),
         ("taken over, and told so", 0, False, True, "adopted"),
         ("known already", 0, True, False, "left alone"),
@@ -122,17 +122,19 @@ def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, 
     decided = decision("web01", *seed)
     adopted = Record(provision=provision, image="flatcar-1", pool="web", decision=decided.digest, evidence="Adopted")
     records = first_records([decided], {WEB01: Record()} if known else {}, adopt_all=adopt_all)
-    by_word = {"adopted": [(WEB01, "web01", adopted)], "not met": [(WEB01, "web01", Record())], "left alone": []}
+    by_word = {"adopted": [(WEB01, "web01", adopted)], "pending": [(WEB01, "web01", Record())], "left alone": []}
     assert records == by_word[expected], case
 
 
-@pytest.mark.parametrize(("provision", "adopt_all", "met"), [(0, False, True), (1, True, True), (1, False, False)])
-def test_a_parked_server_is_known_as_any_other(provision: int, adopt_all: bool, met: bool) -> None:
+@pytest.mark.parametrize(
+    ("provision", "adopt_all", "is_provisioned"), [(0, False, True), (1, True, True), (1, False, False)]
+)
+def test_a_parked_server_is_known_as_any_other(provision: int, adopt_all: bool, is_provisioned: bool) -> None:
     """Else it would count as seen for the first time when it is active again, and be installed once more."""
     spec = f"lifecycle: Parked, provision: {provision}"
     parked = (SEED[0], server("web01", "role: web", spec), *SEED[2:])
     ((_, _, record),) = first_records([decision("web01", *parked)], {}, adopt_all=adopt_all)
-    assert (record.provision == provision) == met
+    assert (record.provision == provision) == is_provisioned
 
 
 def test_a_server_that_boots_its_disk_is_adopted_without_an_image() -> None:
@@ -141,34 +143,46 @@ def test_a_server_that_boots_its_disk_is_adopted_without_an_image() -> None:
     assert (record.image, record.pool, record.evidence) == (None, "disk", "Adopted")
 
 
-def test_what_is_adopted_at_an_instant_is_met_since_then() -> None:
+def test_what_is_adopted_at_an_instant_is_provisioned_since_then() -> None:
     record = adopted(decision("web01", *SEED), at("20T12:00"))
-    assert (record.evidence, record.met_at) == ("Adopted", at("20T12:00"))
+    assert (record.evidence, record.provisioned_at) == ("Adopted", at("20T12:00"))
 
 
 # An older copy
 
 EARLY, LATE = at("20T10:00"), at("20T12:00")
-SPENT = Record(spent_at=LATE, spent_key="provision/1")
+CONSUMED = Record(consumed_at=LATE, consumed_key="provision/1")
 
 
 @pytest.mark.parametrize(
-    ("case", "published", "known", "armed", "is_ahead"),
+    ("case", "published", "known", "reasons", "is_ahead"),
     [
-        ("the same", Record(provision=1, met_at=EARLY), Record(provision=1, met_at=EARLY), (), False),
+        ("the same", Record(provision=1, provisioned_at=EARLY), Record(provision=1, provisioned_at=EARLY), (), False),
         ("a server that the ledger does not know", Record(), None, (), True),
-        ("it was met since", Record(provision=1, met_at=LATE), Record(), (), True),
-        ("it was met anew since", Record(provision=2, met_at=LATE), Record(provision=1, met_at=EARLY), (), True),
-        ("the ledger has come further", Record(provision=1, met_at=EARLY), Record(provision=2, met_at=LATE), (), False),
-        ("it was set not met since", Record(met_at=LATE), Record(provision=1, met_at=EARLY), (), True),
+        ("it was provisioned since", Record(provision=1, provisioned_at=LATE), Record(), (), True),
+        (
+            "it was provisioned anew since",
+            Record(provision=2, provisioned_at=LATE),
+            Record(provision=1, provisioned_at=EARLY),
+            (),
+            True,
+        ),
+        (
+            "the ledger has come further",
+            Record(provision=1, provisioned_at=EARLY),
+            Record(provision=2, provisioned_at=LATE),
+            (),
+            False,
+        ),
+        ("it was set pending since", Record(provisioned_at=LATE), Record(provision=1, provisioned_at=EARLY), (), True),
         ("a maintenance was booted since", Record(runs={"m": (1, LATE)}), Record(runs={"m": (0, EARLY)}), (), True),
         ("the ledger knows of a later run", Record(runs={"m": (0, EARLY)}), Record(runs={"m": (1, LATE)}), (), False),
-        ("it was armed and spent since", SPENT, Record(), (), True),
-        ("it was armed, and is resolved since", SPENT, Record(), ("provision/1",), False),
+        ("it was set and consumed since", CONSUMED, Record(), (), True),
+        ("it was set, and is resolved since", CONSUMED, Record(), ("provision/1",), False),
     ],
 )
 def test_a_tree_that_knows_more_than_a_ledger_tells_that_it_is_an_older_copy(
-    case: str, published: Record, known: Record | None, armed: tuple[str, ...], is_ahead: bool
+    case: str, published: Record, known: Record | None, reasons: tuple[str, ...], is_ahead: bool
 ) -> None:
     ledger = {WEB01: known} if known is not None else {}
-    assert ahead({WEB01: published}, ledger, lambda _: armed) == ([WEB01] if is_ahead else []), case
+    assert ahead({WEB01: published}, ledger, lambda _: reasons) == ([WEB01] if is_ahead else []), case

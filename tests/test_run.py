@@ -196,7 +196,7 @@ def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
 
 
 def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
-    """Once with UefiHttp or Pxe: armed, consumed by a reset, met by the fetch, and never armed again."""
+    """Once with UefiHttp or Pxe: set, consumed by a reset, proven by the fetch, and never set again."""
     machine = Machine("web01", uuid=uuid_of("web01"), system="1", post_s=1)
     credentials = tmp_path / "credentials" / "bmc"
     credentials.mkdir(parents=True)
@@ -214,11 +214,11 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
             def event(type: str) -> bool:
                 return any(each["type"] == type for each in instance.events)
 
-            def armed() -> tuple[object, object]:
+            def override() -> tuple[object, object]:
                 shown = machine.system()["Boot"]
                 return shown["BootSourceOverrideEnabled"], shown["BootSourceOverrideTarget"]
 
-            eventually(lambda: armed() == ("Once", "Pxe"))
+            eventually(lambda: override() == ("Once", "Pxe"))
             eventually(lambda: event("OverrideConfirmed"))
             # Somebody else's fetch does not count: the override still stands.
             instance.get(ENTRY)
@@ -227,7 +227,7 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
             # The machine resets, boots from the network once and fetches its entry.
             machine.reset()
             machine.run_through()
-            assert armed()[0] == "Disabled"
+            assert override()[0] == "Disabled"
             assert images_in(instance.get(ENTRY).text) == "flatcar-1"
             eventually(lambda: event("Provisioned"))
             writes = len(machine.writes)

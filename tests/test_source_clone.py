@@ -1,4 +1,4 @@
-"""Following a repository on this machine: what is fetched, accepted, kept, and mended."""
+"""Following a repository on this machine: what is fetched, accepted, kept, and fixed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from typing import Any, Final, Self, TypeAlias
 import pytest
 
 from gitboot.bmc.apply import Job, Result, bring_about
-from gitboot.bmc.override import Armed, Enabled, Observed, Override, State, Target, Wanted, fit
+from gitboot.bmc.override import Enabled, Observed, Override, OverrideRecord, State, Target, Wanted, fit
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import Bmc, Credentials
@@ -255,8 +255,8 @@ def is_provisioned(configuration: Case) -> bool:
     return configuration["provisioned"] in (True, "true")
 
 
-MET: Final = Record(provision=1, image="flatcar-1", met_at=LAST_WEEK)
-NOT_MET: Final = Record()
+INSTALLED: Final = Record(provision=1, image="flatcar-1", provisioned_at=LAST_WEEK)
+PENDING: Final = Record()
 
 
 def method_of(planned: BootPlan | None) -> str:
@@ -270,18 +270,22 @@ def boot_method(case: Case) -> None:
     configuration, boot_policy = given["sbc"], given["bootPolicy"]
     if configuration["purpose"] == "claim":
         found = decision("web01", *workload(boot_policy))
-        assert method_of(plan(found, NOON, MET if is_provisioned(configuration) else NOT_MET)) == expected["method"]
+        assert (
+            method_of(plan(found, NOON, INSTALLED if is_provisioned(configuration) else PENDING)) == expected["method"]
+        )
     else:  # a maintenance or a discovery: one boot of its own, whatever has become of the workload's
         once = maintenance("repair", OPEN, "networkBoot: Once")
         found = decision("web01", *workload(boot_policy, repairs=boot_policy["firstBoot"]), once)
-        for known in (MET, NOT_MET):
+        for known in (INSTALLED, PENDING):
             during = plan(found, NOON, known)
             assert during is not None
             assert during.phase is Phase.MAINTENANCE
             assert method_of(during) == expected["method"]
         assert method_of(plan(found, at("20T14:00"), Record(runs={"repair": (1, NOON)}))) == boot_policy["firstBoot"]
     if "effectivePolicy" in expected:
-        boots = {when: method_of(plan(found, NOON, known)) for when, known in (("firstBoot", NOT_MET), ("boot", MET))}
+        boots = {
+            when: method_of(plan(found, NOON, known)) for when, known in (("firstBoot", PENDING), ("boot", INSTALLED))
+        }
         assert boots == expected["effectivePolicy"]
 
 
@@ -331,7 +335,7 @@ class Lifetime:
         assert planned.phase is Phase.NETWORK
         offer = offer_of(self.decision(), planned)
         assert offer is not None
-        self.provisioning.meet(offer, self.now, "Fetched", self.now)
+        self.provisioning.record_boot(offer, self.now, "Fetched", self.now)
         self.now += timedelta(hours=1)
 
     def start_maintenance(self) -> None:
@@ -450,7 +454,7 @@ def wanted_by(planned: BootPlan | None) -> Wanted | None:
             mode="UEFI",
             http_boot_uri=override.http_boot_uri,
         ),
-        rearm=override.rearm,
+        set_again=override.set_again,
     )
 
 
@@ -459,7 +463,7 @@ class Rack:
 
     def __init__(self, profile: Profile = GENERIC) -> None:
         self.machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
-        self.records: dict[str, Armed] = {}
+        self.records: dict[str, OverrideRecord] = {}
         self._server = RedfishServer(Service(self.machine))
 
     def __enter__(self) -> Self:
@@ -484,7 +488,7 @@ class Rack:
         )
         return bring_about(self._bmc, job, self._write, lambda: self.machine.now)
 
-    def _write(self, record: Armed) -> None:
+    def _write(self, record: OverrideRecord) -> None:
         self.records[record.reason] = record
 
     def boots(self, order: Iterable[str] = ("disk",)) -> str:
@@ -551,7 +555,7 @@ def _check_resting_order(order: list[str], safe_stop: str) -> None:
     parked.remove(reserved[1])
     with Rack() as rack:
         for documents, boots in ((parked, safe_stop), (reserved, "HDD"), (parked, safe_stop)):
-            rack.ask(wanted_by(plan(decision("web01", *documents), NOON, MET)))
+            rack.ask(wanted_by(plan(decision("web01", *documents), NOON, INSTALLED)))
             assert [rack.boots(order), rack.boots(order)] == [boots, boots]
 
 
@@ -559,7 +563,7 @@ def _check_reboots_in_maintenance(mode: str) -> None:
     """A maintenance's Once covers one reboot, its Always each one inside the window."""
     for often, expected in ((mode, ["Pxe", "disk"]), ("Always", ["Pxe", "Pxe"])):
         window = maintenance("repair", OPEN, f"networkBoot: {often}")
-        wanted = wanted_by(plan(decision("web01", *workload(), window), NOON, MET))
+        wanted = wanted_by(plan(decision("web01", *workload(), window), NOON, INSTALLED))
         with Rack() as rack:
             boots = []
             for _ in expected:
@@ -574,7 +578,7 @@ def _check_reboots_in_maintenance(mode: str) -> None:
 def reconcile(case: Case) -> None:
     given, expected = case["given"], case["expect"]
     # A reserved machine that runs has had its first boot.
-    known = MET if given["power"] == "On" else NOT_MET
+    known = INSTALLED if given["power"] == "On" else PENDING
     artifacts = "kernel" if given["sbcState"] == "Ready" else "iso"
     documents = (
         fleet(),
@@ -603,7 +607,7 @@ def _check_is_installed_once(rack: Rack, documents: tuple[str, ...]) -> None:
         decided(*documents[:-1], policy("web", spec="power: On", often="Once"))
     assert [problem.code for problem in refused.value.problems] == [Code.NOT_YET]
     assert rack.boots() == "Pxe"
-    rack.ask(wanted_by(plan(decision("web01", *documents), NOON, MET)))
+    rack.ask(wanted_by(plan(decision("web01", *documents), NOON, INSTALLED)))
     assert rack.boots() == "disk"
 
 
@@ -679,9 +683,9 @@ def _maintenance_reboots(case: Case) -> None:
         found = decision("web01", *workload(), *tool, maintenance("repair", OPEN, boots="tool"))
         with Rack() as rack:
             for _ in range(3):
-                rack.ask(wanted_by(plan(found, NOON, MET)))
+                rack.ask(wanted_by(plan(found, NOON, INSTALLED)))
                 assert rack.boots() == method
-            rack.ask(wanted_by(plan(found, at("20T14:00"), MET)))
+            rack.ask(wanted_by(plan(found, at("20T14:00"), INSTALLED)))
             assert rack.boots() == "HDD"
 
 
@@ -691,7 +695,7 @@ def _nothing_is_written_in_post(case: Case) -> None:
     with Rack(ILO6) as rack:
         rack.machine.reset()
         assert rack.machine.in_post
-        install = wanted_by(plan(decision("web01", *workload()), NOON, NOT_MET))
+        install = wanted_by(plan(decision("web01", *workload()), NOON, PENDING))
         assert rack.ask(install).message == "the machine is in POST"
         assert rack.machine.writes == []
         rack.machine.advance(rack.machine.post_s * 2)
@@ -703,7 +707,7 @@ def _cleared_as_the_vendor_takes_it(case: Case) -> None:
     assert "None" in case["expect"]["result"]
     for each in PROFILES.values():
         with Rack(each) as rack:
-            rack.ask(wanted_by(plan(decision("web01", *workload()), NOON, NOT_MET)))
+            rack.ask(wanted_by(plan(decision("web01", *workload()), NOON, PENDING)))
             assert rack.override is not None
             rack.ask(None)
             assert rack.override is None, each.name
@@ -711,9 +715,9 @@ def _cleared_as_the_vendor_takes_it(case: Case) -> None:
                 assert rack.machine.writes[-1]["Boot"].get("BootSourceOverrideTarget") != "None"
 
 
-def _spent_only_when_consumed(case: Case) -> None:
-    """During POST the override still stands: it is neither cleared nor taken for spent."""
-    install = wanted_by(plan(decision("web01", *workload()), NOON, NOT_MET))
+def _consumed_only_by_a_boot(case: Case) -> None:
+    """During POST the override still stands: it is neither cleared nor taken for consumed."""
+    install = wanted_by(plan(decision("web01", *workload()), NOON, PENDING))
     assert install is not None
     with Rack() as rack:
         rack.ask(install)
@@ -725,7 +729,7 @@ def _spent_only_when_consumed(case: Case) -> None:
         rack.machine.advance(rack.machine.post_s * 2)
         rack.ask(install)
         assert rack.machine.boots[-1].target == "Pxe"
-        assert rack.records[install.reason].state is State.SPENT
+        assert rack.records[install.reason].state is State.CONSUMED
         assert len(rack.machine.writes) == 1
 
 
@@ -733,7 +737,7 @@ HISTORY: Final[dict[str, Callable[[Case], None]]] = {
     "MOB-038": _maintenance_reboots,
     "MOB-039": _nothing_is_written_in_post,
     "MOB-040": _cleared_as_the_vendor_takes_it,
-    "MOB-041": _spent_only_when_consumed,
+    "MOB-041": _consumed_only_by_a_boot,
 }
 
 
@@ -769,10 +773,10 @@ def _check_is_left_alone(before: Decision, given: Case, expected: Case) -> None:
     """Parking withdraws gitboot's own override, once; then whatever is done to the machine stays as it is."""
     window = maintenance("repair", OPEN, boots="web")  # what could ask for a reset
     parked = decided(*_reserved("Parked"), window)
-    planned = plan(parked.servers["web01"], NOON, NOT_MET)
+    planned = plan(parked.servers["web01"], NOON, PENDING)
     assert (_state(parked), planned) == ("Parked", None)
     with Rack() as rack:
-        rack.ask(wanted_by(plan(before, NOON, NOT_MET)))
+        rack.ask(wanted_by(plan(before, NOON, PENDING)))
         rack.ask(wanted_by(planned))
         assert rack.override is None
         writes = len(rack.machine.writes)

@@ -11,12 +11,12 @@ from typing import Final
 
 from gitboot.bmc.override import (
     OFF,
-    Armed,
     AskOperator,
     Confirm,
     Leave,
     Observed,
     Override,
+    OverrideRecord,
     Set,
     Wait,
     Wanted,
@@ -48,7 +48,7 @@ class Job:
     uuid: SystemUuid
     bmc: BmcAccess
     wanted: Wanted | None
-    records: tuple[Armed, ...]
+    records: tuple[OverrideRecord, ...]
     site: str | None = None  # whose network the BMC is in
     dry_run: bool = False  # say what would be written, and write nothing
     only_read: bool = False  # a fetch is to be judged by what stands now: nothing is set before
@@ -64,17 +64,17 @@ class Result:
     message: str  # what was done, or why not
     before: Override | None = None  # what the first reading showed
     observed: Observed | None = None  # the last reading
-    wrote: tuple[Armed, ...] = ()  # records as they were written, in order
+    wrote: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
     answered: bool = True  # whether the BMC, and the way to it, are in order
 
 
-def bring_about(bmc: Bmc, job: Job, write: Callable[[Armed], None], clock: Callable[[], datetime]) -> Result:
+def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]) -> Result:
     """Record, set, confirm, until nothing is left to do now.
 
     ``write`` returns when its record is durable; it is called before the BMC is changed.
     """
     records = {record.reason: record for record in job.records}
-    wrote: list[Armed] = []
+    wrote: list[OverrideRecord] = []
     before: Override | None = None
     seen: Observed | None = None
 
@@ -90,7 +90,7 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[Armed], None], clock: Calla
             answered=answered,
         )
 
-    def keep(record: Armed) -> None:
+    def keep(record: OverrideRecord) -> None:
         record = replace(record, bmc=job.bmc)
         if not job.dry_run:
             write(record)

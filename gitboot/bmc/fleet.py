@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gitboot.bmc.apply import Job, Outcome, Result, bring_about
-from gitboot.bmc.override import Armed
+from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.redfish import Bmc, Credentials
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import UsageError
@@ -74,7 +74,7 @@ class Fleet:
     """
 
     credentials: Path | None
-    write: Callable[[SystemUuid, Armed], None]
+    write: Callable[[SystemUuid, OverrideRecord], None]
     clock: Callable[[], datetime]
     dry_run: bool = False  # every job
     parallel: int = 32

@@ -1,14 +1,14 @@
 """What one BMC's boot override is to become: wanted, observed and recorded in, the next step out.
 
 A ``Once`` override reads ``Disabled`` after its boot, as if it had never been set, so what a BMC shows
-cannot say whether a machine has been installed. What was armed is therefore recorded, one record a reason,
+cannot say whether a machine has been installed. What was set is therefore recorded, one record a reason,
 and carried out in three steps, of which a crash may follow any:
 
 1. the record of ``Set`` is written, durably, with the marks that move when the machine resets;
 2. its override is set;
 3. the BMC is read again, and the record of ``Confirm`` is written.
 
-A reason is armed at most once: wherever it cannot be proven that an override was not consumed, it counts as
+A reason is set at most once: wherever it cannot be proven that an override was not consumed, it counts as
 consumed, or a person is asked.
 """
 
@@ -123,9 +123,9 @@ class State(StrEnum):
     RECORDED = "Recorded"  # about to be set; a crash may have come between
     CONFIRMED = "Confirmed"  # read back
     WITHDRAWING = "Withdrawing"  # about to be cleared
-    WITHDRAWN = "Withdrawn"  # gone, and proven unspent: the reason is open again
-    SPENT = "Spent"  # was confirmed, is gone, and the machine has reset since
-    GONE = "Gone"  # gone, and nothing proves how: counts as spent
+    WITHDRAWN = "Withdrawn"  # gone, and proven not consumed: the reason is open again
+    CONSUMED = "Consumed"  # was confirmed, is gone, and the machine has reset since
+    LOST = "Lost"  # gone, and nothing proves how: counts as consumed
 
     @property
     def is_open(self) -> bool:
@@ -137,16 +137,16 @@ class State(StrEnum):
 class Wanted:
     """What the plan wants of a BMC."""
 
-    reason: str  # what is armed at most once: a provision key, a maintenance's name and run
+    reason: str  # what is set at most once: a provision key, a maintenance's name and run
     plan_digest: str
     override: Override
-    rearm: bool = False  # a Once is armed anew after each reset that is proven to have consumed it
+    set_again: bool = False  # a Once is set anew after each reset that is proven to have consumed it
     until: datetime | None = None  # from when on the plan may want something else
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Armed:
-    """The ledger's record of what was armed for one reason on one server."""
+class OverrideRecord:
+    """The ledger's record of what was set for one reason on one server."""
 
     reason: str
     plan_digest: str
@@ -156,7 +156,7 @@ class Armed:
     at: datetime  # when it was last to be set or cleared
     corrections: tuple[datetime, ...] = ()  # when it had to be set anew, in the last hour
     replaces: Override | None = None  # what stood for the same reason, until this one is confirmed
-    bmc: BmcAccess | None = None  # on which it was armed, in case no document names it any more
+    bmc: BmcAccess | None = None  # on which it was set, in case no document names it any more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,21 +168,21 @@ class Leave:
 class Set:
     """Write ``record``, then set its override, then read the BMC and ask again."""
 
-    record: Armed
+    record: OverrideRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confirm:
     """Write ``record``: it is what the BMC shows. Then ask again."""
 
-    record: Armed
+    record: OverrideRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Withdraw:
     """Write ``record``, then clear the override, then read the BMC and ask again."""
 
-    record: Armed
+    record: OverrideRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +211,7 @@ class AskOperator:
 Step = Leave | Set | Confirm | Withdraw | Wait | AskOperator
 
 
-def next_step(*, wanted: Wanted | None, observed: Observed, records: Iterable[Armed], at: datetime) -> Step:
+def next_step(*, wanted: Wanted | None, observed: Observed, records: Iterable[OverrideRecord], at: datetime) -> Step:
     """Decide what comes next for one BMC.
 
     ``records`` are all of the server's, one a reason. What stands for another reason than the wanted one is
@@ -227,7 +227,7 @@ def next_step(*, wanted: Wanted | None, observed: Observed, records: Iterable[Ar
     return _bring_about(wanted, own, observed, at) if wanted else Leave()
 
 
-def refused(record: Armed, observed: Observed) -> Confirm:
+def refused(record: OverrideRecord, observed: Observed) -> Confirm:
     """Tell what a refused `Set` left behind, by a reading made right after it.
 
     A refusal alone proves nothing: iDRAC 8 answers 400 and sets the override all the same
@@ -278,7 +278,7 @@ def _uri_matters(override: Override, observed: Observed) -> bool:
     return override.target == Target.UEFI_HTTP and observed.supports_http_boot_uri
 
 
-def _let_go(record: Armed, observed: Observed, at: datetime) -> Step:
+def _let_go(record: OverrideRecord, observed: Observed, at: datetime) -> Step:
     """Withdraw what is no longer wanted, or settle what has become of it."""
     if _was_not_replaced(record, observed):
         record = replace(record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED)
@@ -293,14 +293,14 @@ def _let_go(record: Armed, observed: Observed, at: datetime) -> Step:
     return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=observed.marks, at=at))
 
 
-def _was_not_replaced(record: Armed, observed: Observed) -> bool:
+def _was_not_replaced(record: OverrideRecord, observed: Observed) -> bool:
     """Whether what stands is what was to give way to the record's override: it is gitboot's own, too."""
     if record.state is not State.RECORDED or record.replaces is None or stands(record.override, observed):
         return False
     return stands(record.replaces, observed)
 
 
-def _is_someone_elses(record: Armed, observed: Observed) -> bool:
+def _is_someone_elses(record: OverrideRecord, observed: Observed) -> bool:
     """Whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
 
     A machine that is still in POST has not consumed it yet. What was only about to be set may have been set after
@@ -316,11 +316,11 @@ def _is_someone_elses(record: Armed, observed: Observed) -> bool:
     )
 
 
-def _consumed(record: Armed) -> State:
-    return State.SPENT if record.state is State.CONFIRMED else State.GONE
+def _consumed(record: OverrideRecord) -> State:
+    return State.CONSUMED if record.state is State.CONFIRMED else State.LOST
 
 
-def _what_became_of(record: Armed, observed: Observed) -> State:
+def _what_became_of(record: OverrideRecord, observed: Observed) -> State:
     """Tell how an override that no longer stands has ended."""
     if record.override.enabled is Enabled.CONTINUOUS:
         return State.WITHDRAWN
@@ -328,31 +328,31 @@ def _what_became_of(record: Armed, observed: Observed) -> State:
         case Reset.RULED_OUT:
             return State.WITHDRAWN
         case Reset.SEEN if record.state is State.CONFIRMED:
-            return State.SPENT
-    return State.GONE
+            return State.CONSUMED
+    return State.LOST
 
 
-def _bring_about(wanted: Wanted, record: Armed | None, observed: Observed, at: datetime) -> Step:
+def _bring_about(wanted: Wanted, record: OverrideRecord | None, observed: Observed, at: datetime) -> Step:
     override = fit(wanted.override, observed)
     if override is None:
         return AskOperator(condition=Condition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
-    if record is None or record.state is State.WITHDRAWN or (wanted.rearm and record.state is State.SPENT):
-        return _arm(wanted, override, observed, at)
+    if record is None or record.state is State.WITHDRAWN or (wanted.set_again and record.state is State.CONSUMED):
+        return _set(wanted, override, observed, at)
     if not record.state.is_open:
-        lost = wanted.rearm and record.state is State.GONE
+        lost = wanted.set_again and record.state is State.LOST
         return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
     if not stands(record.override, observed):
         return _bring_back(wanted, record, override, observed, at)
     if _is_someone_elses(record, observed):
         return Confirm(record=replace(record, state=_consumed(record)))
     if record.override != override:
-        return _arm(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
+        return _set(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
     if record.state is State.CONFIRMED:
         return Leave()
     return Confirm(record=replace(record, state=State.CONFIRMED, marks=observed.marks, replaces=None))
 
 
-def _bring_back(wanted: Wanted, record: Armed, override: Override, observed: Observed, at: datetime) -> Step:
+def _bring_back(wanted: Wanted, record: OverrideRecord, override: Override, observed: Observed, at: datetime) -> Step:
     """Set a wanted override that does not stand once more, if it cannot have been consumed."""
     became = _what_became_of(record, observed)
     if record.state is State.WITHDRAWING:
@@ -360,12 +360,12 @@ def _bring_back(wanted: Wanted, record: Armed, override: Override, observed: Obs
     if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
         return Wait(why="it was set a moment ago, and is not shown yet")
     if _was_not_replaced(record, observed):
-        return _arm(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.replaces)
+        return _set(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.replaces)
     if became is State.WITHDRAWN:
         corrections = _recent(record, at)
         if len(corrections) >= MAX_CORRECTIONS:
             return AskOperator(condition=Condition.CONTENDED, message=_contended(record, observed))
-        return _arm(wanted, override, observed, at, corrections=(*corrections, at))
+        return _set(wanted, override, observed, at, corrections=(*corrections, at))
     if record.state is State.CONFIRMED:
         return Confirm(record=replace(record, state=became))
     if _in_post(observed, at):
@@ -373,7 +373,7 @@ def _bring_back(wanted: Wanted, record: Armed, override: Override, observed: Obs
     return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_undecidable(record))
 
 
-def _arm(
+def _set(
     wanted: Wanted,
     override: Override,
     observed: Observed,
@@ -386,7 +386,7 @@ def _arm(
     if _in_post(observed, at):
         return Wait(why="the machine is in POST")
     return Set(
-        record=Armed(
+        record=OverrideRecord(
             reason=wanted.reason,
             plan_digest=wanted.plan_digest,
             override=override,
@@ -409,11 +409,11 @@ def _in_post(observed: Observed, at: datetime) -> bool:
     return since.tzinfo is None or abs(at - since) < _LONGEST_POST
 
 
-def _is_within(period: timedelta, record: Armed, at: datetime) -> bool:
+def _is_within(period: timedelta, record: OverrideRecord, at: datetime) -> bool:
     return timedelta() <= at - record.at < period  # a clock that went back holds nothing up
 
 
-def _recent(record: Armed, at: datetime) -> tuple[datetime, ...]:
+def _recent(record: OverrideRecord, at: datetime) -> tuple[datetime, ...]:
     return tuple(instant for instant in record.corrections if at - instant < _CORRECTION_PERIOD)
 
 
@@ -424,7 +424,7 @@ def _unsupported(override: Override, observed: Observed) -> str:
     return f"mode {override.mode} is wanted, and the BMC has {observed.override.mode}, which it cannot change"
 
 
-def _contended(record: Armed, observed: Observed) -> str:
+def _contended(record: OverrideRecord, observed: Observed) -> str:
     seen = observed.override
     return (
         f"{record.override.enabled} {record.override.target} was set {MAX_CORRECTIONS + 1} times within an"
@@ -432,15 +432,15 @@ def _contended(record: Armed, observed: Observed) -> str:
     )
 
 
-def _undecidable(record: Armed) -> str:
+def _undecidable(record: OverrideRecord) -> str:
     return (
         f"{record.override.enabled} {record.override.target} was to be set for {record.reason} and does not"
         " stand: it was never set, or it was set and consumed"
     )
 
 
-def _lost(record: Armed) -> str:
+def _lost(record: OverrideRecord) -> str:
     return (
         f"{record.override.enabled} {record.override.target} for {record.reason} is gone, and nothing proves that a"
-        " reset consumed it: it is not armed anew"
+        " reset consumed it: it is not set anew"
     )

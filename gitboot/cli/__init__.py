@@ -16,7 +16,7 @@ from gitboot.errors import GitbootError
 # In the order in which a newcomer meets them; modules are imported when their command runs.
 _COMMANDS: Final = {
     "init": "Write a small fleet repository to begin with.",
-    "validate": "Check a fleet repository: every problem, with its place and its mend.",
+    "validate": "Check a fleet repository: every problem, with its place and its hint.",
     "plan": "Show what each server boots, now or at any instant.",
     "explain": "Say why a server boots what it boots, or what a problem's code means.",
     "history": "Show the commits that changed what is decided for a server.",
@@ -32,7 +32,7 @@ _COMMANDS: Final = {
     "events": "Print what an instance did, as JSON lines.",
     "reconcile": "Let a running instance fetch and pass now.",
     "approve": "Let a held commit pass, for a reason.",
-    "suspend": "Accept and arm nothing for a while, for a reason.",
+    "suspend": "Accept and set nothing for a while, for a reason.",
     "resume": "End a suspension.",
     "records": "Show or say what is known of provisioning.",
     "bmc": "Look at boot overrides, or see to them by hand.",

@@ -31,7 +31,7 @@ def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> N
     It counts for exactly these changes: one more commit, and they are to be looked at again. The line
     `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
     """
-    from gitboot.cli.instance import order
+    from gitboot.cli.instance import request
     from gitboot.errors import StaleDigest
     from gitboot.instance.directory import read_status
     from gitboot.instance.requests import APPROVE
@@ -43,4 +43,4 @@ def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> N
         raise StaleDigest(f"the commit that is held changes {held['digest']}, not {digest}: look at it again")
     if others := sorted(set(guards) - set(held["guards"])):
         raise StaleDigest(f"{', '.join(others)} does not hold it; {', '.join(held['guards'])} does")
-    click.echo(order(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))
+    click.echo(request(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))

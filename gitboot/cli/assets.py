@@ -86,4 +86,4 @@ def _parsed(url: str) -> str:
     try:
         return parse_base_url(url)
     except Malformed as error:
-        raise UsageError(f"--base-url {url}: {error.message}; {error.mend}") from None
+        raise UsageError(f"--base-url {url}: {error.message}; {error.hint}") from None

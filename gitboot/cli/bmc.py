@@ -15,7 +15,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import Output, credentials_option, now, output_option, state_option
 
 if TYPE_CHECKING:
-    from gitboot.bmc.override import Armed
+    from gitboot.bmc.override import OverrideRecord
     from gitboot.instance.inspect import Inspection
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -82,7 +82,7 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
-    from gitboot.cli.instance import looked_at, order
+    from gitboot.cli.instance import looked_at, request
     from gitboot.errors import UsageError
     from gitboot.instance.directory import running
     from gitboot.instance.requests import RETRY
@@ -93,26 +93,26 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
         )
     with looked_at(state, now()) as instance:
         decisions = [instance.decision(name) for name in servers] or list(instance.decisions.servers.values())
-    click.echo(order(state, RETRY, {"uuids": [each.uuid for each in decisions]}))
+    click.echo(request(state, RETRY, {"uuids": [each.uuid for each in decisions]}))
 
 
 @command.command("resolve", context_settings=_SETTINGS)
 @click.argument("server")
 @state_option
 @click.option(
-    "--armed/--not-armed",
-    "armed",
-    required=True,  # with a default click would take its absence for --not-armed
+    "--consumed/--not-set",
+    "consumed",
+    required=True,  # with a default click would take its absence for --not-set
     help="Whether the override was set and the machine booted it, or it was never set.",
 )
 @_reason_option
-def resolve(server: str, state: Path, armed: bool, reason: str) -> None:
+def resolve(server: str, state: Path, consumed: bool, reason: str) -> None:
     """Say what became of the override of SERVER that only a person can know (condition NeedsOperator).
 
-    --armed: it was set and consumed; it is not set again. --not-armed: it was never set; where the plan still wants
+    --consumed: it was set and consumed; it is not set again. --not-set: it was never set; where the plan still wants
     it, it is set now. Look at the machine's console or boot log first: the wrong word installs it twice, or never.
     """
-    from gitboot.cli.instance import looked_at, order
+    from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import RESOLVE
     from gitboot.resolve import plan
 
@@ -125,12 +125,12 @@ def resolve(server: str, state: Path, armed: bool, reason: str) -> None:
     facts = {
         "uuid": decision.uuid,
         "server": server,
-        "armed": armed,
+        "consumed": consumed,
         "key": override.reason if override is not None else planned.key if planned is not None else None,
         "bmc": list(bmc.place) if bmc is not None else None,
         "reason": reason,
     }
-    click.echo(order(state, RESOLVE, facts))
+    click.echo(request(state, RESOLVE, facts))
 
 
 def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) -> list[Inspection]:
@@ -170,7 +170,7 @@ def _as_text(found: list[Inspection]) -> str:
                 str(subject.plan.phase) if subject.plan else "no plan",
                 shown(subject.wanted.override if subject.wanted else None),
                 printable(shown(one.seen.override)) if one.seen else click.style(one.next, fg="red"),
-                _recorded(subject.armed),
+                _recorded(subject.overrides),
                 subject.evidence,
                 click.style("ask a person" if one.needs_a_person else one.next if one.seen else "-", fg=colour),
             )
@@ -179,11 +179,11 @@ def _as_text(found: list[Inspection]) -> str:
     return "\n".join([table(header, rows), *_whys(found), "", _summed_up(found)])
 
 
-def _recorded(armed: tuple[Armed, ...]) -> str:
-    """What may stand on the BMC, or what was armed last; the instant that a reason may end in says little here."""
-    if not armed:
+def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
+    """What may stand on the BMC, or what was set last; the instant that a reason may end in says little here."""
+    if not overrides:
         return "-"
-    last = max(armed, key=lambda each: (each.state.is_open, each.at))
+    last = max(overrides, key=lambda each: (each.state.is_open, each.at))
     reason = last.reason.partition("/after/")[0]
     return f"{reason[:_LONGEST_REASON]}{'…' if len(reason) > _LONGEST_REASON else ''} {last.state}"
 
@@ -195,14 +195,14 @@ def _whys(found: list[Inspection]) -> Iterator[str]:
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
         if one.needs_a_person or not one.is_settled:
-            alike.setdefault((one.why, one.mend), []).append(one.subject.name)
+            alike.setdefault((one.why, one.hint), []).append(one.subject.name)
     if alike:
         yield ""
-    for (why, mend), names in alike.items():
+    for (why, hint), names in alike.items():
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         yield wrapped(f"{', '.join(names[:_MOST_NAMES])}{more}: {why}")
-        if mend is not None:
-            yield wrapped(mend, "    ")
+        if hint is not None:
+            yield wrapped(hint, "    ")
 
 
 def _as_diff(found: list[Inspection]) -> str:

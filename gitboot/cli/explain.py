@@ -42,7 +42,7 @@ def command(
     """Say why SERVER boots what it boots: each field, who wrote it, where and when, and who lost by which rule.
 
     FIELD narrows it: image, kernelArguments, vars.console. With a problem's CODE, such as GB2011: what the
-    code means, why gitboot refuses it, and how it is mended.
+    code means, why gitboot refuses it, and how it is fixed.
     """
     if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
         _explain_code(subject.upper(), outputs)
@@ -90,11 +90,11 @@ def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
                 "code": code.value,
                 "headline": code.headline,
                 "why": code.why,
-                "mend": code.mend,
+                "hint": code.fix,
             }
             output.write(json.dumps(facts, indent=2, sort_keys=True))
         else:
-            output.write(f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.mend}\n")
+            output.write(f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
 
 
 def _narrowed(found: Explanation, field: str) -> Explanation:

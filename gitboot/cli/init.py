@@ -63,7 +63,7 @@ _NEXT: Final = """\
 {directory} is a fleet of one server now. Next:
 
   cd {directory}
-  gitboot validate                 # every problem, with its place and its mend: none yet
+  gitboot validate                 # every problem, with its place and its hint: none yet
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines
 

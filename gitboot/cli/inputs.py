@@ -114,7 +114,7 @@ class InstantType(click.ParamType[datetime]):
         try:
             return parse_instant(value)
         except Malformed as error:
-            self.fail(f"{error.message}; {error.mend}", param, context)
+            self.fail(f"{error.message}; {error.hint}", param, context)
 
 
 def at_option(command: Command) -> Command:

@@ -1,4 +1,4 @@
-"""An instance looked at through its state directory, and orders left for it there."""
+"""An instance looked at through its state directory, and requests left for it there."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def chosen(names: Iterable[str], instance: Instance) -> frozenset[str] | None:
     return wanted or None
 
 
-def order(state: Path, what: str, facts: Mapping[str, Any]) -> str:
-    """Give an order to the instance on ``state``, or carry it out in its place; return what came of it.
+def request(state: Path, what: str, facts: Mapping[str, Any]) -> str:
+    """Leave a request for the instance on ``state``, or carry it out in its place; return what came of it.
 
     Raises `UsageError` where it was refused.
     """
@@ -114,15 +114,15 @@ def _carry_out(ledger: Ledger) -> None:
     from gitboot.bmc.fleet import Fleet
     from gitboot.instance.evidence import Evidence
     from gitboot.instance.overrides import Overriding
-    from gitboot.instance.requests import Orders
+    from gitboot.instance.requests import Requests
 
     journal = Journal(ledger, _nobody)
     provisioning = Provisioning(ledger, journal, told=None, observes=ledger.observes, foreign=ledger.foreign)
-    bmcs = Fleet(credentials=None, write=ledger.write_armed, clock=lambda: datetime.now(UTC))
+    bmcs = Fleet(credentials=None, write=ledger.write_override, clock=lambda: datetime.now(UTC))
     try:
         evidence = Evidence(ledger, provisioning, journal)
-        orders = Orders(ledger, provisioning, Overriding(bmcs, ledger, evidence, journal), journal)
-        orders.carry_out(datetime.now(UTC))
+        requests = Requests(ledger, provisioning, Overriding(bmcs, ledger, evidence, journal), journal)
+        requests.carry_out(datetime.now(UTC))
     finally:
         bmcs.close()
 

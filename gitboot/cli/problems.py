@@ -32,15 +32,15 @@ def number(count: int, noun: str) -> str:
 
 
 def as_text(problems: Sequence[Problem], prefix: str) -> str:
-    """One problem a line: ``path:line:column: CODE: message``, its mend on a line below."""
+    """One problem a line: ``path:line:column: CODE: message``, its hint on a line below."""
     lines = []
     for problem in problems:
         error = problem.severity is Severity.ERROR
         place = click.style(f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", bold=True)
         code = click.style(f"{problem.code}:", fg="red" if error else "yellow")
         lines.append(f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}")
-        if problem.mend:
-            lines.append(f"    {printable(problem.mend)}")
+        if problem.hint:
+            lines.append(f"    {printable(problem.hint)}")
     return "\n".join(lines)
 
 

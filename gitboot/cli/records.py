@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _SINGLE: Final = "UnknownServers"  # single servers are unknown, which the table shows
-_STANDINGS: Final = ("unknown", "spent", "not met", "drifted", "as wanted")
+_STANDINGS: Final = ("unknown", "consumed", "pending", "drifted", "as wanted")
 _reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
 
 
@@ -37,7 +37,7 @@ def command() -> None:
 def show(servers: tuple[str, ...], state: Path, outputs: tuple[Output, ...]) -> None:
     """Show what is known of SERVERS, or of all, beside what is planned; the unknown ones first.
 
-    Spent is where a boot override was consumed, and nothing has shown yet what became of it.
+    Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
     """
     from gitboot.cli.instance import chosen, looked_at
 
@@ -55,16 +55,16 @@ def show(servers: tuple[str, ...], state: Path, outputs: tuple[Output, ...]) -> 
 
 @command.command("set", context_settings=_SETTINGS)
 @click.argument("server")
-@click.argument("what", type=click.Choice(["met", "not-met"]))
+@click.argument("what", type=click.Choice(["provisioned", "pending"]))
 @state_option
 @_reason_option
 def set_record(server: str, what: str, state: Path, reason: str) -> None:
-    """Say that SERVER is provisioned as its plan wants it (met), or that it is not (not-met).
+    """Say that SERVER is provisioned as its plan wants it (provisioned), or that it is not (pending).
 
-    not-met installs it as soon as its plan wants it, even where it was installed before: what was armed or fetched
+    pending installs it as soon as its plan wants it, even where it was installed before: what was set or fetched
     until now counts no more.
     """
-    from gitboot.cli.instance import looked_at, order
+    from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import RECORDS
     from gitboot.plan import Record
     from gitboot.resolve.records import adopted, record_facts
@@ -73,9 +73,9 @@ def set_record(server: str, what: str, state: Path, reason: str) -> None:
     with looked_at(state, at) as instance:
         decision = instance.decision(server)
         before = instance.provisioning.recorded(decision.uuid) or Record()
-        record = _replaced(adopted(decision) if what == "met" else Record(), before, at)
+        record = _replaced(adopted(decision) if what == "provisioned" else Record(), before, at)
     item = {"uuid": decision.uuid, "server": server, **record_facts(record)}
-    click.echo(order(state, RECORDS, {"items": [item], "reason": reason}))
+    click.echo(request(state, RECORDS, {"items": [item], "reason": reason}))
 
 
 @command.command("import", context_settings=_SETTINGS)
@@ -84,7 +84,7 @@ def set_record(server: str, what: str, state: Path, reason: str) -> None:
 @_reason_option
 def import_records(file: Path, state: Path, reason: str) -> None:
     """Replace what is known of the servers in FILE, an ops/records.json, all or none of them."""
-    from gitboot.cli.instance import looked_at, order
+    from gitboot.cli.instance import looked_at, request
     from gitboot.errors import UsageError
     from gitboot.instance.requests import RECORDS
     from gitboot.resolve.records import imported, record_facts
@@ -103,16 +103,16 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         click.echo(
             f"{strays} of {len(records)} records are of servers that the accepted commit does not have", err=True
         )
-    click.echo(order(state, RECORDS, {"items": items, "reason": reason}))
+    click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
 
 
 def _replaced(record: Record, before: Record, at: datetime) -> Record:
     """What an operator says, from now on; what maintenances have booted stays as it was."""
     from dataclasses import replace
 
-    since = max(at, before.met_at or at)  # of what only grows: going back would look like an older backup
+    since = max(at, before.provisioned_at or at)  # of what only grows: going back would look like an older backup
     return replace(
-        record, met_at=since, runs=before.runs, evidence="Operator" if record.provision is not None else None
+        record, provisioned_at=since, runs=before.runs, evidence="Operator" if record.provision is not None else None
     )
 
 
@@ -145,10 +145,10 @@ def _standing(item: dict[str, Any]) -> str:
     record = item["record"]
     if record is None:
         return "unknown"
-    if record["spentAt"] is not None:
-        return "spent"
+    if record["consumedAt"] is not None:
+        return "consumed"
     if record["provision"] is None or record["provision"] < item["wanted"]["provision"]:
-        return "not met"
+        return "pending"
     return "drifted" if item["drift"] else "as wanted"
 
 
@@ -162,18 +162,20 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
             (
                 item["server"],
                 str(wanted["provision"]),
-                "unknown" if record is None else "not met" if record["provision"] is None else str(record["provision"]),
+                "unknown" if record is None else "pending" if record["provision"] is None else str(record["provision"]),
                 (record or {}).get("image") or "-",
                 (record or {}).get("pool") or "-",
-                "spent" if _standing(item) == "spent" else (record or {}).get("evidence") or "-",
-                _to_the_minute((record or {}).get("spentAt") or (record or {}).get("metAt")),
+                "consumed" if _standing(item) == "consumed" else (record or {}).get("evidence") or "-",
+                _to_the_minute((record or {}).get("consumedAt") or (record or {}).get("provisionedAt")),
                 ", ".join(item["drift"]) or "-",
             )
         )
-    header = ("SERVER", "WANTED", "MET", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
-    unsaid = [item["server"] for item in items if _standing(item) in ("unknown", "spent")]
+    header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
+    unsaid = [item["server"] for item in items if _standing(item) in ("unknown", "consumed")]
     say = (
-        f"say what is on their disks: gitboot records set {unsaid[0]} met, or not-met" if unsaid and not doubt else None
+        f"say what is on their disks: gitboot records set {unsaid[0]} provisioned, or pending"
+        if unsaid and not doubt
+        else None
     )
     below = [wrapped(line) for line in (doubt, say) if line]
     return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items)])

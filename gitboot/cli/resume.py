@@ -12,8 +12,8 @@ from gitboot.cli.inputs import state_option
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
 def command(state: Path) -> None:
-    """Let the instance on STATE accept commits and arm overrides again."""
-    from gitboot.cli.instance import order
+    """Let the instance on STATE accept commits and set overrides again."""
+    from gitboot.cli.instance import request
     from gitboot.instance.requests import RESUME
 
-    click.echo(order(state, RESUME, {}))
+    click.echo(request(state, RESUME, {}))

@@ -117,7 +117,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     type=_COUNT,
     default=20,
     show_default=True,
-    help="After so many failures in a row, over all BMCs, nothing more is armed until one answers.",
+    help="After so many failures in a row, over all BMCs, no more overrides are set until one answers.",
 )
 @limit_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
@@ -234,7 +234,7 @@ def _assembled(
     from gitboot.instance.overrides import Overriding
     from gitboot.instance.provisioning import Provisioning
     from gitboot.instance.reconcile import Reconciler
-    from gitboot.instance.requests import Orders
+    from gitboot.instance.requests import Requests
 
     journal = Journal(ledger, tell)
     observes = settings.listen is not None or settings.spool is not None
@@ -242,7 +242,7 @@ def _assembled(
     evidence = Evidence(ledger, provisioning, journal)
     bmcs = Bmcs(
         credentials=settings.credentials,
-        write=ledger.write_armed,
+        write=ledger.write_override,
         clock=_clock,
         dry_run=settings.dry_run,
         parallel=settings.bmc_parallel,
@@ -267,7 +267,7 @@ def _assembled(
         provisioning=provisioning,
         evidence=evidence,
         overriding=overriding,
-        orders=Orders(ledger, provisioning, overriding, journal),
+        requests=Requests(ledger, provisioning, overriding, journal),
         journal=journal,
     )
     return _Parts(reconciler=reconciler, evidence=evidence, overriding=overriding, bmcs=bmcs)
@@ -312,7 +312,7 @@ def _compare_with_tree(ledger: Ledger, output: Path) -> None:
     path = output / "ops" / "records.json"
     with suppress(OSError, UsageError):
         published = imported(path.read_bytes(), str(path))
-        if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.armed(uuid)]):
+        if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.overrides(uuid)]):
             ledger.doubt_it("RestoredLedger")
 
 

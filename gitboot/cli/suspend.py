@@ -1,4 +1,4 @@
-"""`gitboot suspend`: accept and arm nothing for a while."""
+"""`gitboot suspend`: accept and set nothing for a while."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gitboot.cli.inputs import InstantType, now, state_option
 @click.option("--reason", required=True, help="Why, for those who find it later.")
 @click.option("--until", required=True, type=InstantType(), metavar="INSTANT", help="When it ends by itself.")
 def command(state: Path, reason: str, until: datetime) -> None:
-    """Let the instance on STATE accept no new commit and arm nothing, until an instant or `gitboot resume`.
+    """Let the instance on STATE accept no new commit and set nothing, until an instant or `gitboot resume`.
 
     Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
     """
-    from gitboot.cli.instance import order
+    from gitboot.cli.instance import request
     from gitboot.errors import UsageError
     from gitboot.instance.requests import SUSPEND
     from gitboot.model.scalars import format_instant
 
     if until <= now():
         raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")
-    click.echo(order(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))
+    click.echo(request(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))

@@ -19,7 +19,7 @@ from gitboot.cli.problems import FORMATS, counted, number, prefix_of
 @at_option
 @output_option(*FORMATS)
 def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Output, ...]) -> None:
-    """Check the fleet repository at PATH: every problem at once, with its place and its mend.
+    """Check the fleet repository at PATH: every problem at once, with its place and its hint.
 
     PATH is a directory, a Git work tree or a bare repository. The exit code is 3 where there are errors;
     warnings alone leave it 0. --at is the instant by which deadlines of pins and holds are judged.

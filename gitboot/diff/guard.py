@@ -95,32 +95,32 @@ def judge(
     limits: Limits,
     acknowledged: Acknowledged = frozenset(),
     *,
-    not_met: int | None = None,
+    pending: int | None = None,
     returning: int = 0,
     rewound: bool = False,
 ) -> Verdict:
     """What of ``changes`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
 
-    ``not_met`` is how many servers an instance's records leave to be installed: by it a first commit is judged,
+    ``pending`` is how many servers an instance's records leave to be installed: by it a first commit is judged,
     which changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings
     back that the records know as installed, and that would be installed again. ``rewound`` says that the commit does
     not descend from the accepted one.
     """
     trips = (
         replace(trip, acknowledged=(changes.digest, trip.guard.value) in acknowledged)
-        for trip in _trips(changes, limits, not_met, returning, rewound)
+        for trip in _trips(changes, limits, pending, returning, rewound)
     )
     order = list(Guard)
     ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
     return Verdict(digest=changes.digest, limits=limits, trips=tuple(ordered))
 
 
-def _trips(changes: Changes, limits: Limits, not_met: int | None, returning: int, rewound: bool) -> Iterator[Trip]:
+def _trips(changes: Changes, limits: Limits, pending: int | None, returning: int, rewound: bool) -> Iterator[Trip]:
     if changes.after == 0 and not limits.allow_empty and (changes.first or changes.before):
         yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
     if rewound and not limits.allow_rewind:
         yield Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0)
-    installs = not_met if not_met is not None else len(changes.of(Risk.INSTALL))
+    installs = pending if pending is not None else len(changes.of(Risk.INSTALL))
     yield from _more(Guard.MAX_INSTALLS, "first boots", installs, limits.max_installs)
     reinstalled = len(changes.of(Risk.REINSTALL)) + returning
     yield from _more(Guard.MAX_REINSTALLS, "servers that may be reinstalled", reinstalled, limits.max_reinstalls)

@@ -96,13 +96,13 @@ def _under_policy(old: Decision, new: Decision) -> Iterator[Reinstall]:
         yield Reinstall(Why.IMAGE, before.boot.image, after.boot.image)
     if after.network_boot in _BY_KEY and after.provision > before.provision:
         yield Reinstall(Why.PROVISION, str(before.provision), str(after.provision))
-    if _arms_newly(before, after):
+    if _sets_newly(before, after):
         yield Reinstall(Why.OVERRIDE, before.override, after.override)
     if (by := _without_end(old)) and not _without_end(new):
         yield Reinstall(Why.UNCOVERED, by, None)
 
 
-def _arms_newly(before: PolicyDecision | MaintenanceDecision, after: PolicyDecision | MaintenanceDecision) -> bool:
+def _sets_newly(before: PolicyDecision | MaintenanceDecision, after: PolicyDecision | MaintenanceDecision) -> bool:
     return before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE
 
 
@@ -120,7 +120,7 @@ def _under_maintenances(old: Decision, new: Decision) -> Iterator[Reinstall]:
         was = before.get(after.name)
         if was is None or _asked(was) != _asked(after):
             yield Reinstall(Why.MAINTENANCE, _told(was) if was else None, _told(after), after.name)
-        elif _arms_newly(was, after):
+        elif _sets_newly(was, after):
             yield Reinstall(Why.OVERRIDE, was.override, after.override, after.name)
         elif gone := _hiding(was, old) - _hiding(after, new):
             yield Reinstall(Why.UNCOVERED, min(gone)[0], None, after.name)
@@ -148,8 +148,8 @@ def _hiding(maintenance: MaintenanceDecision, decision: Decision) -> set[tuple[s
 
 
 def asks_at_once(asked: tuple[Reinstall, ...]) -> bool:
-    """Whether the policy asks for its boot whatever was met before.
+    """Whether the policy asks for its boot whatever was provisioned before.
 
-    Another policy alone does not: a server that has met its provision number stays as it is installed.
+    Another policy alone does not: a server that is provisioned with its number stays as it is installed.
     """
     return any(each.maintenance is None and (each.why is not Why.POLICY or each.old is None) for each in asked)

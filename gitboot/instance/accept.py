@@ -19,7 +19,7 @@ from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import Decision
 from gitboot.problems.problem import Problem
 from gitboot.resolve import Decisions, decide
-from gitboot.resolve.instant import is_met
+from gitboot.resolve.instant import is_provisioned
 from gitboot.review import words
 from gitboot.source import Source
 from gitboot.status import Held
@@ -92,7 +92,7 @@ class Accepting:
             try:
                 self._take_newest(at)
             except CorruptClone as error:
-                if self._mend_clone(error, at):
+                if self._restore_clone(error, at):
                     self._take_newest(at)
         except SourceError as error:
             self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
@@ -132,7 +132,7 @@ class Accepting:
             )
         return accepted
 
-    def _mend_clone(self, error: CorruptClone, at: datetime) -> bool:
+    def _restore_clone(self, error: CorruptClone, at: datetime) -> bool:
         """Make the clone anew, and tell whether that could be done; what is answered goes on meanwhile."""
         self._journal.event(at, "CloneCorrupt", str(error), warning=True)
         accepted = self._ledger.accepted
@@ -206,7 +206,7 @@ class Accepting:
             changes,
             limits,
             given,
-            not_met=self._provisioning.left_to_install(commit.decisions) if accepted is None else None,
+            pending=self._provisioning.left_to_install(commit.decisions) if accepted is None else None,
             returning=self._returning(commit),
             # What was accepted and cannot be read any more cannot be compared with: nobody knows what is taken back.
             rewound=self._takes_back(before, commit.revision),
@@ -238,7 +238,7 @@ class Accepting:
         if record is None or record.provision is None or policy is None or policy.boot is None:
             return False
         by_record = policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-        return by_record and policy.boot.writes_disk and not is_met(policy, record)
+        return by_record and policy.boot.writes_disk and not is_provisioned(policy, record)
 
     def _takes_back(self, before: Revision | None, revision: Revision) -> bool:
         if self.accepted is None:
@@ -277,7 +277,7 @@ class Accepting:
         return suspension.until if suspension is not None else None
 
     def suspended(self, at: datetime) -> str | None:
-        """Why nothing is accepted and armed now; None where it is."""
+        """Why nothing is accepted and set now; None where it is."""
         suspension = self._ledger.suspension
         if suspension is None or at >= suspension.until:
             self._journal.condition("Accepting", True, "Accepting", "new commits are accepted", at)

@@ -7,7 +7,7 @@ from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from queue import SimpleQueue
 
-from gitboot.bmc.override import Armed, Enabled, Marks, Observed, State, stands
+from gitboot.bmc.override import Enabled, Marks, Observed, OverrideRecord, State, stands
 from gitboot.errors import LedgerError
 from gitboot.instance.journal import Journal
 from gitboot.instance.offers import fetches, offer_of
@@ -74,12 +74,12 @@ class Evidence:
             return
         if observation.evidence is fleet.Evidence.REPORTED:
             if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
-                self._provisioning.meet(offer, observation.at, "Reported", at)
+                self._provisioning.record_boot(offer, observation.at, "Reported", at)
         elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
-            if has_bmc(offer.uuid) and any(map(_is_armed_once, self._ledger.armed(offer.uuid))):
+            if has_bmc(offer.uuid) and any(map(_is_set_once, self._ledger.overrides(offer.uuid))):
                 self._keep(observation, offer)
             else:
-                self._provisioning.meet(offer, observation.at, "Fetched", at)
+                self._provisioning.record_boot(offer, observation.at, "Fetched", at)
         elif kind is fleet.Evidence.PROGRESS and has_bmc(offer.uuid):
             self._keep(observation, offer)
 
@@ -113,7 +113,7 @@ class Evidence:
         plan, record = state.plan, self._provisioning.recorded(state.decision.uuid)
         if kind is not fleet.Evidence.PROGRESS or plan is None or plan.key is None or record is None:
             return False
-        return record.spent_key == plan.key or state.decision.uuid in self._pending
+        return record.consumed_key == plan.key or state.decision.uuid in self._pending
 
     def asked(self, uuid: SystemUuid) -> None:
         """Note that the BMC is being read: what was fetched before can be judged by it."""
@@ -128,8 +128,8 @@ class Evidence:
                 offer = self._offered(pending.observation)
                 believed = offer is not None and (offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED)
                 if offer is not None and believed:
-                    self._provisioning.meet(offer, pending.observation.at, "Fetched", at)
-                self._settle(uuid, pending, "Met" if believed else "Dropped")
+                    self._provisioning.record_boot(offer, pending.observation.at, "Fetched", at)
+                self._settle(uuid, pending, "Provisioned" if believed else "Dropped")
             self._judging.pop(uuid, None)
 
     def judge(
@@ -139,13 +139,13 @@ class Evidence:
 
         ``state`` is None for a machine that has left the fleet: what it fetched before that still counts.
         """
-        records = self._ledger.armed(uuid)
+        records = self._ledger.overrides(uuid)
         judged = False
         for pending in self._judging.get(uuid, ()):
             judged |= self._judge(pending, uuid, seen, records, kind, at)
         self._judging.pop(uuid, None)
         if state is not None and not judged:
-            self._judge_spent(state, records, at)
+            self._judge_consumed(state, records, at)
         if state is not None and kind is fleet.Evidence.PROGRESS:
             self._judge_progress(state, seen, records, at)
         return judged
@@ -155,7 +155,7 @@ class Evidence:
         pending: Pending,
         uuid: SystemUuid,
         seen: Observed,
-        records: tuple[Armed, ...],
+        records: tuple[OverrideRecord, ...],
         kind: fleet.Evidence,
         at: datetime,
     ) -> bool:
@@ -168,13 +168,13 @@ class Evidence:
             self._journal.event(at, "FetchIgnored", message, {"server": offer.server, "client": client})
             self._settle(uuid, pending, "Ignored")
         elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
-            self._provisioning.meet(offer, observation.at, "Fetched", at)
-            self._settle(uuid, pending, "Met")
+            self._provisioning.record_boot(offer, observation.at, "Fetched", at)
+            self._settle(uuid, pending, "Provisioned")
         elif pending.marks is None:
             marked = self._ledger.note_marks(pending, seen.marks)
             self._pending[uuid] = [marked if each.id == pending.id else each for each in self._pending[uuid]]
-            if kind is fleet.Evidence.PROGRESS:  # it is being installed: armed now, it would be once more
-                self._provisioning.spent(uuid, offer.server, offer.key, at)
+            if kind is fleet.Evidence.PROGRESS:  # it is being installed: set now, it would be once more
+                self._provisioning.consumed(uuid, offer.server, offer.key, at)
         else:
             return False
         return True
@@ -188,46 +188,50 @@ class Evidence:
         else:
             self._pending.pop(uuid, None)
 
-    def _judge_spent(self, state: ServerState, records: tuple[Armed, ...], at: datetime) -> None:
+    def _judge_consumed(self, state: ServerState, records: tuple[OverrideRecord, ...], at: datetime) -> None:
         """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
         plan = state.plan
         if plan is None or plan.boot is None or plan.key is None:
             return
         own = next((each for each in records if each.reason == plan.key), None)
-        if own is None or own.state not in (State.SPENT, State.GONE):
+        if own is None or own.state not in (State.CONSUMED, State.LOST):
             return
         offer = offer_of(state.decision, plan)
-        if own.state is State.SPENT and not fetches(plan.boot) and offer is not None:
-            self._provisioning.meet(offer, at, "Spent", at)
+        if own.state is State.CONSUMED and not fetches(plan.boot) and offer is not None:
+            self._provisioning.record_boot(offer, at, "Consumed", at)
         elif plan.phase is Phase.NETWORK:
-            self._provisioning.spent(state.decision.uuid, state.decision.server, plan.key, at)
+            self._provisioning.consumed(state.decision.uuid, state.decision.server, plan.key, at)
 
-    def _judge_progress(self, state: ServerState, seen: Observed, records: tuple[Armed, ...], at: datetime) -> None:
-        """The machine runs its system, and has come up since the boot was armed or fetched."""
+    def _judge_progress(
+        self, state: ServerState, seen: Observed, records: tuple[OverrideRecord, ...], at: datetime
+    ) -> None:
+        """The machine runs its system, and has come up since the boot was set or fetched."""
         plan, uuid = state.plan, state.decision.uuid
         if plan is None or plan.key is None or not seen.runs_os:
             return
-        if plan.phase is not Phase.NETWORK and plan.cause is not Cause.SPENT:
+        if plan.phase is not Phase.NETWORK and plan.cause is not Cause.CONSUMED:
             return
-        before = [each.marks for each in records if each.reason == plan.key and each.state in (State.SPENT, State.GONE)]
+        before = [
+            each.marks for each in records if each.reason == plan.key and each.state in (State.CONSUMED, State.LOST)
+        ]
         before += [each.marks for each in self._pending.get(uuid, ()) if each.marks is not None]
         offer = offer_of(state.decision, plan)
         if offer is not None and any(_has_come_up(marks, seen.marks) for marks in before):
-            self._provisioning.meet(offer, at, "Progress", at)
+            self._provisioning.record_boot(offer, at, "Progress", at)
             for pending in tuple(self._pending.get(uuid, ())):
-                self._settle(uuid, pending, "Met")
+                self._settle(uuid, pending, "Provisioned")
 
 
 def _has_come_up(before: Marks, now: Marks) -> bool:
     return now.boot_progress_time is not None and now.boot_progress_time != before.boot_progress_time
 
 
-def _stood(record: Armed, observation: Observation) -> bool:
-    """Whether an override was armed before the fetch, which cannot have consumed a later one."""
-    return _is_armed_once(record) and record.at <= observation.at
+def _stood(record: OverrideRecord, observation: Observation) -> bool:
+    """Whether an override was set before the fetch, which cannot have consumed a later one."""
+    return _is_set_once(record) and record.at <= observation.at
 
 
-def _is_armed_once(record: Armed) -> bool:
+def _is_set_once(record: OverrideRecord) -> bool:
     return record.state.is_open and record.override.enabled is Enabled.ONCE
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 from gitboot.bmc.apply import would_send
 from gitboot.bmc.fleet import Connections
 from gitboot.bmc.override import (
-    Armed,
     AskOperator,
     Condition,
     Confirm,
@@ -19,6 +18,7 @@ from gitboot.bmc.override import (
     Leave,
     Observed,
     Override,
+    OverrideRecord,
     Set,
     Step,
     Wait,
@@ -34,16 +34,16 @@ from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, Record
 from gitboot.resolve import Decisions, plan
-from gitboot.resolve.instant import is_met
+from gitboot.resolve.instant import is_provisioned
 
 PARALLEL: Final = 32
-_RECORDS: Final = "look at the machine, then: gitboot records set {server} met, or not-met"
-_MENDS: Final[dict[Condition | Cause, str]] = {
+_RECORDS: Final = "look at the machine, then: gitboot records set {server} provisioned, or pending"
+_HINTS: Final[dict[Condition | Cause, str]] = {
     Condition.NEEDS_OPERATOR: "look at its console or boot log, then: "
-    "gitboot bmc resolve {server} --armed (it has booted), or --not-armed",
+    "gitboot bmc resolve {server} --consumed (it has booted), or --not-set",
     Condition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
     Condition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
-    Cause.SPENT: _RECORDS,
+    Cause.CONSUMED: _RECORDS,
     Cause.UNKNOWN: _RECORDS,
 }
 
@@ -59,7 +59,7 @@ class Subject:
     plan: BootPlan | None
     record: Record | None
     wanted: Wanted | None
-    armed: tuple[Armed, ...]
+    overrides: tuple[OverrideRecord, ...]
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
 
     @property
@@ -69,17 +69,17 @@ class Subject:
         match self.record:
             case None:
                 return "unseen" if self.unseen else "unknown"
-            case Record(spent_key=str()) as record if self.plan is not None and record.spent_key == self.plan.key:
-                return "spent"
-            case record if policy is not None and policy.boot is not None and not is_met(policy, record):
-                return "not met"
+            case Record(consumed_key=str()) as record if self.plan is not None and record.consumed_key == self.plan.key:
+                return "consumed"
+            case record if policy is not None and policy.boot is not None and not is_provisioned(policy, record):
+                return "pending"
         return self.record.evidence or "-"
 
     @property
     def doubt(self) -> Cause | None:
         """Why only a person can tell what is on the machine's disks."""
         cause = self.plan.cause if self.plan is not None else None
-        return cause if cause in (Cause.SPENT, Cause.UNKNOWN) and not self.unseen else None
+        return cause if cause in (Cause.CONSUMED, Cause.UNKNOWN) and not self.unseen else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,13 +116,13 @@ class Inspection:
             "seen": _seen(self.seen) if self.seen else None,
             "recorded": [
                 _facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
-                for each in subject.armed
+                for each in subject.overrides
             ],
             "evidence": record.evidence if record else None,
-            "metAt": format_instant(record.met_at) if record and record.met_at else None,
+            "provisionedAt": format_instant(record.provisioned_at) if record and record.provisioned_at else None,
             "next": self.next,
             "why": self.why,
-            "mend": self.mend,
+            "hint": self.hint,
             "needsAPerson": self.needs_a_person,
             "patch": self.patch,
         }
@@ -138,7 +138,7 @@ class Inspection:
             case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
             case Withdraw(record=record):
-                return f"it was armed for {record.reason}, which is not wanted now"
+                return f"it was set for {record.reason}, which is not wanted now"
             case Confirm(record=record):
                 return f"{record.reason} is {record.state.lower()}"
             case Set(record=record):
@@ -146,10 +146,10 @@ class Inspection:
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
 
     @property
-    def mend(self) -> str | None:
+    def hint(self) -> str | None:
         """What a person has to do about it."""
         asked = self.step.condition if isinstance(self.step, AskOperator) else self.subject.doubt
-        return _MENDS[asked].format(server=self.subject.name) if asked is not None and self.failure is None else None
+        return _HINTS[asked].format(server=self.subject.name) if asked is not None and self.failure is None else None
 
     @property
     def next(self) -> str:
@@ -187,17 +187,19 @@ def subjects(
             plan=planned,
             record=record,
             wanted=wanted_by(planned),
-            armed=ledger.armed(decision.uuid),
+            overrides=ledger.overrides(decision.uuid),
             unseen=record is None and provisioning.recorded(decision.uuid) is not None,
         )
     seen = ledger.machines()
-    for uuid in sorted(ledger.open_armed()):
-        armed, described = ledger.armed(uuid), machines.get(uuid)
-        bmc = next((each.bmc for each in armed if each.state.is_open and each.bmc is not None), None)
+    for uuid in sorted(ledger.open_overrides()):
+        overrides, described = ledger.overrides(uuid), machines.get(uuid)
+        bmc = next((each.bmc for each in overrides if each.state.is_open and each.bmc is not None), None)
         if bmc is None or (described is not None and described.bmc is not None):
             continue
         name = seen[uuid].name if uuid in seen else str(uuid)
-        yield Subject(name=name, uuid=uuid, bmc=bmc, decision=None, plan=None, record=None, wanted=None, armed=armed)
+        yield Subject(
+            name=name, uuid=uuid, bmc=bmc, decision=None, plan=None, record=None, wanted=None, overrides=overrides
+        )
 
 
 def inspect(
@@ -225,7 +227,7 @@ def _inspect(subject: Subject, connections: Connections, at: datetime) -> Inspec
         seen = connections.to(subject.uuid, subject.name, subject.bmc).observe()
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error)
-    step = next_step(wanted=subject.wanted, observed=seen, records=subject.armed, at=at)
+    step = next_step(wanted=subject.wanted, observed=seen, records=subject.overrides, at=at)
     return Inspection(subject=subject, seen=seen, step=step, failure=None)
 
 

@@ -55,7 +55,7 @@ def offer_of(decision: Decision, plan: BootPlan) -> Offer | None:
     A plan that waits for an operator boots the disk, and can still be reported: its boot is the policy's.
     """
     policy = decision.policy
-    boot = policy.boot if policy is not None and plan.cause is Cause.SPENT else plan.boot
+    boot = policy.boot if policy is not None and plan.cause is Cause.CONSUMED else plan.boot
     if plan.key is None or boot is None:
         return None
     run = next((each.run for each in decision.maintenances if each.name == plan.maintenance), None)
@@ -86,23 +86,23 @@ def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, s
     return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
 
 
-def key_met(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-    """The record once a provision key is met, and that in words; the same record if that is no news."""
-    if record.met_at is not None and made_at < record.met_at:
+def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
+    """The record once a provision key is provisioned, and that in words; the same record if that is no news."""
+    if record.provisioned_at is not None and made_at < record.provisioned_at:
         return record, ""  # news of a boot before the last
     reached = record.provision is not None and record.provision >= offer.provision
     if reached and (not offer.on_image_change or record.image == offer.image):
         return record, ""
-    met = replace(
+    now = replace(
         record,
         provision=max(offer.provision, record.provision or 0),
         image=offer.image,
         pool=offer.policy,
         decision=offer.decision,
         evidence=evidence,
-        met_at=made_at,
+        provisioned_at=made_at,
         grace_until=made_at + FETCH_GRACE if evidence == "Fetched" else None,
-        spent_at=None,
-        spent_key=None,
+        consumed_at=None,
+        consumed_key=None,
     )
-    return met, f"provision {offer.provision} is met with BootImage/{offer.image}"
+    return now, f"provision {offer.provision} is installed with BootImage/{offer.image}"

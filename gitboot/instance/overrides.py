@@ -12,7 +12,7 @@ from typing import Final
 
 from gitboot.bmc.apply import Job, Outcome, Result
 from gitboot.bmc.fleet import Fleet
-from gitboot.bmc.override import Armed, Enabled, Override, State, Target, Wanted
+from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.ledger import Ledger
@@ -51,7 +51,7 @@ class _Ask:
     uuid: SystemUuid
     bmc: BmcAccess
     wanted: Wanted | None
-    records: tuple[Armed, ...]
+    records: tuple[OverrideRecord, ...]
     site: str | None
 
 
@@ -83,7 +83,7 @@ class Overriding:
     ) -> None:
         self._jitter = jitter
         self._bmcs, self._ledger, self._evidence, self._journal = bmcs, ledger, evidence, journal
-        self._most_failures = most_failures  # in a row, until nothing more is armed for a while
+        self._most_failures = most_failures  # in a row, until nothing more is set for a while
         self._schedules: dict[SystemUuid, _Schedule] = {}
         self._asked: Mapping[str, ServerState] = {}
         self._failures = 0  # in a row, over all BMCs
@@ -108,18 +108,18 @@ class Overriding:
         self._resting_until = None
         self._asked = {}
 
-    def ask(self, fleet: Fleetwide, at: datetime, *, may_arm: bool = True) -> None:
+    def ask(self, fleet: Fleetwide, at: datetime, *, may_set: bool = True) -> None:
         """Begin a job for every BMC that is due, or whose server wants something else than before.
 
-        Without ``may_arm`` nothing new is armed; what is no longer wanted is withdrawn all the same.
+        Without ``may_set`` nothing new is set; what is no longer wanted is withdrawn all the same.
         """
         due = self.next_due
         fetched = any(self._evidence.is_new(uuid) for uuid in self._schedules)
-        if may_arm and fleet.servers is self._asked and not fetched and (due is None or at < due):
+        if may_set and fleet.servers is self._asked and not fetched and (due is None or at < due):
             return
-        self._asked = fleet.servers if may_arm else {}
+        self._asked = fleet.servers if may_set else {}
         idle, jobs = set(self._schedules), []
-        for ask in self._asks(fleet, may_arm=may_arm):
+        for ask in self._asks(fleet, may_set=may_set):
             idle.discard(ask.uuid)
             only_read, is_new = self._evidence.wants_reading(ask.uuid), self._evidence.is_new(ask.uuid)
             schedule = self._schedules.setdefault(ask.uuid, _Schedule(ask.name, due=at))
@@ -148,7 +148,7 @@ class Overriding:
 
     # What is asked
 
-    def _asks(self, fleet: Fleetwide, *, may_arm: bool) -> Iterator[_Ask]:
+    def _asks(self, fleet: Fleetwide, *, may_set: bool) -> Iterator[_Ask]:
         """Every machine whose BMC is to be asked: of whom something is wanted, or on whom something stands."""
         left_behind = list(self._left_behind(fleet))
         taken = {ask.bmc.place for ask in left_behind}
@@ -159,8 +159,8 @@ class Overriding:
             uuid, machine = state.decision.uuid, fleet.machines[state.decision.uuid]
             if machine.bmc is None or uuid in elsewhere or machine.bmc.place in taken:
                 continue
-            wanted, records = wanted_by(state.plan), self._ledger.armed(uuid)
-            if not may_arm and not any(each.state.is_open and _is_for(each, wanted) for each in records):
+            wanted, records = wanted_by(state.plan), self._ledger.overrides(uuid)
+            if not may_set and not any(each.state.is_open and _is_for(each, wanted) for each in records):
                 wanted = None
             stands = any(each.state.is_open for each in records)
             if wanted is None and not stands and not self._evidence.awaits_progress(state, kind):
@@ -170,12 +170,12 @@ class Overriding:
 
     def _left_behind(self, fleet: Fleetwide) -> Iterator[_Ask]:
         """Overrides on BMCs that no document names any more for their machine: they are withdrawn there."""
-        open_armed = self._ledger.open_armed()
-        if not open_armed:
+        open_overrides = self._ledger.open_overrides()
+        if not open_overrides:
             return
         known = self._ledger.machines()
-        for uuid in sorted(open_armed):
-            records, machine = self._ledger.armed(uuid), fleet.machines.get(uuid)
+        for uuid in sorted(open_overrides):
+            records, machine = self._ledger.overrides(uuid), fleet.machines.get(uuid)
             was = next((each.bmc for each in records if each.state.is_open and each.bmc is not None), None)
             last = known.get(uuid)
             bmc = was or (last.bmc if last is not None else None)
@@ -184,7 +184,7 @@ class Overriding:
             yield _Ask(last.name if last is not None else uuid, uuid, bmc, None, records, None)
 
     def _admitted(self, jobs: list[tuple[Job, _Schedule]], at: datetime) -> Iterator[tuple[Job, _Schedule]]:
-        """All of them; but after too many failures in a row only what is not armed anew, and one to find out."""
+        """All of them; but after too many failures in a row only what is not set anew, and one to find out."""
         if self._failures < self._most_failures:
             yield from jobs
             return
@@ -206,7 +206,7 @@ class Overriding:
         spec = fleet.repository.fleet.spec.provisioning
         for uuid, result in self._bmcs.finished(wait_all=wait).items():
             if result.wrote:
-                self._asked = {}  # it may have armed what is no longer wanted
+                self._asked = {}  # it may have set what is no longer wanted
             self._count(result, at)
             self._reschedule(uuid, result, at)
             self._note(result, fleet, at)
@@ -227,7 +227,7 @@ class Overriding:
         if self._failures >= self._most_failures:
             message = (
                 f"{self._failures} BMCs in a row have failed, the last {result.server}: {result.message}; nothing is "
-                "armed until one answers"
+                "set until one answers"
             )
             begins, self._resting_until = self._resting_until is None, self._resting_until or at + _REST
             self._journal.condition("BmcsReachable", False, "FailuresInARow", message, at)
@@ -257,7 +257,7 @@ class Overriding:
             schedule.failures = min(schedule.failures + 1, 10)
 
     def _is_withdrawing(self, uuid: SystemUuid, wanted: Wanted | None) -> bool:
-        return any(each.state.is_open and not _is_for(each, wanted) for each in self._ledger.armed(uuid))
+        return any(each.state.is_open and not _is_for(each, wanted) for each in self._ledger.overrides(uuid))
 
     def _note(self, result: Result, fleet: Fleetwide, at: datetime) -> None:
         name = result.server
@@ -284,19 +284,19 @@ class Overriding:
 
     # What an operator says
 
-    def settle(self, uuid: SystemUuid, state: State, which: Callable[[Armed], bool], at: datetime) -> int:
+    def settle(self, uuid: SystemUuid, state: State, which: Callable[[OverrideRecord], bool], at: datetime) -> int:
         """Take an operator's word for what became of overrides; return of how many.
 
-        Withdrawn: it was never consumed, and its reason is open again. Gone: it was, and is never armed again.
+        Withdrawn: it was never consumed, and its reason is open again. Lost: it was, and is never set again.
         """
-        meant = [each for each in self._ledger.armed(uuid) if each.state is not state and which(each)]
+        meant = [each for each in self._ledger.overrides(uuid) if each.state is not state and which(each)]
         for each in meant:
-            self._ledger.write_armed(uuid, replace(each, state=state, corrections=()))
+            self._ledger.write_override(uuid, replace(each, state=state, corrections=()))
         self.hurry([uuid], at)
         return len(meant)
 
 
-def _is_for(record: Armed, wanted: Wanted | None) -> bool:
+def _is_for(record: OverrideRecord, wanted: Wanted | None) -> bool:
     return wanted is not None and record.reason == wanted.reason
 
 
@@ -336,12 +336,12 @@ def wanted_by(plan: BootPlan | None) -> Wanted | None:
             mode="UEFI" if plan.firmware is Firmware.UEFI else "Legacy",
             http_boot_uri=override.http_boot_uri,
         ),
-        rearm=override.rearm,
+        set_again=override.set_again,
         until=plan.next_transition,
     )
 
 
-def _text(record: Armed) -> str:
+def _text(record: OverrideRecord) -> str:
     return f"{_shown(record.override)} for {record.reason}"
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from gitboot.errors import UsageError
 from gitboot.instance.journal import Journal
-from gitboot.instance.offers import fetches, key_met, offers_of, run_made
+from gitboot.instance.offers import fetches, offers_of, provisioned, run_made
 from gitboot.ledger import Ledger
 from gitboot.load.machines import Machine, taken_over
 from gitboot.model.fleet import Evidence
@@ -18,7 +18,7 @@ from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import Boot, Decision, Offer, Phase, Record
 from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
-from gitboot.resolve.instant import is_met
+from gitboot.resolve.instant import is_provisioned
 from gitboot.resolve.records import adopted, first_records
 from gitboot.status import Condition
 
@@ -26,7 +26,7 @@ Told = str | Mapping[SystemUuid, Record]  # fresh, adopt, or exported records
 
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 
-_MENDS: Final = {
+_HINTS: Final = {
     "NewLedger": "start with --records fresh (none is), adopt (all are), or a file of exported records",
     "RestoredLedger": "start with --records adopt (all is as Git wants it) or with a newer file of exported records "
     "(ops/records.json of the published tree)",
@@ -36,7 +36,7 @@ _MENDS: Final = {
 
 
 class Provisioning:
-    """The records of all servers, as the ledger has them, and what meets their keys."""
+    """The records of all servers, as the ledger has them, and what provisions them."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Provisioning:
             and each.policy.boot is not None
             and each.policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
             and (record := self._foretold(each)) is not None
-            and not is_met(each.policy, record)
+            and not is_provisioned(each.policy, record)
             for each in decisions.servers.values()
         )
 
@@ -145,7 +145,9 @@ class Provisioning:
             (
                 each.uuid,
                 each.server,
-                replace(adopted(each), provision=record.provision, met_at=record.met_at, runs=record.runs),
+                replace(
+                    adopted(each), provision=record.provision, provisioned_at=record.provisioned_at, runs=record.runs
+                ),
             )
             for each in decisions.servers.values()
             if (record := self._records.get(each.uuid)) is not None
@@ -173,7 +175,7 @@ class Provisioning:
         told = self._told
         if told is None or (told == "fresh" and doubt != "NewLedger"):
             wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
-            message = f"{_doubted(doubt, wanting)}: {_MENDS.get(doubt, _MENDS['NewLedger'])}"
+            message = f"{_doubted(doubt, wanting)}: {_HINTS.get(doubt, _HINTS['NewLedger'])}"
             if told == "fresh":
                 message = f"--records fresh is for a new instance, and not obeyed here; {message}"
             if self._journal.condition("RecordsKnown", False, doubt, message, at):
@@ -256,7 +258,7 @@ class Provisioning:
             policy is not None
             and policy.boot is not None
             and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-            and not is_met(policy, record)
+            and not is_provisioned(policy, record)
         )
         if wants and policy is not None and policy.boot is not None:
             evidence = self._known.evidence
@@ -278,12 +280,12 @@ class Provisioning:
                 return True
             case Evidence.REPORTED:
                 return self._observes
-        arms = has_bmc and override is not OverrideMode.NONE  # it is seen when its override is consumed
+        sets = has_bmc and override is not OverrideMode.NONE  # it is seen when its override is consumed
         # A loader fetches the entry of whatever it boots, a uki too.
         notices = self._observes and (fetches(boot) or boot.direct_uki is not None)
         if evidence is Evidence.PROGRESS:
-            return has_bmc and (arms or notices)
-        return notices or (arms and not fetches(boot))
+            return has_bmc and (sets or notices)
+        return notices or (sets and not fetches(boot))
 
     # What was published
 
@@ -302,24 +304,24 @@ class Provisioning:
         return self._offers
 
     def offered(self, digest: Digest) -> Offer | None:
-        """The published boot of a plan, if its being made once would meet something."""
+        """The published boot of a plan, if its being made once is recorded."""
         return self._offers.get(digest) or self._ledger.offered(digest)
 
-    # What meets a key
+    # What counts as a boot that was made
 
-    def meet(self, offer: Offer, made_at: datetime, evidence: str, at: datetime) -> None:
+    def record_boot(self, offer: Offer, made_at: datetime, evidence: str, at: datetime) -> None:
         """Record that a boot was made at ``made_at``, if it is one that is made only once. Twice is as once."""
         record = self._records.get(offer.uuid)
         if record is None:
             return
         made_at = min(made_at, at)  # a mirror's clock may be ahead, and would keep the boot served
         if offer.phase is Phase.MAINTENANCE:
-            met, what = run_made(offer, record, made_at)
+            now, what = run_made(offer, record, made_at)
         else:
-            met, what = key_met(offer, record, made_at, evidence)
-        if met is record:
+            now, what = provisioned(offer, record, made_at, evidence)
+        if now is record:
             return
-        self._write([(offer.uuid, offer.server, met)])
+        self._write([(offer.uuid, offer.server, now)])
         self._journal.event(
             at,
             "MaintenanceBooted" if offer.phase is Phase.MAINTENANCE else "Provisioned",
@@ -327,11 +329,11 @@ class Provisioning:
             {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan},
         )
 
-    def spent(self, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
+    def consumed(self, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
         """Record that the override for a key was consumed, and that no evidence has followed yet."""
         record = self._records.get(uuid)
-        if record is not None and record.spent_key != key:
-            self._write([(uuid, server, replace(record, spent_at=at, spent_key=key))])
+        if record is not None and record.consumed_key != key:
+            self._write([(uuid, server, replace(record, consumed_at=at, consumed_key=key))])
 
     def set(self, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
         """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
@@ -343,18 +345,18 @@ class Provisioning:
         """Take Git's word, where that is the evidence; each number is taken once."""
         if decisions.evidence is not Evidence.DECLARED:
             return
-        met = []
+        declared_now = []
         for decision in decisions.servers.values():
             record, declared = self._records.get(decision.uuid), decision.declared
             if declared is None or declared < decision.provision:
                 continue
             if record is not None and record.provision is not None and record.provision >= declared:
                 continue
-            now = replace(adopted(decision), provision=declared, evidence="Declared", met_at=at)
-            met.append((decision.uuid, decision.server, replace(now, runs=record.runs if record else {})))
-        self._write(met)
-        for _, server, now in met:
-            message = f"{server}: provision {now.provision} is met (Declared)"
+            now = replace(adopted(decision), provision=declared, evidence="Declared", provisioned_at=at)
+            declared_now.append((decision.uuid, decision.server, replace(now, runs=record.runs if record else {})))
+        self._write(declared_now)
+        for _, server, now in declared_now:
+            message = f"{server}: provision {now.provision} is installed (Declared)"
             self._journal.event(at, "Provisioned", message, {"server": server, "evidence": "Declared"})
 
     def _write(self, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:

@@ -13,7 +13,7 @@ from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Fleetwide, Overriding
 from gitboot.instance.provisioning import Provisioning
-from gitboot.instance.requests import Orders
+from gitboot.instance.requests import Requests
 from gitboot.ledger import Ledger
 from gitboot.load import FleetRepository
 from gitboot.model.scalars import SystemUuid
@@ -67,12 +67,12 @@ class Reconciler:
         provisioning: Provisioning,
         evidence: Evidence,
         overriding: Overriding,
-        orders: Orders,
+        requests: Requests,
         journal: Journal,
     ) -> None:
         self._accepting, self._target, self._ledger = accepting, target, ledger
         self._provisioning, self._overriding, self._journal = provisioning, overriding, journal
-        self._evidence, self._orders = evidence, orders
+        self._evidence, self._requests = evidence, requests
         self.answers: Answers | None = None  # what the endpoint answers from; replaced as a whole
         self.status = Status()
         self._applied: str | None = None
@@ -89,16 +89,16 @@ class Reconciler:
         ``wait``: until the BMC jobs of this pass and the one before have ended.
         """
         try:
-            self._orders.carry_out(at)
+            self._requests.carry_out(at)
             self._accepting.accept(at)
             self._learn(at)
         finally:  # a ledger that cannot be written keeps no window open
             self._bring_up_to_date(at)
         accepted = self._accepting.accepted
         if accepted is not None and self._is_ours(accepted, at):
-            # Armed is only what was published: a machine that resets at once finds its files.
-            may_arm = self._stands and self._accepting.suspended(at) is None
-            self._overriding.ask(self._fleet(accepted), at, may_arm=may_arm)
+            # An override is set only for what was published: a machine that resets at once finds its files.
+            may_set = self._stands and self._accepting.suspended(at) is None
+            self._overriding.ask(self._fleet(accepted), at, may_set=may_set)
             if wait:
                 self._overriding.collect(self._fleet(accepted), at, wait=True)
             self._check_opt_outs(accepted.repository, at)
@@ -126,7 +126,7 @@ class Reconciler:
             self._journal.forget("LedgerNamed")
             return True
         message = (
-            f"the Fleet names the ledger {named} as the one that publishes and arms, and this instance has "
+            f"the Fleet names the ledger {named} as the one that publishes and sets overrides, and this instance has "
             f"{self._ledger.identity}: nothing is answered, published or set"
         )
         if self._journal.condition("LedgerNamed", False, "AnotherLedger", message, at):
@@ -176,20 +176,20 @@ class Reconciler:
         )
         self._stands = self._stands and same and self._applied == decisions.revision
         self._counts = _counted(self._servers.values())
-        spent = [name for name, state in self._servers.items() if state.plan and state.plan.cause is Cause.SPENT]
-        self._note_spent(spent, at)
+        consumed = [name for name, state in self._servers.items() if state.plan and state.plan.cause is Cause.CONSUMED]
+        self._note_consumed(consumed, at)
 
-    def _note_spent(self, servers: list[str], at: datetime) -> None:
+    def _note_consumed(self, servers: list[str], at: datetime) -> None:
         """Say of which servers only a person can tell whether they were installed."""
         if servers:
             message = (
-                f"an override was spent, and no evidence followed within 30 minutes: {', '.join(servers[:5])}"
+                f"an override was consumed, and no evidence followed within 30 minutes: {', '.join(servers[:5])}"
                 f"{f' and {len(servers) - 5} more' if len(servers) > 5 else ''}; look at them, then gitboot records set"
             )
             if self._journal.condition("BootsProven", False, "NeedsOperator", message, at):
                 self._journal.event(at, "NeedsOperator", message, {"servers": servers}, warning=True)
         else:
-            self._journal.condition("BootsProven", True, "Proven", "no spent override waits for evidence", at)
+            self._journal.condition("BootsProven", True, "Proven", "no consumed override waits for evidence", at)
 
     # publish
 
@@ -293,7 +293,7 @@ def _counted(states: Iterable[ServerState]) -> _Counts:
     phases, records, drifts = Counter[str](), Counter[str](), Counter[str]()
     for state in states:
         phases[str(state.plan.phase) if state.plan else "NoPlan"] += 1
-        known = "Unknown" if state.record is None else "NotMet" if state.record.provision is None else "Met"
+        known = "Unknown" if state.record is None else "Pending" if state.record.provision is None else "Provisioned"
         records[known] += 1
         drifts.update(drift(state.decision, state.record).keys())
     return _Counts(phases=phases, records=records, drift=drifts)

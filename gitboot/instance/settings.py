@@ -28,7 +28,7 @@ class Settings:
     poll_s: float
     bmc_parallel: int  # how many BMCs are asked at a time
     bmc_per_site: int  # of one site
-    bmc_failures: int  # in a row, until nothing more is armed for a while
+    bmc_failures: int  # in a row, until nothing more is set for a while
     limits: Mapping[str, int | None]  # guards, by name; None: the default
     allow_empty: bool
     allow_rewind: bool

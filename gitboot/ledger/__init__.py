@@ -1,4 +1,4 @@
-"""The ledger: what was provisioned, what was armed and why, what happened; it cannot be rebuilt from Git."""
+"""The ledger: what was provisioned, what was set and why, what happened; it cannot be rebuilt from Git."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from gitboot.bmc.override import Armed, Marks
+from gitboot.bmc.override import Marks, OverrideRecord
 from gitboot.ledger import rows
 from gitboot.ledger.store import VERSION, Store, copy_ledger, reading, set_aside
 from gitboot.load.machines import Machine
@@ -17,10 +17,10 @@ from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Record
 from gitboot.status import Event
 
-__all__ = ["VERSION", "Ledger", "Order", "Pending", "Suspension", "copy_ledger", "set_aside"]
+__all__ = ["VERSION", "Ledger", "Pending", "Request", "Suspension", "copy_ledger", "set_aside"]
 
 
-class Order(NamedTuple):
+class Request(NamedTuple):
     """What an operator asked of the instance that has this ledger."""
 
     id: int
@@ -31,7 +31,7 @@ class Order(NamedTuple):
 
 
 class Suspension(NamedTuple):
-    """No commit is accepted, and nothing armed, until an instant."""
+    """No commit is accepted, and nothing set, until an instant."""
 
     who: str
     reason: str
@@ -52,7 +52,7 @@ class Ledger:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._armed = self._read_armed()  # by UUID and reason: asked for at every pass
+        self._overrides = self._read_overrides()  # by UUID and reason: asked for at every pass
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -63,7 +63,7 @@ class Ledger:
         store = Store.open(path)
         try:
             ledger = cls(store)
-            for read in (ledger.machines, ledger.records, ledger.pending, ledger.orders):
+            for read in (ledger.machines, ledger.records, ledger.pending, ledger.requests):
                 read()  # what does not hold together is noticed now, not in a pass
         except BaseException:
             store.close()
@@ -103,11 +103,11 @@ class Ledger:
     @property
     def told(self) -> bool:
         """Whether it is known what was installed before this ledger began."""
-        return self._store.fact("told") is not None
+        return self._store.fact("initialised") is not None
 
     def tell(self, how: str) -> None:
         """Note that the ledger has been told: ``fresh``, ``adopt``, or the name of a file."""
-        self._store.set_fact("told", how)
+        self._store.set_fact("initialised", how)
         self._store.set_fact("doubt", None)
 
     @property
@@ -239,42 +239,43 @@ class Ledger:
                 )
 
     def forget_records(self) -> None:
-        """Know nothing of any server any more; what is armed stays known."""
+        """Know nothing of any server any more; what is set stays known."""
         with self._store.writing(marked=True) as connection:
             connection.execute("DELETE FROM records")
             connection.execute("DELETE FROM runs")
 
-    # What was armed
+    # What was set
 
-    def armed(self, uuid: SystemUuid) -> tuple[Armed, ...]:
-        """Every override that was armed for a server, one a reason, by reason."""
+    def overrides(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+        """Every override that was set for a server, one a reason, by reason."""
         with self._lock:
-            return tuple(self._armed.get(uuid, {}).values())
+            return tuple(self._overrides.get(uuid, {}).values())
 
-    def open_armed(self) -> frozenset[SystemUuid]:
+    def open_overrides(self) -> frozenset[SystemUuid]:
         """The servers on whose BMCs an override of gitboot's may stand."""
         with self._lock:
             return frozenset(
-                uuid for uuid, armed in self._armed.items() if any(each.state.is_open for each in armed.values())
+                uuid for uuid, record in self._overrides.items() if any(each.state.is_open for each in record.values())
             )
 
-    def _read_armed(self) -> dict[SystemUuid, dict[str, Armed]]:
-        found: dict[SystemUuid, dict[str, Armed]] = {}
+    def _read_overrides(self) -> dict[SystemUuid, dict[str, OverrideRecord]]:
+        found: dict[SystemUuid, dict[str, OverrideRecord]] = {}
         with reading(self._store.path):
-            for uuid, *rest in self._store.rows(f"SELECT uuid, {rows.ARMED} FROM armed ORDER BY uuid, reason"):  # noqa: S608
-                armed = rows.armed(rest)
-                found.setdefault(SystemUuid(uuid), {})[armed.reason] = armed
+            for uuid, *rest in self._store.rows(f"SELECT uuid, {rows.OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
+                record = rows.override(rest)
+                found.setdefault(SystemUuid(uuid), {})[record.reason] = record
         return found
 
-    def write_armed(self, uuid: SystemUuid, armed: Armed) -> None:
+    def write_override(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         """Replace what is recorded for the server and the reason."""
         with self._store.writing(marked=True) as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO armed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (uuid, *rows.of_armed(armed))
+                "INSERT OR REPLACE INTO overrides VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (uuid, *rows.of_override(record)),
             )
         with self._lock:
-            kept = {**self._armed.get(uuid, {}), armed.reason: armed}
-            self._armed[uuid] = dict(sorted(kept.items()))
+            kept = {**self._overrides.get(uuid, {}), record.reason: record}
+            self._overrides[uuid] = dict(sorted(kept.items()))
 
     # What was published, and who fetched it
 
@@ -349,32 +350,32 @@ class Ledger:
     # What operators asked for
 
     def give(self, at: datetime, who: str, what: str, facts: Mapping[str, Any]) -> int:
-        """Leave an order for the instance; from any process. Return its number."""
+        """Leave a request for the instance; from any process. Return its number."""
         with self._store.writing() as connection:
             number = connection.execute(
-                "INSERT INTO orders (at, who, what, facts) VALUES (?, ?, ?, ?)",
+                "INSERT INTO requests (at, who, what, facts) VALUES (?, ?, ?, ?)",
                 (format_instant(at), who, what, rows.json_of(facts)),
             ).lastrowid
         return int(number or 0)
 
-    def orders(self) -> list[Order]:
-        """Orders that are not carried out yet, oldest first."""
+    def requests(self) -> list[Request]:
+        """Those that are not carried out yet, oldest first."""
         with reading(self._store.path):
-            found = self._store.rows("SELECT id, at, who, what, facts FROM orders WHERE outcome IS NULL ORDER BY id")
+            found = self._store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
             return [
-                Order(number, rows.instant(at), who, what, rows.json_value(facts))
+                Request(number, rows.instant(at), who, what, rows.json_value(facts))
                 for number, at, who, what, facts in found
             ]
 
-    def carried_out(self, order: Order, outcome: str, at: datetime) -> None:
+    def carried_out(self, request: Request, outcome: str, at: datetime) -> None:
         with self._store.writing() as connection:
             connection.execute(
-                "UPDATE orders SET outcome = ?, done_at = ? WHERE id = ?", (outcome, format_instant(at), order.id)
+                "UPDATE requests SET outcome = ?, done_at = ? WHERE id = ?", (outcome, format_instant(at), request.id)
             )
 
     def outcome(self, number: int) -> str | None:
-        """What came of an order; None while it waits."""
-        found = self._store.rows("SELECT outcome FROM orders WHERE id = ?", number)
+        """What came of a request; None while it waits."""
+        found = self._store.rows("SELECT outcome FROM requests WHERE id = ?", number)
         return found[0][0] if found else None
 
     # What happened

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gitboot.bmc.override import Armed, Enabled, Marks, Override, State
+from gitboot.bmc.override import Enabled, Marks, Override, OverrideRecord, State
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
@@ -36,56 +36,56 @@ def _or_none(at: datetime | None) -> str | None:
 
 # A record
 
-RECORD: Final = "provision, image, pool, decision, evidence, met_at, grace_until, spent_at, spent_key"
+RECORD: Final = "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key"
 
 
 def of_record(record: Record) -> tuple[Any, ...]:
     return (
         *(record.provision, record.image, record.pool, record.decision, record.evidence),
-        *map(_or_none, (record.met_at, record.grace_until, record.spent_at)),
-        record.spent_key,
+        *map(_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
+        record.consumed_key,
     )
 
 
 def record(row: Sequence[Any], runs: Mapping[str, tuple[int, datetime]]) -> Record:
-    provision, image, pool, decision, evidence, *instants, spent_key = row
-    met_at, grace_until, spent_at = (instant(each) if each else None for each in instants)
+    provision, image, pool, decision, evidence, *instants, consumed_key = row
+    provisioned_at, grace_until, consumed_at = (instant(each) if each else None for each in instants)
     return Record(
         provision=provision,
         image=image,
         pool=pool,
         decision=Digest(decision) if decision else None,
         evidence=evidence,
-        met_at=met_at,
+        provisioned_at=provisioned_at,
         grace_until=grace_until,
-        spent_at=spent_at,
-        spent_key=spent_key,
+        consumed_at=consumed_at,
+        consumed_key=consumed_key,
         runs=runs,
     )
 
 
-# What was armed
+# What was set
 
-ARMED: Final = "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc"
+OVERRIDE: Final = "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc"
 
 
-def of_armed(armed: Armed) -> tuple[Any, ...]:
+def of_override(record: OverrideRecord) -> tuple[Any, ...]:
     return (
-        armed.reason,
-        armed.plan_digest,
-        json_of(asdict(armed.override)),
-        json_of(asdict(armed.marks)),
-        armed.state,
-        format_instant(armed.at),
-        json_of([format_instant(at) for at in armed.corrections]),
-        json_of(asdict(armed.replaces)) if armed.replaces is not None else None,
-        json_of(asdict(armed.bmc)) if armed.bmc is not None else None,
+        record.reason,
+        record.plan_digest,
+        json_of(asdict(record.override)),
+        json_of(asdict(record.marks)),
+        record.state,
+        format_instant(record.at),
+        json_of([format_instant(at) for at in record.corrections]),
+        json_of(asdict(record.replaces)) if record.replaces is not None else None,
+        json_of(asdict(record.bmc)) if record.bmc is not None else None,
     )
 
 
-def armed(row: Sequence[Any]) -> Armed:
+def override(row: Sequence[Any]) -> OverrideRecord:
     reason, plan_digest, override, marks, state, at, corrections, replaces, bmc = row
-    return Armed(
+    return OverrideRecord(
         reason=reason,
         plan_digest=plan_digest,
         override=_override(override),

@@ -59,6 +59,22 @@ _MIGRATIONS: Final = (
         done_at TEXT, outcome TEXT
     ) STRICT;
     """,
+    """
+    ALTER TABLE records RENAME COLUMN met_at TO provisioned_at;
+    ALTER TABLE records RENAME COLUMN spent_at TO consumed_at;
+    ALTER TABLE records RENAME COLUMN spent_key TO consumed_key;
+    UPDATE records SET evidence = 'Consumed' WHERE evidence = 'Spent';
+    ALTER TABLE armed RENAME TO overrides;
+    UPDATE overrides SET state = 'Consumed' WHERE state = 'Spent';
+    UPDATE overrides SET state = 'Lost' WHERE state = 'Gone';
+    UPDATE observations SET verdict = 'Provisioned' WHERE verdict = 'Met';
+    ALTER TABLE orders RENAME TO requests;
+    UPDATE requests SET facts = replace(replace(replace(replace(
+        facts, '"metAt": ', '"provisionedAt": '), '"spentAt": ', '"consumedAt": '), '"spentKey": ', '"consumedKey": '),
+        '"evidence": "Spent"', '"evidence": "Consumed"') WHERE what = 'records' AND outcome IS NULL;
+    UPDATE requests SET facts = replace(facts, '"armed": ', '"consumed": ') WHERE what = 'resolve' AND outcome IS NULL;
+    UPDATE facts SET name = 'initialised' WHERE name = 'told';
+    """,
 )
 VERSION: Final = len(_MIGRATIONS)
 _MARK_BYTES: Final = 64

@@ -43,8 +43,8 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
         if not isinstance(found, Broken):
             resources.append((document.index, found))
             continue
-        for code, message, mend, at, key in found.findings:
-            problems.append(problem_at(path, locate(data, document.index, at, key=key), code, message, mend))
+        for code, message, hint, at, key in found.findings:
+            problems.append(problem_at(path, locate(data, document.index, at, key=key), code, message, hint))
         if found.id is not None:
             broken.append(found.id)
         else:

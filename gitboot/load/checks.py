@@ -65,8 +65,8 @@ def _ambiguous_bmcs(draft: Draft) -> Iterator[Problem]:
     for key, bmc in servers:
         if bmc.system is None and (other := named.get(endpoint(bmc))):
             message = f"the BMC {bmc.address} is {other}'s too, which names its system there"
-            mend = "name the system of this server as well, or correct the address"
-            yield draft.problem(Code.DUPLICATE_IDENTITY, message, mend, key, ("spec", "bmc", "address"))
+            hint = "name the system of this server as well, or correct the address"
+            yield draft.problem(Code.DUPLICATE_IDENTITY, message, hint, key, ("spec", "bmc", "address"))
 
 
 def _dangling_references(draft: Draft) -> Iterator[Problem]:
@@ -77,8 +77,8 @@ def _dangling_references(draft: Draft) -> Iterator[Problem]:
                 yield from _missing_file(draft, key, name, at)
             elif Id(kind, name) not in known and not draft.nameless:
                 names = (other.name for other in known if other.kind == kind)
-                mend = did_you_mean(name, names) or f"add a {kind} of this name, or correct the name"
-                yield draft.problem(Code.UNKNOWN_REFERENCE, f'there is no {kind} named "{name}"', mend, key, at)
+                hint = did_you_mean(name, names) or f"add a {kind} of this name, or correct the name"
+                yield draft.problem(Code.UNKNOWN_REFERENCE, f'there is no {kind} named "{name}"', hint, key, at)
 
 
 def _missing_file(draft: Draft, key: Id, name: str, at: Path) -> Iterator[Problem]:
@@ -86,8 +86,8 @@ def _missing_file(draft: Draft, key: Id, name: str, at: Path) -> Iterator[Proble
     if name not in blobs:
         if any(f"{name}/".startswith(f"{irregular}/") for irregular in draft.irregular):
             return
-        mend = did_you_mean(name, blobs) or "add the file; paths start at the fleet's root"
-        yield draft.problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", mend, key, at)
+        hint = did_you_mean(name, blobs) or "add the file; paths start at the fleet's root"
+        yield draft.problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", hint, key, at)
     elif is_lfs_pointer(data := draft.snapshot.read(blobs[name])):
         message = f"{shown(name)} is a Git LFS pointer"
         yield draft.problem(Code.LFS_POINTER, message, Code.LFS_POINTER.hint, key, at)

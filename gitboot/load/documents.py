@@ -45,8 +45,8 @@ def _no_kind(found: Value) -> Finding:
         message, code = "every document says its kind", Code.MISSING_FIELD
     else:
         message, code = f"there is no kind {shown(found)}", Code.KIND
-    mend = did_you_mean(found, KINDS) or f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
-    return Finding(code, message, mend, ("kind",))
+    hint = did_you_mean(found, KINDS) or f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
+    return Finding(code, message, hint, ("kind",))
 
 
 def _other_version(found: Value) -> Finding:

@@ -68,8 +68,8 @@ class Draft:
     def _located(self, origin: Origin, at: Path) -> Place:
         return locate(self.snapshot.read(origin.blob), origin.document, at)
 
-    def problem(self, code: Code, message: str, mend: str, resource: Id, at: Path) -> Problem:
-        return problem_at(*self.place(resource, at), code, message, mend)
+    def problem(self, code: Code, message: str, hint: str, resource: Id, at: Path) -> Problem:
+        return problem_at(*self.place(resource, at), code, message, hint)
 
     def finished(self) -> FleetRepository:
         """The repository, once nothing is wrong with it."""

@@ -19,7 +19,7 @@ class Finding(NamedTuple):
 
     code: Code
     message: str
-    mend: str
+    hint: str
     at: Path
     key: bool = False  # it is the key at this path that is wrong, not its value
 
@@ -70,14 +70,14 @@ _SHAPES: Final = {
 
 
 def _malformed(error: Malformed, at: Path, key: bool) -> Finding:
-    return Finding(error.code, f"{dotted(at)}: {error.message}", error.mend or error.code.hint, at + error.at, key)
+    return Finding(error.code, f"{dotted(at)}: {error.message}", error.hint or error.code.hint, at + error.at, key)
 
 
 def _unknown_field(kind: str, at: Path) -> Finding:
     fields = schema_at(kind, at[:-1]).get("properties", {})
     message = f"{dotted(at[:-1])} has no field {shown(at[-1])}"
-    mend = did_you_mean(at[-1], fields) or f"it has {', '.join(sorted(fields))}"
-    return Finding(Code.UNKNOWN_FIELD, message, mend, at, key=True)
+    hint = did_you_mean(at[-1], fields) or f"it has {', '.join(sorted(fields))}"
+    return Finding(Code.UNKNOWN_FIELD, message, hint, at, key=True)
 
 
 def _choice(kind: str, error: Any, at: Path, key: bool) -> Finding:
@@ -85,8 +85,8 @@ def _choice(kind: str, error: Any, at: Path, key: bool) -> Finding:
     fields = {} if key else schema_at(kind, at).get("properties", {})
     mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
     message = f"expected one of {', '.join(words)}{mapping}, found {shown(error['input'])}"
-    mend = did_you_mean(error["input"], words) or f"write one of {', '.join(words)}{mapping}"
-    return Finding(Code.CHOICE, message, mend, at, key)
+    hint = did_you_mean(error["input"], words) or f"write one of {', '.join(words)}{mapping}"
+    return Finding(Code.CHOICE, message, hint, at, key)
 
 
 _QUOTED: Final = re.compile(r"'([^']*)'")  # pydantic: 'A' or 'B', or <Choice.A: 'A'>

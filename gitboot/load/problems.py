@@ -14,9 +14,9 @@ from gitboot.problems.problem import Problem
 START: Final = Place(1, 1)  # of a file in which no line is to blame
 
 
-def problem_at(path: str, place: Place, code: Code, message: str, mend: str = "") -> Problem:
-    """A problem of a file; what the code itself hints at mends it where nothing better is known."""
-    return Problem(path=path, line=place.line, column=place.column, code=code, message=message, mend=mend or code.hint)
+def problem_at(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
+    """A problem of a file; what the code itself hints at fixes it where nothing better is known."""
+    return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
 
 
 def dotted(path: Path) -> str:

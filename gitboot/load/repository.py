@@ -43,7 +43,7 @@ class FleetRepository:
         message: str,
         resource: Id,
         *path: str | int,
-        mend: str = "",
+        hint: str = "",
         severity: Severity = Severity.ERROR,
     ) -> Problem:
         """A problem at the place of a resource's field."""
@@ -54,6 +54,6 @@ class FleetRepository:
             column=place.column,
             code=code,
             message=message,
-            mend=mend,
+            hint=hint,
             severity=severity,
         )

@@ -81,7 +81,7 @@ class Provisioning(Struct):
         default=(), description="Networks whose fetches prove nothing: monitoring, crawlers. Default: none."
     )
     ledger: Uuid | None = Field(
-        default=None, description="Only the instance with this ledger arms, powers, publishes. Default: any."
+        default=None, description="Only the instance with this ledger sets overrides, powers, publishes. Default: any."
     )
 
 

@@ -53,10 +53,10 @@ def parse_user_data_format(value: object) -> str:
     """``Ignition/3.x`` with its minor version, or the name of a family."""
     found = text(value)
     if found not in _FORMATS:
-        mend = f"write one of {', '.join(_FORMATS)}"
+        hint = f"write one of {', '.join(_FORMATS)}"
         if found.startswith("Ignition"):
-            mend = "gitboot knows Ignition/3.0 to Ignition/3.6; convert an older document with ign-converter"
-        raise Malformed(Code.CHOICE, f"expected a format of user data, found {shown(found)}", mend)
+            hint = "gitboot knows Ignition/3.0 to Ignition/3.6; convert an older document with ign-converter"
+        raise Malformed(Code.CHOICE, f"expected a format of user data, found {shown(found)}", hint)
     return found
 
 

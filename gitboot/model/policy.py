@@ -263,7 +263,7 @@ class MaintenanceSpec(Struct):
     override: OverrideMode | None = Field(
         default=None,
         description="Once, Continuous, None. Default: Once for networkBoot Once; for Always Continuous with Pxe "
-        "or a loader, else Once, armed anew after each reset that consumed it.",
+        "or a loader, else Once, set anew after each reset that consumed it.",
     )
     run: Integer = Field(default=1, description="Raise it to run a Once again. Default: 1.")
     power: MaintenancePower = Field(

@@ -164,7 +164,7 @@ class ProblemFacts(TypedDict):
     code: str
     severity: Literal["error", "warning"]
     message: str
-    mend: str
+    hint: str
 
 
 @with_config(_CLOSED)

@@ -86,8 +86,8 @@ def main(arguments: list[str]) -> int:
         differ = [name for name, text in schemas().items() if _read(directory / name) != text]
         extra = sorted({path.name for path in directory.glob("*.json")} - schemas().keys())
         for name in differ + extra:
-            mend = f"python -m gitboot.model.schema {directory}"
-            sys.stdout.write(f"{directory / name} is not what the models say: {mend}\n")
+            hint = f"python -m gitboot.model.schema {directory}"
+            sys.stdout.write(f"{directory / name} is not what the models say: {hint}\n")
         return 1 if differ or extra else 0
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in schemas().items():

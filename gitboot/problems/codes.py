@@ -1,4 +1,4 @@
-"""Every problem code, what it means and how it is mended; codes are stable."""
+"""Every problem code, what it means and how it is fixed; codes are stable."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ class Code(StrEnum):
 
     headline: str  # what is wrong, in a few words
     why: str  # why gitboot refuses it
-    mend: str  # what to do
+    fix: str  # what to do
 
-    def __new__(cls, code: str, headline: str, why: str, mend: str) -> Code:
+    def __new__(cls, code: str, headline: str, why: str, fix: str) -> Code:
         member = str.__new__(cls, code)
         member._value_ = code
-        member.headline, member.why, member.mend = headline, why, mend
+        member.headline, member.why, member.fix = headline, why, fix
         return member
 
     @property
     def hint(self) -> str:
         """What to do, as it stands behind a message."""
-        return self.mend[0].lower() + self.mend[1:].removesuffix(".")
+        return self.fix[0].lower() + self.fix[1:].removesuffix(".")
 
     # The YAML and its values: GB1…
 
@@ -113,7 +113,7 @@ class Code(StrEnum):
         "GB1015",
         "More problems than are shown",
         "The rest of the file's problems mostly follow from the ones that are shown.",
-        "Mend those first.",
+        "Fix those first.",
     )
     API_VERSION = (
         "GB1020",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gitboot.problems.order import printable, with_mend, worst_first
+from gitboot.problems.order import printable, with_hint, worst_first
 from gitboot.problems.problem import Problem, Severity
 
 LIMIT: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word
@@ -39,7 +39,7 @@ def _command(level: str, problem: Problem) -> str:
         "title": str(problem.code),
     }
     joined = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{level} {joined}::{_data(with_mend(problem))}"
+    return f"::{level} {joined}::{_data(with_hint(problem))}"
 
 
 def _data(text: str) -> str:

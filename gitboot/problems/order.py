@@ -14,9 +14,9 @@ def worst_first(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: (_RANK[problem.severity], problem))
 
 
-def with_mend(problem: Problem) -> str:
+def with_hint(problem: Problem) -> str:
     """What is wrong, and what to do about it."""
-    return printable(f"{problem.message} ({problem.mend})" if problem.mend else problem.message)
+    return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)
 
 
 def printable(text: str) -> str:

@@ -13,14 +13,14 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Problem:
-    """One thing that is wrong with a commit: where, what, and how it is mended."""
+    """One thing that is wrong with a commit: where, what, and how it is fixed."""
 
     path: str  # of the file in the repository, "/" between folders
     line: int  # 1-based
     column: int  # 1-based, in characters
     code: str  # "GB1004": stable, explained by `gitboot explain GB1004`
     message: str  # what was found and what was expected, without a full stop
-    mend: str = ""  # what to do about it
+    hint: str = ""  # what to do about it
     severity: Severity = Severity.ERROR
 
     def facts(self) -> dict[str, str | int]:
@@ -32,9 +32,9 @@ class Problem:
             "code": self.code,
             "severity": self.severity,
             "message": self.message,
-            "mend": self.mend,
+            "hint": self.hint,
         }
 
     def __str__(self) -> str:
-        mend = f" ({self.mend})" if self.mend else ""
-        return f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{mend}"
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{hint}"

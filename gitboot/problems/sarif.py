@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from gitboot import __version__
 from gitboot.problems.codes import Code
-from gitboot.problems.order import printable, with_mend, worst_first
+from gitboot.problems.order import printable, with_hint, worst_first
 from gitboot.problems.problem import Problem, Severity
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -53,7 +53,7 @@ def _rule(name: str) -> dict[str, Any]:
         "name": code.name.title().replace("_", ""),
         "shortDescription": {"text": code.headline},
         "fullDescription": {"text": code.why},
-        "help": {"text": f"{code.why} {code.mend}", "markdown": f"{code.why}\n\n**Mend:** {code.mend}"},
+        "help": {"text": f"{code.why} {code.fix}", "markdown": f"{code.why}\n\n**Fix:** {code.fix}"},
     }
 
 
@@ -64,7 +64,7 @@ def _result(problem: Problem, rule: int, seen: Counter[str]) -> dict[str, Any]:
         "ruleId": str(problem.code),
         "ruleIndex": rule,
         "level": _LEVELS[problem.severity],
-        "message": {"text": with_mend(problem)},
+        "message": {"text": with_hint(problem)},
         "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
         "partialFingerprints": {"primaryLocationLineHash": _fingerprint(problem, seen)},
     }

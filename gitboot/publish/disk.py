@@ -27,7 +27,7 @@ _FSYNC_AT_MOST: Final = 16
 
 _TEMPORARY: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 
-_MENDS: Final = {
+_HINTS: Final = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the quota",
     errno.EROFS: "mount it writable",
@@ -233,8 +233,8 @@ def is_file(found: os.stat_result | None) -> TypeGuard[os.stat_result]:
 
 
 def _refused(path: Path, error: OSError) -> PublishError:
-    mend = f" ({_MENDS[error.errno]})" if error.errno in _MENDS else ""
-    return PublishError(f"{path}: {error.strerror}{mend}")
+    hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
+    return PublishError(f"{path}: {error.strerror}{hint}")
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -141,7 +141,7 @@ class Composer:
             raise Unbootable(
                 error.code,
                 error.message,
-                error.mend,
+                error.hint,
                 source.profile_id,
                 *("spec", "userData", "template"),
                 template=(wanted.template, 1),

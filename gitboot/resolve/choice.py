@@ -76,7 +76,7 @@ def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
                     Id("BootPolicy", name),
                     "spec",
                     "inherits",
-                    mend="remove one of the inherits",
+                    hint="remove one of the inherits",
                 )
             )
             continue
@@ -92,7 +92,7 @@ def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
                     f"BootPolicy/{name} neither has nor inherits {what}",
                     Id("BootPolicy", name),
                     "spec",
-                    mend=f"add {what}, or inherits",
+                    hint=f"add {what}, or inherits",
                 )
             )
     return found, problems

@@ -107,7 +107,7 @@ class _Finding(NamedTuple):
 
     code: Code
     message: str
-    mend: str
+    hint: str
     severity: Severity
     place: tuple[Id, tuple[str | int, ...]] | tuple[str, int]  # a resource's field; or a template's path and line
 
@@ -138,12 +138,12 @@ class _Deciding:
                     column=1,
                     code=finding.code,
                     message=message,
-                    mend=finding.mend,
+                    hint=finding.hint,
                     severity=finding.severity,
                 )
             case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
                 return self._repository.problem(
-                    finding.code, message, resource, *field, mend=finding.mend, severity=finding.severity
+                    finding.code, message, resource, *field, hint=finding.hint, severity=finding.severity
                 )
 
     def _find(
@@ -151,17 +151,17 @@ class _Deciding:
         server: str,
         code: Code,
         message: str,
-        mend: str,
+        hint: str,
         resource: Id,
         *path: str | int,
         severity: Severity = Severity.ERROR,
         template: tuple[str, int] | None = None,
     ) -> None:
-        finding = _Finding(code, message, mend, severity, template or (resource, path))
+        finding = _Finding(code, message, hint, severity, template or (resource, path))
         self._findings.setdefault(finding, []).append(server)
 
     def _find_unbootable(self, server: str, error: Unbootable) -> None:
-        self._find(server, error.code, error.message, error.mend, error.resource, *error.path, template=error.template)
+        self._find(server, error.code, error.message, error.hint, error.resource, *error.path, template=error.template)
 
     def server(self, server: Server) -> Decision:
         """The decision for ``server``; what it lacks has been noted as a problem."""
@@ -202,7 +202,7 @@ class _Deciding:
                 f'expected a whole number, found "{text}"',
                 Id("Server", server.metadata.name),
                 *("metadata", "annotations", PROVISIONED),
-                mend=f'write the provision number that is installed: {PROVISIONED}: "1"',
+                hint=f'write the provision number that is installed: {PROVISIONED}: "1"',
             )
             self._problems.append(problem)
             return None
@@ -234,7 +234,7 @@ class _Deciding:
                     f"no BootPolicy selects {name}",
                     Id("Server", name),
                     *("metadata", "name"),
-                    mend="select it, name a policy in it, or park it",
+                    hint="select it, name a policy in it, or park it",
                     severity=Severity.ERROR if required else Severity.WARNING,
                 )
                 self._problems.append(problem)
@@ -382,7 +382,7 @@ class _Deciding:
                     f"an unknown machine is found by its loader, so its profile needs method Pxe, "
                     f"found {profile.spec.method}",
                     *at,
-                    mend="name a profile with method Pxe, or write LocalDisk",
+                    hint="name a profile with method Pxe, or write LocalDisk",
                 )
             )
             return None
@@ -393,7 +393,7 @@ class _Deciding:
                     Code.UNKNOWN_WRITES_DISK,
                     f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks",
                     *at,
-                    mend=Code.UNKNOWN_WRITES_DISK.hint,
+                    hint=Code.UNKNOWN_WRITES_DISK.hint,
                 )
             )
             return None

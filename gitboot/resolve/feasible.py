@@ -39,8 +39,8 @@ def artifacts_of(source: Source) -> Artifacts:
     return artifacts
 
 
-def _wrong_method(source: Source, code: Code, message: str, mend: str) -> Unbootable:
-    return Unbootable(code, message, mend, source.profile_id, "spec", "method")
+def _wrong_method(source: Source, code: Code, message: str, hint: str) -> Unbootable:
+    return Unbootable(code, message, hint, source.profile_id, "spec", "method")
 
 
 def _check_complete(source: Source, artifacts: Artifacts) -> None:

@@ -10,9 +10,9 @@ from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
 from gitboot.model.scalars import format_instant
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
+    CONSUMED_GRACE,
     FETCH_GRACE,
     IGNITION_GRACE,
-    SPENT_GRACE,
     Boot,
     BootOverride,
     BootPlan,
@@ -64,8 +64,8 @@ def transition(decision: Decision, at: datetime, record: Record | None) -> datet
     return next((instant for instant in later if _state(decision, instant, record) != now), None)
 
 
-def is_met(policy: PolicyDecision, record: Record) -> bool:
-    """Whether the key that the policy wants has been met; lowering ``provision`` never asks again."""
+def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
+    """Whether the key that the policy wants has been provisioned; lowering ``provision`` never asks again."""
     if record.provision is None or record.provision < policy.provision:
         return False
     if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
@@ -93,10 +93,10 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
     if record is not None:
         if record.grace_until is not None:
             yield record.grace_until
-        if record.met_at is not None:
-            yield record.met_at + IGNITION_GRACE
-        if record.spent_at is not None:
-            yield record.spent_at + SPENT_GRACE
+        if record.provisioned_at is not None:
+            yield record.provisioned_at + IGNITION_GRACE
+        if record.consumed_at is not None:
+            yield record.consumed_at + CONSUMED_GRACE
         for _, made_at in record.runs.values():
             yield made_at + FETCH_GRACE
 
@@ -145,27 +145,27 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
     if record is None:
         return _disk(policy, Cause.UNKNOWN)
     key = provision_reason(policy, record)
-    to_be_made = _State(Phase.NETWORK, Cause.NOT_MET, None, boot, _ignition(boot), None, key)
-    if is_met(policy, record):
+    to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, _ignition(boot), None, key)
+    if is_provisioned(policy, record):
         if record.grace_until is not None and at < record.grace_until and record.image == boot.image:
             return to_be_made
-        asks_still = record.met_at is not None and at < record.met_at + IGNITION_GRACE
-        return _disk(policy, Cause.MET, _ignition(boot) if asks_still else None)
-    if record.spent_at is not None and record.spent_key == key:
-        late = at >= record.spent_at + SPENT_GRACE
-        return replace(_disk(policy, Cause.SPENT), key=key) if late else to_be_made
+        asks_still = record.provisioned_at is not None and at < record.provisioned_at + IGNITION_GRACE
+        return _disk(policy, Cause.PROVISIONED, _ignition(boot) if asks_still else None)
+    if record.consumed_at is not None and record.consumed_key == key:
+        late = at >= record.consumed_at + CONSUMED_GRACE
+        return replace(_disk(policy, Cause.CONSUMED), key=key) if late else to_be_made
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
 
 
 def provision_reason(policy: PolicyDecision, record: Record) -> str:
     """The provision key that a policy wants, as the reason of an override; each attempt has its own.
 
-    Under OnImageChange an image may be wanted again that was provisioned before another: what was armed for
+    Under OnImageChange an image may be wanted again that was provisioned before another: what was set for
     it then says nothing of now, so the instant of the last provisioning is part of the key.
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
         return f"provision/{policy.provision}"
-    since = f"/after/{format_instant(record.met_at)}" if record.met_at is not None else ""
+    since = f"/after/{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{policy.provision}/{policy.boot.image}{since}"
 
 
@@ -194,7 +194,7 @@ def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason:
         target=_TARGETS[boot.method],
         http_boot_uri=file.url if file is not None else None,
         reason=reason,
-        rearm=network_boot is NetworkBoot.ALWAYS and mode is OverrideMode.ONCE,
+        set_again=network_boot is NetworkBoot.ALWAYS and mode is OverrideMode.ONCE,
     )
 
 

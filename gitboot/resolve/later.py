@@ -37,4 +37,4 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
 
 def _later(repository: FleetRepository, what: str, resource: Id, *path: str | int) -> Problem:
     message = f"this version of gitboot does not carry out {what}"
-    return repository.problem(Code.NOT_YET, message, resource, *path, mend="leave it out until a version has it")
+    return repository.problem(Code.NOT_YET, message, resource, *path, hint="leave it out until a version has it")

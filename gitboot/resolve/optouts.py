@@ -55,6 +55,6 @@ def overdue(repository: FleetRepository, at: datetime) -> Iterator[Problem]:
                 f"({opt_out.reason})",
                 opt_out.resource,
                 *(*opt_out.path, "until"),
-                mend=Code.OVERDUE.hint,
+                hint=Code.OVERDUE.hint,
                 severity=Severity.WARNING,
             )

@@ -19,8 +19,8 @@ def first_records(
 ) -> list[tuple[SystemUuid, str, Record]]:
     """Records for servers that a ledger sees for the first time.
 
-    A server is adopted as it stands, its wanted key as met, when its provision number is 0 (nothing is
-    reinstalled by taking over a running fleet), and is not met when it is 1 or more; with ``adopt_all``
+    A server is adopted as it stands, its wanted key as provisioned, when its provision number is 0 (nothing is
+    reinstalled by taking over a running fleet), and is pending when it is 1 or more; with ``adopt_all``
     all are adopted.
     """
     return [
@@ -44,7 +44,7 @@ def adopted(decision: Decision, at: datetime | None = None) -> Record:
         pool=policy.policy if policy else None,
         decision=decision.digest,
         evidence="Adopted",
-        met_at=at,
+        provisioned_at=at,
         runs={each.name: (each.run, at) for each in begun if at is not None},
     )
 
@@ -56,13 +56,13 @@ def ahead(
 ) -> list[SystemUuid]:
     """The servers of which a published tree knew more than a ledger: that one is an older copy.
 
-    ``reasons`` gives what the ledger has armed a server for: what was spent was armed.
+    ``reasons`` gives what the ledger has set a server for: what was consumed was set.
     """
     return sorted(
         uuid
         for uuid, record in published.items()
         if _progress(record) > _progress(known.get(uuid))
-        or (record.spent_key is not None and record.spent_key not in reasons(uuid))
+        or (record.consumed_key is not None and record.consumed_key not in reasons(uuid))
     )
 
 
@@ -71,7 +71,7 @@ def _progress(record: Record | None) -> tuple[bool, datetime, datetime]:
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
         return (False, beginning, beginning)
-    return (True, record.met_at or beginning, max((at for _, at in record.runs.values()), default=beginning))
+    return (True, record.provisioned_at or beginning, max((at for _, at in record.runs.values()), default=beginning))
 
 
 def drift(decision: Decision, record: Record | None) -> dict[str, str]:
@@ -117,10 +117,10 @@ def record_facts(record: Record) -> dict[str, Any]:
         "pool": record.pool,
         "decisionDigest": record.decision,
         "evidence": record.evidence,
-        "metAt": instant(record.met_at),
+        "provisionedAt": instant(record.provisioned_at),
         "graceUntil": instant(record.grace_until),
-        "spentAt": instant(record.spent_at),
-        "spentKey": record.spent_key,
+        "consumedAt": instant(record.consumed_at),
+        "consumedKey": record.consumed_key,
         "runs": {name: {"run": run, "at": format_instant(at)} for name, (run, at) in sorted(record.runs.items())},
     }
 
@@ -137,10 +137,10 @@ def record_of(item: Mapping[str, Any]) -> Record:
         pool=optional(text, "pool"),
         decision=optional(parse_digest, "decisionDigest"),
         evidence=optional(text, "evidence"),
-        met_at=optional(_instant, "metAt"),
+        provisioned_at=optional(_instant, "provisionedAt"),
         grace_until=optional(_instant, "graceUntil"),
-        spent_at=optional(_instant, "spentAt"),
-        spent_key=optional(text, "spentKey"),
+        consumed_at=optional(_instant, "consumedAt"),
+        consumed_key=optional(text, "consumedKey"),
         runs={name: (_number(made["run"]), _instant(made["at"])) for name, made in item["runs"].items()},
     )
 

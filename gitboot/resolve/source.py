@@ -34,17 +34,17 @@ class Source:
 
 
 class Unbootable(Exception):
-    """A boot that cannot work: the code, what is wrong, its mend, and the resource and field to look at."""
+    """A boot that cannot work: the code, what is wrong, its hint, and the resource and field to look at."""
 
     def __init__(
         self,
         code: Code,
         message: str,
-        mend: str,
+        hint: str,
         resource: Id,
         *path: str | int,
         template: tuple[str, int] | None = None,  # the file and line to look at instead, 1-based
     ) -> None:
         super().__init__(message)
-        self.code, self.message, self.mend, self.resource, self.path = code, message, mend, resource, path
+        self.code, self.message, self.hint, self.resource, self.path = code, message, hint, resource, path
         self.template = template

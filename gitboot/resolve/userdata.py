@@ -71,16 +71,16 @@ def check(format: str, text: str) -> None:
     _CHECKS[family(format)](format, text)
 
 
-def _malformed(message: str, mend: str) -> Malformed:
-    return Malformed(Code.USER_DATA_DOCUMENT, message, mend)
+def _malformed(message: str, hint: str) -> Malformed:
+    return Malformed(Code.USER_DATA_DOCUMENT, message, hint)
 
 
 def _check_ignition(format: str, text: str) -> None:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        mend = "Ignition is JSON; convert a Butane file with `butane` before it is committed"
-        raise _malformed(f"the rendered Ignition document is not JSON: {error}", mend) from None
+        hint = "Ignition is JSON; convert a Butane file with `butane` before it is committed"
+        raise _malformed(f"the rendered Ignition document is not JSON: {error}", hint) from None
     section = config.get("ignition") if isinstance(config, dict) else None
     version = section.get("version") if isinstance(section, dict) else None
     if not isinstance(version, str):

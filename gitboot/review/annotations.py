@@ -63,12 +63,12 @@ def _unheeded(review: Review) -> Iterator[Problem]:
 
 
 def _placed(
-    review: Review, causes: Iterable[Cause], code: Code, message: str, mend: str, severity: Severity
+    review: Review, causes: Iterable[Cause], code: Code, message: str, hint: str, severity: Severity
 ) -> Problem:
     """A problem where the first of its causes stands that has a place; else at the Fleet."""
     places = (cause.place for cause in causes if cause.place is not None)
     path, line, column = next(places, None) or _fleet(review)
-    return Problem(path=path, line=line, column=column, code=code, message=message, mend=mend, severity=severity)
+    return Problem(path=path, line=line, column=column, code=code, message=message, hint=hint, severity=severity)
 
 
 def _fleet(review: Review) -> tuple[str, int, int]:

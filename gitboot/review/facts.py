@@ -191,5 +191,5 @@ def _problem(problem: Problem) -> ProblemFacts:
         "code": problem.code,
         "severity": problem.severity.value,
         "message": problem.message,
-        "mend": problem.mend,
+        "hint": problem.hint,
     }

@@ -229,8 +229,8 @@ def _counted(problems: tuple[Problem, ...]) -> str:
 
 def _problem(problem: Problem) -> str:
     place = f"{problem.path}:{problem.line}:{problem.column}"
-    mend = f"<br>{code(problem.mend)}" if problem.mend else ""
-    return f"- {code(place)} {problem.severity} {problem.code}: {code(problem.message)}{mend}"
+    hint = f"<br>{code(problem.hint)}" if problem.hint else ""
+    return f"- {code(place)} {problem.severity} {problem.code}: {code(problem.message)}{hint}"
 
 
 def _next(review: Review) -> Iterator[str]:

@@ -76,7 +76,7 @@ def _boots(decisions: Decisions, decision: Decision) -> dict[str, Texts]:
     found: dict[str, Texts] = {}
     policy = decision.policy
     if policy is not None and policy.boot is not None and policy.network_boot is not NetworkBoot.NEVER:
-        cause = Cause.ALWAYS if policy.network_boot is NetworkBoot.ALWAYS else Cause.NOT_MET
+        cause = Cause.ALWAYS if policy.network_boot is NetworkBoot.ALWAYS else Cause.PENDING
         plan = _plan(decision, policy.boot, Phase.NETWORK, cause, policy=policy.policy)
         found["BootPolicy"] = _texts(decisions, decision, plan)
     for each in decision.maintenances:

@@ -101,7 +101,7 @@ class Problem(_Model):
     code: str
     severity: Severity
     message: str
-    mend: str
+    hint: str
 
 
 class Held(_Model):

@@ -34,7 +34,7 @@ class Source:
 
     The state directory is locked by whoever makes this. `fetch` and `restore` may run in one thread and the
     other methods in another: each call opens the repository anew, as libgit2 wants it. What reads the clone
-    raises `CorruptClone` where it cannot, and `restore` mends that.
+    raises `CorruptClone` where it cannot, and `restore` fixes that.
     """
 
     def __init__(self, remote: Remote, state: Path) -> None:

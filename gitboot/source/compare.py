@@ -154,4 +154,4 @@ def _conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix
         if not path.startswith(prefix):
             continue
         path = path.removeprefix(prefix)
-        yield Problem(path=path, line=1, column=1, code=code, message="the two branches do not merge", mend=code.hint)
+        yield Problem(path=path, line=1, column=1, code=code, message="the two branches do not merge", hint=code.hint)

@@ -19,7 +19,7 @@ from gitboot.source import open_snapshot
 from tests import generated
 from tests.boots.interpreter import Run, run
 from tests.fleets import at, decided, mac_of, uuid_of
-from tests.generated import GeneratedFleet, fleets, met, tree
+from tests.generated import GeneratedFleet, fleets, installed_record, tree
 
 EXAMPLE: Final = Path(__file__).parents[2] / "example-repo"
 NOON: Final = at("20T12:00")
@@ -54,7 +54,7 @@ def _numbered(scripts: set[bytes]) -> dict[str, bytes]:
 
 def _of_example() -> set[bytes]:
     decisions = decide(load(open_snapshot(EXAMPLE, "WORKTREE")))
-    installed = {name: met(decision, NOON) for name, decision in decisions.servers.items()}
+    installed = {name: installed_record(decision, NOON) for name, decision in decisions.servers.items()}
     return {*_first_boots(decisions), *_scripts(tree(decisions, installed, NOON))}
 
 

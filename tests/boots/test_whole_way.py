@@ -65,7 +65,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
         at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
 
         def reset(kind: str) -> None:
-            """Reset it through Redfish, as soon as gitboot has armed a boot."""
+            """Reset it through Redfish, as soon as gitboot has set a boot."""
             eventually(lambda: double.system()["Boot"]["BootSourceOverrideEnabled"] == "Once", within_s=60)
             path = f"{bmc.url}{double.reset_path}"
             httpx.post(path, json={"ResetType": kind}, auth=("root", "calvin")).raise_for_status()

@@ -32,14 +32,14 @@ _OCI: Final = re.compile(r"oci://[^\s@?#]+/[^\s@?#]+@sha256:[0-9a-f]{64}")
 def parse_artifact_url(value: object) -> ArtifactUrl:
     """``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
     found = text(value)
-    mend = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
+    hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
     _check_url_text(found)
     if found.startswith("assets:"):
         path = found.removeprefix("assets:")
         if not path or path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
             raise _malformed_url(found, "a path below the asset base", "write assets:DIR/FILE, without ..")
     elif not (_OCI.fullmatch(found) if found.startswith("oci:") else _http(found)):
-        raise _malformed_url(found, "a URL of an artifact", mend)
+        raise _malformed_url(found, "a URL of an artifact", hint)
     return ArtifactUrl(found)
 
 
@@ -78,5 +78,5 @@ def _http(found: str) -> bool:
         return False
 
 
-def _malformed_url(found: str, expected: str, mend: str) -> Malformed:
-    return Malformed(Code.URL, f"expected {expected}, found {shown(found)}", mend)
+def _malformed_url(found: str, expected: str, hint: str) -> Malformed:
+    return Malformed(Code.URL, f"expected {expected}, found {shown(found)}", hint)

@@ -15,13 +15,13 @@ INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]
 def parse_instant(value: object) -> datetime:
     """An RFC 3339 instant with its offset, to the second; in UTC."""
     found = text(value)
-    mend = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
+    hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
     if not INSTANT.fullmatch(found):
-        raise Malformed(Code.INSTANT, f"expected an instant with an offset, found {shown(found)}", mend)
+        raise Malformed(Code.INSTANT, f"expected an instant with an offset, found {shown(found)}", hint)
     try:
         return datetime.fromisoformat(found.upper()).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise Malformed(Code.INSTANT, f"there is no instant {shown(found)} ({error})", mend) from error
+        raise Malformed(Code.INSTANT, f"there is no instant {shown(found)} ({error})", hint) from error
 
 
 def format_instant(at: datetime) -> str:

@@ -9,9 +9,9 @@ from gitboot.problems.codes import Code
 class Malformed(ValueError):
     """A value that is not what its field takes; ``at`` leads from the value checked to the culprit."""
 
-    def __init__(self, code: Code, message: str, mend: str = "", at: Path = ()) -> None:
+    def __init__(self, code: Code, message: str, hint: str = "", at: Path = ()) -> None:
         super().__init__(message)
-        self.code, self.message, self.mend, self.at = code, message, mend, at
+        self.code, self.message, self.hint, self.at = code, message, hint, at
 
 
 def shown(value: object) -> str:

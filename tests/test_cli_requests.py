@@ -61,13 +61,13 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
     rack.blades["web02"].uuid = uuid_of("another board")
     rack.push()
     rack.once("--max-small-group", "100")
-    met = shown(rack)["web01"]["record"]["metAt"]
+    since = shown(rack)["web01"]["record"]["provisionedAt"]
     assert rack.said("records", "show").splitlines() == [
-        "SERVER  WANTED  MET      IMAGE      POOL  EVIDENCE  SINCE              DRIFT",
-        "web02   1       unknown  -          -     -         -                  -",
-        f"web01   1       1        flatcar-1  web   Adopted   {met[:16]}Z  -",
+        "SERVER  WANTED  PROVISIONED  IMAGE      POOL  EVIDENCE  SINCE              DRIFT",
+        "web02   1       unknown      -          -     -         -                  -",
+        f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "say what is on their disks: gitboot records set web02 met, or not-met",
+        "say what is on their disks: gitboot records set web02 provisioned, or pending",
         "",
         "2 servers: 1 unknown, 1 as wanted",
     ]
@@ -76,15 +76,15 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
 
 
 def test_a_record_that_is_set_without_an_instance_counts_at_its_next_pass(rack: Rack) -> None:
-    said = rack.said("records", "set", "web01", "not-met", *REASON)
-    assert said == "web01 is not met: it is installed as soon as its plan wants it (INC-4711)\n"
+    said = rack.said("records", "set", "web01", "pending", *REASON)
+    assert said == "web01 is pending: it is installed as soon as its plan wants it (INC-4711)\n"
     assert shown(rack)["web01"]["record"]["provision"] is None
     rack.once(*rack.spooling)
-    assert (rack.blades["web01"].armed, rack.blades["web02"].armed) == (1, 0)
-    said = rack.said("records", "set", "web01", "met", *REASON)
-    assert said == "web01 is met: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
+    assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
+    said = rack.said("records", "set", "web01", "provisioned", *REASON)
+    assert said == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
     assert shown(rack)["web01"]["record"]["evidence"] == "Operator"
-    assert '"Ordered"' in rack.said("events")
+    assert '"Requested"' in rack.said("events")
 
 
 def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
@@ -140,7 +140,7 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
     assert rack.once().code == Exit.HELD
     assert rack.said("approve", digest, *REINSTALL, *REASON).startswith("maxReinstalls acknowledged")
     assert rack.once(*rack.spooling).code == Exit.FINE
-    assert rack.blades["web01"].armed == 1
+    assert rack.blades["web01"].times_set == 1
 
 
 def test_one_more_commit_makes_the_digest_stale(rack: Rack) -> None:
@@ -194,13 +194,13 @@ def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: 
 # Beside an instance that runs
 
 
-def test_orders_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
+def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
     web = rack.blades["web01"]
     with rack.running() as instance:
-        assert "web01 is not met" in rack.said("records", "set", "web01", "not-met", *REASON)
+        assert "web01 is pending" in rack.said("records", "set", "web01", "pending", *REASON)
         eventually(lambda: web.stands)
         assert boots(instance, web) == "flatcar-1"
-        assert "web01 is met" in rack.said("records", "set", "web01", "met", *REASON)
+        assert "web01 is provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
         rack.said("suspend", "--until", soon(hours=1), *REASON)
         found = until_condition(instance, "Accepting", status=False, reason="Suspended")
@@ -208,7 +208,7 @@ def test_orders_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
         rack.blades["web02"].provision = 2
         commit = rack.push("Reinstall web02")
         rack.said("reconcile")
-        assert (instance.status()["attempted"]["commit"], web.armed) != (commit, 2)
+        assert (instance.status()["attempted"]["commit"], web.times_set) != (commit, 2)
         rack.said("resume")
         until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
         digest = instance.status()["attempted"]["held"]["digest"]
@@ -216,22 +216,22 @@ def test_orders_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
         eventually(lambda: rack.blades["web02"].stands)
         assert condition(instance, "CommitAccepted")["status"]
         assert f"running, process {instance.process.pid}" in rack.said("status")
-    assert (web.armed, rack.blades["web02"].armed) == (1, 1)
+    assert (web.times_set, rack.blades["web02"].times_set) == (1, 1)
 
 
 # status
 
 
 def test_status_counts_records_drift_and_bmcs(rack: Rack) -> None:
-    rack.said("records", "set", "web01", "not-met", *REASON)
+    rack.said("records", "set", "web01", "pending", *REASON)
     rack.pool = tuple(text.replace("image: flatcar-1", "image: flatcar-2") for text in rack.pool)
     rack.push("Go on to flatcar-2")
     rack.once(*rack.spooling)
     document = json.loads(rack.said("status", "-o", "json"))
-    assert (document["records"], document["drift"]) == ({"Met": 1, "NotMet": 1}, {"ImageDrift": 1})
+    assert (document["records"], document["drift"]) == ({"Provisioned": 1, "Pending": 1}, {"ImageDrift": 1})
     assert document["bmcs"] == {"Applied": 1}
     lines = rack.said("status").splitlines()
-    assert {"records    1 Met, 1 NotMet", "drift      1 ImageDrift", "bmcs       1 Applied"} <= set(lines)
+    assert {"records    1 Pending, 1 Provisioned", "drift      1 ImageDrift", "bmcs       1 Applied"} <= set(lines)
 
 
 def test_what_does_not_hold_comes_first_with_its_message_below_it(rack: Rack) -> None:
@@ -262,7 +262,7 @@ def test_once_ends_with_the_worst_that_it_met(rack: Rack) -> None:
 
 
 def test_once_in_part_exits_with_8(rack: Rack) -> None:
-    rack.said("records", "set", "web01", "not-met", *REASON)
+    rack.said("records", "set", "web01", "pending", *REASON)
     rack.blades["web01"].bmc.__exit__(None, None, None)
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
 
@@ -279,9 +279,9 @@ COMMANDS = (
     "bmc get",
     "bmc diff",
     "bmc apply",
-    "bmc resolve web01 --armed --reason x",
+    "bmc resolve web01 --consumed --reason x",
     "records show",
-    "records set web01 met --reason x",
+    "records set web01 provisioned --reason x",
     "records import FILE --reason x",
     "approve 0 --guard maxReinstalls --reason x",
     "suspend --until 2099-01-01T00:00:00Z --reason x",
@@ -323,7 +323,7 @@ def test_a_state_directory_on_which_nothing_ran_is_named_and_left_alone(
         said = "no gitboot runs with" if command in RUNNING_ONLY else "no gitboot has run with"
         assert (done.code, done.out) == (Exit.USAGE, "")
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
-        assert "gitboot run" in done.err  # the mend
+        assert "gitboot run" in done.err  # the hint
     assert listing(tmp_path) == []
 
 
@@ -354,7 +354,7 @@ def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, c
     assert (state / "ledger.sqlite").read_bytes() == b"this is no ledger" * 99
 
 
-@pytest.mark.parametrize("command", ["records show wbe01", "records set wbe01 met --reason x"])
+@pytest.mark.parametrize("command", ["records show wbe01", "records set wbe01 provisioned --reason x"])
 def test_a_misspelt_server_is_answered_with_the_near_one(ended: Rack, command: str) -> None:
     done = ended.typed(*command.split())
     assert (done.code, done.out) == (Exit.USAGE, "")
