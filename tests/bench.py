@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from gitboot.bmc.fleet import Fleet
+from gitboot.instance.evaluation import commit_of
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Fleetwide, Overriding
@@ -85,7 +86,7 @@ class Bench:
 
     @property
     def fleet(self) -> Fleetwide:
-        return Fleetwide(self.repository, self.machines, self.servers)
+        return Fleetwide(commit_of(self.repository, self.decisions), self.servers)
 
     def wait(self, **given: float) -> None:
         """Let time pass."""

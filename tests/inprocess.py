@@ -12,6 +12,7 @@ from typing import Any, Final
 from gitboot.bmc.fleet import Fleet
 from gitboot.diff.guard import Limits
 from gitboot.instance.accept import Accepting
+from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Overriding
@@ -63,13 +64,12 @@ def in_process(
         overriding = Overriding(bmcs, ledger, evidence, journal)
         accepting = Accepting(
             source,
+            Evaluation(source, {}, lambda _: None),
             ledger,
             provisioning,
             journal,
             published=Revision(target.stamp.commit) if target.stamp is not None else None,
             limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
-            parsed={},
-            keep_parsed=lambda parsed: None,
         )
         reconciler = Reconciler(
             accepting=accepting,

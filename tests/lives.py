@@ -17,6 +17,7 @@ from typing import Any, cast
 from gitboot.bmc.fleet import Fleet
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError
+from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Overriding
@@ -152,7 +153,7 @@ class Life:
         overriding = Overriding(bmcs, ledger, evidence, journal, jitter=lambda: 1)
         source = cast(Source, None)  # commits come from elsewhere
         accepting = Trusting(
-            source, ledger, provisioning, journal, limits=Limits(), parsed={}, keep_parsed=lambda _: None
+            source, Evaluation(source, {}, lambda _: None), ledger, provisioning, journal, limits=Limits()
         )
         accepting.branch = self.branch
         reconciler = Reconciler(

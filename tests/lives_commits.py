@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gitboot.instance.accept import Accepting
-from gitboot.instance.accept import Commit as Accepted
+from gitboot.instance.evaluation import commit_of
 from gitboot.load import ParseCache, Revision, load
-from gitboot.load.machines import machines
 from gitboot.model.scalars import format_instant
 from gitboot.resolve import decide
 from tests import fleets
@@ -97,12 +96,7 @@ class Branch:
         self._count += 1
         snapshot = replace(fleets.snapshot(*documents), revision=Revision(f"{self._count:040}"))
         repository = load(snapshot, _PARSED)
-        self.newest = Accepted(
-            revision=snapshot.revision,
-            repository=repository,
-            decisions=decide(repository),
-            machines=machines(repository),
-        )
+        self.newest = commit_of(repository, decide(repository))
 
 
 class Trusting(Accepting):

@@ -14,6 +14,7 @@ import pytest
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.instance.accept import Accepting
+from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.reconcile import Reconciler
 from gitboot.ledger import Ledger
 from gitboot.load import BlobId, ParseCache, Revision, Snapshot
@@ -84,13 +85,12 @@ class Instance:
         self.kept: list[ParseCache] = []
         self.accepting = Accepting(
             self.source,
+            Evaluation(self.source, given.pop("parsed", {}), self.kept.append),
             self.bench.ledger,
             self.bench.provisioning,
             self.bench.journal,
             **{
                 "limits": Limits(**UNGUARDED, allow_rewind=given.pop("allow_rewind", False)),
-                "parsed": {},
-                "keep_parsed": self.kept.append,
                 **given,
             },
         )

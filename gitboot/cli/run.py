@@ -229,6 +229,7 @@ def _assembled(
     from gitboot.bmc.fleet import Fleet as Bmcs
     from gitboot.instance.accept import Accepting
     from gitboot.instance.cache import read_parsed, write_parsed
+    from gitboot.instance.evaluation import Evaluation
     from gitboot.instance.evidence import Evidence
     from gitboot.instance.journal import Journal
     from gitboot.instance.overrides import Overriding
@@ -250,15 +251,18 @@ def _assembled(
     )
     stack.callback(bmcs.close)
     overriding = Overriding(bmcs, ledger, evidence, journal, most_failures=settings.bmc_failures)
+    cache = settings.state / "cache"
+    evaluation = Evaluation(
+        source, read_parsed(cache), lambda parsed: None if settings.dry_run else write_parsed(cache, parsed)
+    )
     accepting = Accepting(
         source,
+        evaluation,
         ledger,
         provisioning,
         journal,
         limits=limits_of(settings.limits, allow_rewind=settings.allow_rewind, allow_empty=settings.allow_empty),
         published=published,
-        parsed=read_parsed(settings.state / "cache"),
-        keep_parsed=lambda parsed: None if settings.dry_run else write_parsed(settings.state / "cache", parsed),
     )
     reconciler = Reconciler(
         accepting=accepting,

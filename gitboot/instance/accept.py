@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
-from gitboot.diff import compare
 from gitboot.diff.guard import Acknowledged, Limits, Verdict, acknowledgements, judge, trailer
 from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, SourceError, TryAgain
+from gitboot.instance.evaluation import Commit, Evaluated, Evaluation
 from gitboot.instance.journal import Journal
 from gitboot.instance.provisioning import Provisioning
 from gitboot.ledger import Ledger
-from gitboot.load import BlobId, FleetRepository, ParseCache, Revision, Snapshot, load
-from gitboot.load.machines import Machine, machines
+from gitboot.load import Revision
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.model.scalars import format_instant
 from gitboot.plan import Decision
 from gitboot.problems.problem import Problem
-from gitboot.resolve import Decisions, decide
 from gitboot.resolve.instant import is_provisioned
 from gitboot.review import words
 from gitboot.source import Source
@@ -26,20 +23,10 @@ from gitboot.status import Held
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
-    """A commit that holds together, and what it decides."""
-
-    revision: Revision
-    repository: FleetRepository
-    decisions: Decisions
-    machines: Mapping[SystemUuid, Machine]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Candidate:
     """A commit that a guard holds."""
 
-    commit: Commit
+    evaluated: Evaluated
     verdict: Verdict
     given: Acknowledged  # what it was judged with
     unheeded: tuple[str, ...]  # acknowledgements that do not count, and why
@@ -51,24 +38,21 @@ class Accepting:
     def __init__(
         self,
         source: Source,
+        evaluation: Evaluation,
         ledger: Ledger,
         provisioning: Provisioning,
         journal: Journal,
         *,
         limits: Limits,
         published: Revision | None = None,
-        parsed: ParseCache,
-        keep_parsed: Callable[[ParseCache], None],
     ) -> None:
-        self._source, self._ledger = source, ledger
+        self._source, self._evaluation, self._ledger = source, evaluation, ledger
         self._provisioning, self._journal = provisioning, journal
         self._limits = limits
         self._published = published  # the commit that the tree was made of before this start
-        self._parsed, self._keep_parsed = parsed, keep_parsed
         self.accepted: Commit | None = None
         self.attempted: Revision | None = None
         self.problems: tuple[Problem, ...] = ()  # of the attempted commit
-        self._snapshot: Snapshot | None = None  # that was read last: of the next only what differs is read
         self._held: _Candidate | None = None
 
     @property
@@ -78,7 +62,7 @@ class Accepting:
             return None
         verdict = self._held.verdict
         return Held(
-            commit=self._held.commit.revision,
+            commit=self._held.evaluated.commit.revision,
             digest=verdict.digest,
             guards=tuple(str(guard) for guard in verdict.holding),
         )
@@ -105,17 +89,17 @@ class Accepting:
             return
         if latest != self.attempted:
             self._held = None
-            if (commit := self._read(latest, at)) is not None:
-                self._judge(commit, at)
+            if (evaluated := self._evaluate(latest, at)) is not None:
+                self._judge(evaluated, at)
         elif self._held is not None and self._approved(self._held.verdict.digest) - self._held.given:
-            self._judge(self._held.commit, at)
+            self._judge(self._held.evaluated, at)
 
     def _take_up_again(self, at: datetime) -> None:
         """After a start: go on with what was accepted before; the guards have judged it then."""
         before = self._accepted_before()
-        commit = self._read(before, at) if before is not None else None
-        if commit is not None:
-            self._accept(commit, at)
+        evaluated = self._evaluate(before, at) if before is not None else None
+        if evaluated is not None:
+            self._accept(evaluated.commit, at)
 
     def _accepted_before(self) -> Revision | None:
         """The commit that was accepted last; the ledger knows it even where the clone was lost.
@@ -142,31 +126,16 @@ class Accepting:
             self._journal.condition("SourceReady", False, "CorruptClone", f"{error}; {failure}", at)
             return False
         self._journal.event(at, "CloneRestored", "gitboot's own clone was made anew")
-        self._snapshot = None
+        self._evaluation.forget()
         return True
 
-    def _read(self, revision: Revision, at: datetime) -> Commit | None:
-        """What a commit decides; None where it has problems, which are told."""
-        known = dict(self._parsed)
+    def _evaluate(self, revision: Revision, at: datetime) -> Evaluated | None:
+        """What a commit says; None while that is not known yet, or where it has problems, which are told."""
         try:
-            snapshot = self._source.snapshot(revision, previous=self._snapshot)
-            repository = load(snapshot, known)
-            decisions = decide(repository)
+            return self._evaluation.evaluate(revision)
         except InvalidRepository as error:
             self._refuse(revision, error, at)
             return None
-        # Whatever can read the clone holds its packs open, and libgit2 to them after `restore` has replaced them.
-        self._snapshot = replace(snapshot, read=_closed)
-        before = self._parsed
-        self._parsed = {blob: known[blob] for blob in snapshot.blobs.values() if blob in known}
-        if self._parsed.keys() != before.keys():
-            self._keep_parsed(self._parsed)
-        return Commit(
-            revision=revision,
-            repository=replace(repository, read=_closed),
-            decisions=decisions,
-            machines=machines(repository),
-        )
 
     def _refuse(self, revision: Revision, error: InvalidRepository, at: datetime) -> None:
         self.attempted, self.problems = revision, error.problems
@@ -179,6 +148,7 @@ class Accepting:
     def _accept(self, commit: Commit, at: datetime, *, changes: str | None = None) -> None:
         self._ledger.accept(commit.revision, changes=changes)
         self._source.accept(commit.revision)
+        self._evaluation.adopt(commit)
         self.attempted, self.problems = commit.revision, commit.decisions.warnings
         self.accepted, self._held = commit, None
         count = words.count(len(commit.decisions.servers))
@@ -188,18 +158,13 @@ class Accepting:
 
     # Guards
 
-    def _judge(self, commit: Commit, at: datetime) -> None:
+    def _judge(self, evaluated: Evaluated, at: datetime) -> None:
         """Accept a commit, or hold it, and say by which numbers and how it is acknowledged."""
+        commit, changes = evaluated.commit, evaluated.changes
         accepted, before = self.accepted, self._accepted_before()
-        changes = compare(
-            accepted.decisions if accepted else None,
-            commit.decisions,
-            accepted.repository if accepted else None,
-            commit.repository,
-        )
-        limits = self._limits.tightened_by(commit.repository.fleet.spec.guards)
+        limits = self._limits.tightened_by(commit.fleet.guards)
         if accepted is not None:  # a commit that loosens the fleet's guards is judged by the old ones
-            limits = limits.tightened_by(accepted.repository.fleet.spec.guards)
+            limits = limits.tightened_by(accepted.fleet.guards)
         told = acknowledgements(self._source.messages(before, commit.revision), changes.digest)
         given = told.given | self._approved(changes.digest)
         verdict = judge(
@@ -221,7 +186,7 @@ class Accepting:
             f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in told.unheeded
         )
         self.attempted, self.problems = commit.revision, commit.decisions.warnings
-        self._held = _Candidate(commit=commit, verdict=verdict, given=given, unheeded=unheeded)
+        self._held = _Candidate(evaluated=evaluated, verdict=verdict, given=given, unheeded=unheeded)
         self._tell_held(self._held, at)
 
     def _returning(self, commit: Commit) -> int:
@@ -249,7 +214,7 @@ class Accepting:
         return frozenset((digest, guard) for guard in self._ledger.approved(digest))
 
     def _tell_held(self, held: _Candidate, at: datetime) -> None:
-        revision, verdict = held.commit.revision, held.verdict
+        revision, verdict = held.evaluated.commit.revision, held.verdict
         trips = "; ".join(f"{trip.guard}: {words.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
         guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
         lines = [trailer(verdict.digest, guard) for guard in verdict.holding]
@@ -285,8 +250,3 @@ class Accepting:
         message = f"suspended by {suspension.who} until {format_instant(suspension.until)}: {suspension.reason}"
         self._journal.condition("Accepting", False, "Suspended", message, at)
         return message
-
-
-def _closed(blob: BlobId) -> bytes:
-    """Read nothing: of a commit that was loaded everything has been read."""
-    raise KeyError(blob)

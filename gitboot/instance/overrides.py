@@ -13,16 +13,15 @@ from typing import Final
 from gitboot.bmc.apply import Job, Outcome, Result
 from gitboot.bmc.fleet import Fleet
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
+from gitboot.instance.evaluation import Commit
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.ledger import Ledger
-from gitboot.load import FleetRepository
-from gitboot.load.machines import BmcAccess, Machine
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
 from gitboot.plan import BootPlan
 from gitboot.render.schedule import ServerState
-from gitboot.resolve.decide import site_of
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
 READ_EVERY: Final = timedelta(minutes=5)  # and one whose override stays
@@ -38,8 +37,7 @@ _REST: Final = timedelta(minutes=1)  # after too many failures in a row
 class Fleetwide:
     """What one pass works on."""
 
-    repository: FleetRepository
-    machines: Mapping[SystemUuid, Machine]
+    commit: Commit
     servers: Mapping[str, ServerState]
 
 
@@ -128,7 +126,7 @@ class Overriding:
                 continue
             jobs.append((_job(ask, only_read=only_read), schedule))
         self._forget(idle)
-        spec = fleet.repository.fleet.spec.provisioning
+        spec = fleet.commit.fleet.provisioning
         self._evidence.uncontradicted(self._schedules.keys(), spec.evidence, at)
         for job, schedule in self._admitted(jobs, at):
             if not self._bmcs.submit([job]):
@@ -154,9 +152,9 @@ class Overriding:
         taken = {ask.bmc.place for ask in left_behind}
         yield from left_behind
         elsewhere = {ask.uuid for ask in left_behind}
-        kind = fleet.repository.fleet.spec.provisioning.evidence
+        kind = fleet.commit.fleet.provisioning.evidence
         for name, state in fleet.servers.items():
-            uuid, machine = state.decision.uuid, fleet.machines[state.decision.uuid]
+            uuid, machine = state.decision.uuid, fleet.commit.machines[state.decision.uuid]
             if machine.bmc is None or uuid in elsewhere or machine.bmc.place in taken:
                 continue
             wanted, records = wanted_by(state.plan), self._ledger.overrides(uuid)
@@ -165,8 +163,7 @@ class Overriding:
             stands = any(each.state.is_open for each in records)
             if wanted is None and not stands and not self._evidence.awaits_progress(state, kind):
                 continue
-            site = site_of(fleet.repository, fleet.repository.servers[name])
-            yield _Ask(name, uuid, machine.bmc, wanted, records, site.name if site is not None else None)
+            yield _Ask(name, uuid, machine.bmc, wanted, records, fleet.commit.sites.get(name))
 
     def _left_behind(self, fleet: Fleetwide) -> Iterator[_Ask]:
         """Overrides on BMCs that no document names any more for their machine: they are withdrawn there."""
@@ -175,7 +172,7 @@ class Overriding:
             return
         known = self._ledger.machines()
         for uuid in sorted(open_overrides):
-            records, machine = self._ledger.overrides(uuid), fleet.machines.get(uuid)
+            records, machine = self._ledger.overrides(uuid), fleet.commit.machines.get(uuid)
             was = next((each.bmc for each in records if each.state.is_open and each.bmc is not None), None)
             last = known.get(uuid)
             bmc = was or (last.bmc if last is not None else None)
@@ -203,7 +200,7 @@ class Overriding:
     def collect(self, fleet: Fleetwide, at: datetime, *, wait: bool = False) -> None:
         """Take in what came of the jobs that have ended, and completed fetches of entries."""
         by_uuid = {state.decision.uuid: state for state in fleet.servers.values()}
-        spec = fleet.repository.fleet.spec.provisioning
+        spec = fleet.commit.fleet.provisioning
         for uuid, result in self._bmcs.finished(wait_all=wait).items():
             if result.wrote:
                 self._asked = {}  # it may have set what is no longer wanted
@@ -216,7 +213,7 @@ class Overriding:
                 if judged and (schedule := self._schedules.get(uuid)) is not None:
                     schedule.due = at  # it was only read; now it may be set again
         monitors = [ip_network(network) for network in spec.monitors]
-        machines = fleet.machines
+        machines = fleet.commit.machines
         self._evidence.take(
             spec.evidence, monitors, lambda uuid: uuid in machines and machines[uuid].bmc is not None, at
         )
@@ -268,7 +265,7 @@ class Overriding:
                 "plan": record.plan_digest,
                 "before": _shown(result.before),
                 "after": _shown(result.observed.override if result.observed else None),
-                "commit": fleet.repository.revision,
+                "commit": fleet.commit.revision,
             }
             message = f"{name}: {_text(record)} is {record.state.lower()}"
             self._journal.event(at, f"Override{record.state}", message, facts)

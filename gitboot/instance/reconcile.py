@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import NamedTuple, Protocol, TypedDict
 
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
-from gitboot.instance.accept import Accepting, Commit
+from gitboot.instance.accept import Accepting
+from gitboot.instance.evaluation import Commit
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Fleetwide, Overriding
 from gitboot.instance.provisioning import Provisioning
 from gitboot.instance.requests import Requests
 from gitboot.ledger import Ledger
-from gitboot.load import FleetRepository
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Record
 from gitboot.publish.directory import Published
@@ -24,7 +24,6 @@ from gitboot.render.answers import Answers, EntryOf
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.render.tree import ContentType, File, Files
 from gitboot.resolve import Decisions
-from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.records import drift, exported
 from gitboot.status import Status
 
@@ -80,7 +79,6 @@ class Reconciler:
         self._servers: dict[str, ServerState] = {}
         self._planned: _Planned | None = None
         self._counts = _counted(())  # of what was planned last
-        self._opt_outs: tuple[FleetRepository | None, tuple[OptOut, ...]] = (None, ())
         self._stands = False  # whether what was planned last is what the target holds
 
     def reconcile(self, at: datetime, *, wait: bool = False) -> datetime | None:
@@ -101,12 +99,12 @@ class Reconciler:
             self._overriding.ask(self._fleet(accepted), at, may_set=may_set)
             if wait:
                 self._overriding.collect(self._fleet(accepted), at, wait=True)
-            self._check_opt_outs(accepted.repository, at)
+            self._check_opt_outs(accepted, at)
         self._journal.condition("LedgerWritable", True, "Writable", "the last pass ended", at)
         return self._report()
 
     def _fleet(self, accepted: Commit) -> Fleetwide:
-        return Fleetwide(accepted.repository, accepted.machines, self._servers)
+        return Fleetwide(accepted, self._servers)
 
     def _learn(self, at: datetime) -> None:
         """Take in evidence; what was fetched before this start is evidence of what is offered now."""
@@ -121,7 +119,7 @@ class Reconciler:
 
     def _is_ours(self, accepted: Commit, at: datetime) -> bool:
         """Whether this instance may act for the accepted commit: a Fleet may name the one ledger that does."""
-        named = accepted.repository.fleet.spec.provisioning.ledger
+        named = accepted.fleet.provisioning.ledger
         if named is None or named == self._ledger.identity:
             self._journal.forget("LedgerNamed")
             return True
@@ -140,7 +138,7 @@ class Reconciler:
             return
         self._plan(accepted.decisions, at)
         if not self._stands:
-            self._publish(accepted.repository, accepted.decisions, at)
+            self._publish(accepted, at)
 
     def ledger_failed(self, error: LedgerError, at: datetime) -> None:
         """Note that a pass ended early because the ledger could not be written; what is answered goes on."""
@@ -193,12 +191,12 @@ class Reconciler:
 
     # publish
 
-    def _publish(self, repository: FleetRepository, decisions: Decisions, at: datetime) -> None:
+    def _publish(self, accepted: Commit, at: datetime) -> None:
         """Bring the endpoint and the tree to what was planned.
 
         The endpoint answers from memory: a full disk keeps no window open there.
         """
-        states = self._servers.values()
+        states, decisions = self._servers.values(), accepted.decisions
         known = {state.decision.uuid: state.record for state in states if state.record is not None}
         files = {path: file for state in states for path, file in state.files.items()}
         files |= shared_files(decisions)
@@ -210,7 +208,7 @@ class Reconciler:
             turns={path: each for state in states for path, each in state.turns.items()},
             entries=entries,
             servers={name: state.summary for name, state in self._servers.items()},
-            addresses=_addresses(repository),
+            addresses=accepted.addresses,
         )
         self._planned_at = at
         try:
@@ -252,11 +250,9 @@ class Reconciler:
 
     # report
 
-    def _check_opt_outs(self, repository: FleetRepository, at: datetime) -> None:
+    def _check_opt_outs(self, accepted: Commit, at: datetime) -> None:
         """Say which pins and holds are past their deadlines; nothing changes by itself."""
-        if self._opt_outs[0] is not repository:
-            self._opt_outs = repository, tuple(opt_outs(repository))
-        late = [each.what for each in self._opt_outs[1] if each.until is not None and each.until <= at]
+        late = [each.what for each in accepted.opt_outs if each.until is not None and each.until <= at]
         if late:
             self._journal.condition("OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}", at)
         else:
@@ -297,13 +293,3 @@ def _counted(states: Iterable[ServerState]) -> _Counts:
         records[known] += 1
         drifts.update(drift(state.decision, state.record).keys())
     return _Counts(phases=phases, records=records, drift=drifts)
-
-
-def _addresses(repository: FleetRepository) -> dict[str, str]:
-    """Which server has an IP address."""
-    return {
-        address.partition("/")[0]: name
-        for name, server in repository.servers.items()
-        for interface in server.spec.interfaces
-        for address in interface.addresses
-    }
