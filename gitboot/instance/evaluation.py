@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gitboot.diff import compare
-from gitboot.diff.changes import Changes
+from gitboot.diff.extent import Extent
 from gitboot.load import BlobId, FleetRepository, ParseCache, Revision, Snapshot, load
 from gitboot.load.machines import Machine, machines
 from gitboot.model.fleet import FleetSpec
@@ -36,7 +36,7 @@ class Evaluated:
     """A commit, and what it changes against the one that was adopted last."""
 
     commit: Commit
-    changes: Changes
+    changes: Extent
 
 
 class Evaluation:
@@ -60,7 +60,7 @@ class Evaluation:
         base = self._base
         changes = compare(base[0].decisions if base else None, decisions, base[1] if base else None, repository)
         self._candidate = commit, repository
-        return Evaluated(commit=commit, changes=changes)
+        return Evaluated(commit=commit, changes=changes.extent)
 
     def adopt(self, commit: Commit) -> None:
         """Take the commit that was evaluated last as the one that the next are compared with."""

@@ -27,3 +27,4 @@ class Snapshot:
     blobs: Mapping[str, BlobId]  # path -> content, "/" between folders
     read: Callable[[BlobId], bytes]
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
+    changed: frozenset[str] | None = None  # paths that differ from the snapshot before; None: any may

@@ -29,14 +29,22 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
         if previous is not None and previous.revision in git:
             base = tree_at(git, previous.revision, folder)
             blobs, irregular = dict(previous.blobs), dict(previous.irregular)
+        changed = set()
         for path, mode, blob in _differences(git.odb, base, tree_at(git, revision, folder)):
+            changed.add(path)
             blobs.pop(path, None)
             irregular.pop(path, None)
             if mode in _IRREGULAR:
                 irregular[path] = _IRREGULAR[mode]
             elif mode is not None:
                 blobs[path] = BlobId(blob.hex())
-    return Snapshot(revision=revision, blobs=blobs, read=_Blobs(repository), irregular=irregular)
+    return Snapshot(
+        revision=revision,
+        blobs=blobs,
+        read=_Blobs(repository),
+        irregular=irregular,
+        changed=frozenset(changed) if base is not None else None,
+    )
 
 
 _NOT_UTF8: Final = b"name"  # in place of a mode
