@@ -14,16 +14,16 @@ import pytest
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.instance.accept import Accepting
-from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.reconcile import Reconciler
 from gitboot.ledger import Ledger
-from gitboot.load import BlobId, ParseCache, Revision, Snapshot
+from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.observe.observation import Observation
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.render.tree import File, Files
 from gitboot.source import Remote, Source
 from tests.bench import Bench
+from tests.evaluated import Here
 from tests.fleets import SEED, at, mac_of, maintenance, policy, server
 from tests.inprocess import UNGUARDED
 from tests.instance import Repository, git
@@ -82,10 +82,9 @@ class Instance:
         self.source = CountingSource(Remote(url=str(folder / "git" / "fleet.git")), self.state)
         self.bench = Bench(self.state)
         self.target = Brittle(Directory.open(self.output, ledger=self.bench.ledger.identity))
-        self.kept: list[ParseCache] = []
         self.accepting = Accepting(
             self.source,
-            Evaluation(self.source, given.pop("parsed", {}), self.kept.append),
+            Here(self.source.snapshot),
             self.bench.ledger,
             self.bench.provisioning,
             self.bench.journal,
@@ -227,17 +226,6 @@ def test_a_commit_that_changes_no_server_is_published_as_the_applied_one(
     instance.reconcile(BEFORE)
     assert instance.reconciler.status.applied == commit
     assert instance.target.directory.stamp is not None and instance.target.directory.stamp.commit == commit
-
-
-def test_what_blobs_parse_to_is_kept_and_taken_up_again(tmp_path: Path, repository: Repository) -> None:
-    with Instance(tmp_path) as instance:
-        instance.reconcile(BEFORE)
-        (kept,) = instance.kept
-        assert len(instance.source.read) >= len(kept) == len(SEED) + 1
-    with Instance(tmp_path, parsed=kept) as instance:
-        instance.reconcile(BEFORE)
-        assert (instance.source.read, instance.kept) == ([], [])
-        assert instance.boots(BEFORE) == "flatcar-1"
 
 
 def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repository: Repository) -> None:

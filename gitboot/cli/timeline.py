@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import InstantType, Output, at_option, fleet_options, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 
@@ -19,6 +20,7 @@ from gitboot.cli.planning import planned_fleet, records_option
 @click.option("--until", type=InstantType(), metavar="INSTANT", help="How far to look. Default: a year after --at.")
 @records_option
 @output_option("text", "json")
+@bounded
 def command(
     server: str,
     path: Path,

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 from pathspec import GitIgnoreSpec
 
 from gitboot.document import Place
+from gitboot.load.blobs import oversized
 from gitboot.load.problems import START, problem_at
-from gitboot.load.snapshot import Irregular, Snapshot
+from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars import shown
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
@@ -40,7 +41,11 @@ def _ignoring(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]
         return _is_hidden, []
     patterns: list[str] = []
     problems: list[Problem] = []
-    for number, line in enumerate(snapshot.read(blob).decode("utf-8-sig", "replace").splitlines(), 1):
+    try:
+        text = snapshot.read(blob).decode("utf-8-sig", "replace")
+    except Oversized as error:
+        return _is_hidden, [oversized(_IGNORE, START, error)]
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             GitIgnoreSpec.from_lines([line])
         except (ValueError, re.error):

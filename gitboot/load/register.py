@@ -23,7 +23,7 @@ class Register:
     def __init__(self) -> None:
         self._identities = Multimap[tuple[str, str], str]()  # (what, value) -> servers
         self._bmcs = Multimap[tuple[str, bool], str]()  # (endpoint, whether its system is named) -> servers
-        self._labels = Multimap[tuple[str, str], str]()  # (key, value) -> servers
+        self._labels: dict[str, Multimap[str, str]] = {}  # key -> value -> servers
         self._naming = Multimap[Id, Id]()  # a resource, or a file of kind "file" -> who names it
 
     def enter(self, resources: Iterable[tuple[Id, Resource]]) -> None:
@@ -35,8 +35,8 @@ class Register:
                     self._identities.add((identity.what, identity.same), key.name)
                 for bmc in _bmc(resource):
                     self._bmcs.add(bmc, key.name)
-                for label in resource.metadata.labels.items():
-                    self._labels.add(label, key.name)
+                for label, value in resource.metadata.labels.items():
+                    self._labels.setdefault(label, Multimap()).add(value, key.name)
 
     def strike(self, resources: Iterable[tuple[Id, Resource]]) -> None:
         """Undo `enter`."""
@@ -48,8 +48,8 @@ class Register:
                     self._identities.discard((identity.what, identity.same), key.name)
                 for bmc in _bmc(resource):
                     self._bmcs.discard(bmc, key.name)
-                for label in resource.metadata.labels.items():
-                    self._labels.discard(label, key.name)
+                for label, value in resource.metadata.labels.items():
+                    self._labels[label].discard(value, key.name)
 
     def naming(self, resource: Id) -> Collection[Id]:
         """The resources that name this one, or this file."""
@@ -69,13 +69,14 @@ class Register:
         if select.servers:
             return [name for name in select.servers if name in servers]
         fewest: Collection[str] = servers
-        for item in select.match_labels.items():
-            fewest = min(fewest, self._labels[item], key=len)
+        for key, value in select.match_labels.items():
+            fewest = min(fewest, self._labels[key][value] if key in self._labels else (), key=len)
         return [name for name in fewest if select.matches(servers[name].metadata.name, servers[name].metadata.labels)]
 
     def sizes(self, keys: Collection[str]) -> dict[tuple[str, str], int]:
         """How many servers have each value of these labels."""
-        return {label: len(self._labels[label]) for label in self._labels if label[0] in keys}
+        labelled = {key: self._labels[key] for key in keys if key in self._labels}
+        return {(key, value): len(values[value]) for key, values in labelled.items() for value in values}
 
 
 def _named(resource: Resource) -> Iterator[Id]:

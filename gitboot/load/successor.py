@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gitboot.load.blobs import ParseCache, ParsedBlob, is_lfs_pointer, parse_blob
+from gitboot.load.blobs import ParseCache, ParsedBlob, is_lfs_pointer, read_blob
 from gitboot.load.listing import listed
 from gitboot.load.references import references
 from gitboot.load.register import Register
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id, Origin, Resource
-from gitboot.load.snapshot import BlobId, Snapshot
+from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
 
@@ -142,7 +142,7 @@ def _read_files(before: Loaded, snapshot: Snapshot, cache: ParseCache) -> _Files
     for path in listing.documents:
         blob: BlobId = looked_at[path]
         if (found := cache.get(blob)) is None:
-            found = cache[blob] = parse_blob(snapshot.read(blob), path)
+            found = cache[blob] = read_blob(snapshot, blob, path)
         if found.problems or found.nameless:
             return None
         parsed[path] = found
@@ -201,12 +201,20 @@ def _contents(
     for path in asked:
         contents.pop(path, None)
         if register.naming(Id("file", path)):
-            if path not in snapshot.blobs or is_lfs_pointer(data := snapshot.read(snapshot.blobs[path])):
+            data = _content(snapshot, path)
+            if data is None or is_lfs_pointer(data):
                 return None
             contents[path] = data
     if contents == before.repository.files:
         return before.repository.files
     return dict(sorted(contents.items()))
+
+
+def _content(snapshot: Snapshot, path: str) -> bytes | None:
+    try:
+        return snapshot.read(snapshot.blobs[path]) if path in snapshot.blobs else None
+    except Oversized:
+        return None
 
 
 def _differing(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> frozenset[str]:

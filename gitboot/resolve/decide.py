@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gitboot.document import Place
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id, Origin
+from gitboot.load.merged import merged
 from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
@@ -25,8 +26,6 @@ from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 from gitboot.resolve.leaks import leaks
 from gitboot.resolve.source import Source, Unbootable
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,17 +126,17 @@ def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[s
     keep_unknown = before is not None and deciding.only_servers
     unknown = before.unknown if before is not None and keep_unknown else deciding.unknown()
     gone = [name for name in affected if name not in repository.servers]
-    flawed = _merged(before.flawed if before else {}, {name: each.findings for name, each in made.items()}, gone)
+    flawed = merged(before.flawed if before else {}, {name: each.findings for name, each in made.items()}, gone)
     flawed = {name: findings for name, findings in flawed.items() if findings}
     found = [(name, finding) for name, findings in flawed.items() for finding in findings]
     problems, placed = deciding.problems((*found, *unknown.findings), before.placed if before else {})
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise InvalidRepository(problems)
-    networks = _merged(before.decisions.networks if before else {}, hosts, gone)
+    networks = merged(before.decisions.networks if before else {}, hosts, gone)
     return Decided(
         repository=repository,
         decisions=_decisions(repository, before, made, gone, networks, unknown, problems),
-        made=_merged(before.made if before else {}, made, gone),
+        made=merged(before.made if before else {}, made, gone),
         flawed=flawed,
         unknown=unknown,
         pools=deciding.pools,
@@ -162,23 +161,13 @@ def _decisions(
         base_url=fleet.base_url,
         outputs=frozenset(fleet.outputs),
         evidence=fleet.provisioning.evidence,
-        servers=_merged(before.decisions.servers if before else {}, decisions, gone),
+        servers=merged(before.decisions.servers if before else {}, decisions, gone),
         networks=networks,
         sites={site.name: site.base_url for site in fleet.sites},
         unknown=unknown.boots,
         unknown_not_found=fleet.unknown_servers == "NotFound",
         warnings=warnings,
     )
-
-
-def _merged(before: Mapping[str, T], changed: Mapping[str, T], gone: Collection[str]) -> Mapping[str, T]:
-    """What there was, with what is another and without what is gone, by name; the same object where nothing is."""
-    if all(before.get(name) == each for name, each in changed.items()) and not any(name in before for name in gone):
-        return before
-    merged = {**before, **changed}
-    for name in gone:
-        merged.pop(name, None)
-    return merged if changed.keys() <= before.keys() else dict(sorted(merged.items()))
 
 
 def candidates(repository: FleetRepository, known: Mapping[str, Pool], server: Server) -> list[Pool]:
