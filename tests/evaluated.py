@@ -6,25 +6,30 @@ from pathlib import Path
 
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import Evaluator, Snapshots
+from gitboot.evaluate.evaluator import Evaluator
 from gitboot.instance.evaluation import Commit, Evaluated, Evaluation, assembled
 from gitboot.load import FleetRepository, Revision
 from gitboot.load.machines import machines
 from gitboot.resolve import Decisions
 from gitboot.resolve.decide import site_of
 from gitboot.resolve.optouts import opt_outs
+from gitboot.source import Reader
 
 
 class Here(Evaluation):
     """An evaluation without a process of its own."""
 
-    def __init__(self, snapshots: Snapshots) -> None:
+    def __init__(self, reader: Reader) -> None:
         super().__init__(Path())
-        self._evaluator = Evaluator(snapshots)
+        self._reader = reader
+        self._evaluator = Evaluator(reader.snapshot)
 
     def evaluate(self, revision: Revision) -> Evaluated | None:
         base = self._base.revision if self._base is not None else None
-        difference = self._evaluator.evaluate(revision, base)
+        try:
+            difference = self._evaluator.evaluate(revision, base)
+        finally:
+            self._reader.close()
         return assembled(self._base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))
 
 

@@ -64,7 +64,7 @@ def in_process(
         overriding = Overriding(bmcs, ledger, evidence, journal)
         accepting = Accepting(
             source,
-            Here(Reader(state).snapshot),
+            Here(Reader(state)),
             ledger,
             provisioning,
             journal,
