@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from gitboot.evaluate.evaluator import Difference, Evaluated
+from gitboot.evaluate.evaluator import Difference, Foundation
 from gitboot.evaluate.wire import Answer, Fleetwide, Result, Server, Servers, encode
 from gitboot.load.machines import machine
 from gitboot.plan import Decision
@@ -31,7 +31,7 @@ def _servers(difference: Difference) -> Iterator[Server]:
             yield said
 
 
-def _server(base: Evaluated | None, head: Evaluated, name: str) -> Server | None:
+def _server(base: Foundation | None, head: Foundation, name: str) -> Server | None:
     """What is another of one server, if anything."""
     new, new_server = head.decided, head.decided.repository.servers[name]
     decision, network = new.decisions.servers[name], new.decisions.networks[name]
@@ -85,7 +85,7 @@ def _result(difference: Difference) -> Result:
     )
 
 
-def _addresses(commit: Evaluated, difference: Difference) -> dict[str, str]:
+def _addresses(commit: Foundation, difference: Difference) -> dict[str, str]:
     networks = commit.decided.decisions.networks
     return {
         address: name
@@ -96,7 +96,7 @@ def _addresses(commit: Evaluated, difference: Difference) -> dict[str, str]:
     }
 
 
-def _sites(commit: Evaluated, difference: Difference) -> dict[str, str]:
+def _sites(commit: Foundation, difference: Difference) -> dict[str, str]:
     repository = commit.decided.repository
     found = {
         name: site_of(repository, repository.servers[name]) for name in difference.servers if name in repository.servers
@@ -113,7 +113,7 @@ def _fleetwide(difference: Difference) -> Fleetwide | None:
     return None if before == said else said
 
 
-def _fleetwide_of(commit: Evaluated) -> Fleetwide:
+def _fleetwide_of(commit: Foundation) -> Fleetwide:
     repository, decisions = commit.decided.repository, commit.decided.decisions
     return Fleetwide(
         fleet=repository.fleet.spec,
@@ -128,7 +128,7 @@ def _fleetwide_of(commit: Evaluated) -> Fleetwide:
     )
 
 
-def _opt_outs(commit: Evaluated) -> tuple[OptOut, ...]:
+def _opt_outs(commit: Foundation) -> tuple[OptOut, ...]:
     """Every pin and hold, in the order of their servers and streams."""
     servers = commit.decided.repository.servers
     pins = (pin_of(servers[name]) for name in commit.pinned)

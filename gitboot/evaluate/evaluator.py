@@ -26,8 +26,8 @@ class Snapshots(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    """A commit that holds together, with all that the next one needs of it."""
+class Foundation:
+    """A commit that holds together, and all that the next one is evaluated on."""
 
     loaded: Loaded
     decided: Decided
@@ -42,8 +42,8 @@ class Evaluated:
 class Difference:
     """A commit and its base: what is the same in both need not be looked at."""
 
-    base: Evaluated | None
-    head: Evaluated
+    base: Foundation | None
+    head: Foundation
     servers: Collection[str]  # of either commit, that can be others
     extent: Extent
 
@@ -65,8 +65,8 @@ class Evaluator:
     def __init__(self, snapshots: Snapshots, *, begun: Callable[[int], None] = lambda _: None) -> None:
         self._snapshots = snapshots
         self._begun = begun  # is told of how many files a commit is, before they are read
-        self._base: Evaluated | None = None
-        self._candidate: Evaluated | None = None
+        self._base: Foundation | None = None
+        self._candidate: Foundation | None = None
         self._step: _Step | None = None  # None: the indexes are the base's
         self._register: Register | None = None  # None: not made yet
         self._reach = Reach()
@@ -154,12 +154,12 @@ class Evaluator:
         )
         return Difference(
             base=base,
-            head=Evaluated(loaded=loaded, decided=decided, pinned=_pinned(base, loaded.repository, servers)),
+            head=Foundation(loaded=loaded, decided=decided, pinned=_pinned(base, loaded.repository, servers)),
             servers=servers,
             extent=changes.extent,
         )
 
-    def _indexes(self, base: Evaluated) -> Register:
+    def _indexes(self, base: Foundation) -> Register:
         if self._register is None:
             self._register, self._reach = Register(), Reach()
             self._register.enter(everything(base.loaded.repository))
@@ -167,7 +167,7 @@ class Evaluator:
         return self._register
 
 
-def _read(snapshot: Snapshot, base: Evaluated | None) -> Evaluated:
+def _read(snapshot: Snapshot, base: Foundation | None) -> Foundation:
     """All that a commit says; what the base's files say need not be parsed again."""
     parsed: ParseCache = {}
     if base is not None:
@@ -175,14 +175,14 @@ def _read(snapshot: Snapshot, base: Evaluated | None) -> Evaluated:
         parsed = {blobs[path]: said for path, said in base.loaded.documents.items()}
     repository = load(snapshot, parsed)
     documents = {origin.path: parsed[origin.blob] for origin in repository.origins.values()}
-    return Evaluated(
+    return Foundation(
         loaded=Loaded(snapshot=snapshot, documents=documents, repository=repository),
         decided=decide_all(repository),
         pinned=_pinned(None, repository, repository.servers),
     )
 
 
-def _pinned(base: Evaluated | None, repository: FleetRepository, servers: Collection[str]) -> tuple[str, ...]:
+def _pinned(base: Foundation | None, repository: FleetRepository, servers: Collection[str]) -> tuple[str, ...]:
     found = {name for name in servers if name in repository.servers and repository.servers[name].spec.pin is not None}
     if base is None:
         return tuple(sorted(found))
