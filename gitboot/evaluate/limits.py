@@ -22,6 +22,7 @@ _SECONDS_A_FILE: Final = 0.006
 _MEBIBYTES: Final = 512
 _MEBIBYTES_A_FILE: Final = 0.064
 _WALL: Final = 3  # times the processor's time: others want it too
+_STARTING_S: Final = 10  # until a process has read its program from a slow disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,7 @@ class Allowance:
         return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * files
 
     def wall_s(self, files: int) -> float:
-        return _WALL * self.processor_s(files)
+        return _STARTING_S + _WALL * self.processor_s(files)
 
     def memory(self, files: int) -> int:
         """In bytes."""
