@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,19 +247,21 @@ def alive(process: int) -> bool:
 
 
 def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path, repository: Repository) -> None:
-    with running(repository.bare, tmp_path, "--commit-seconds", "2", "--poll", "0.3") as instance:
+    with running(repository.bare, tmp_path, "--commit-seconds", "0.5", "--poll", "0.3") as instance:
         good = instance.status()["conditions"]
         assert good
         repository.push({"many.yaml": many(6000)})
-        slowest = 0.0
-        while not [event for event in instance.events if event["type"] == "Refused"]:
+        waits = []
+
+        def refusals() -> list[dict[str, Any]]:
             began = time.monotonic()
             assert instance.get("/readyz").status_code == 200
-            slowest = max(slowest, time.monotonic() - began)
-            time.sleep(0.05)
-        (refused,) = [event for event in instance.events if event["type"] == "Refused"]
+            waits.append(time.monotonic() - began)
+            return [event for event in instance.events if event["type"] == "Refused"]
+
+        (refused,) = eventually(refusals, within_s=60)
         assert Code.LIMITS in refused["message"]
-        assert slowest < 2  # on two cores that others use, too
+        assert max(waits) < 2  # on two cores that others use, too
         commit = repository.push({"many.yaml": server("web02", "role: web")})
         eventually(lambda: instance.status()["applied"] == commit)
 
