@@ -12,6 +12,7 @@ from gitboot.audit.steps import Found, Steps
 from gitboot.errors import InvalidRepository
 from gitboot.load import ParseCache, load
 from gitboot.model.scalars import SystemUuid
+from gitboot.phrases import more
 from gitboot.plan import Decision
 from gitboot.resolve import decide
 from gitboot.source import Commit, History
@@ -101,8 +102,7 @@ class Lineage:
         try:
             self._decisions(step)
         except InvalidRepository as error:
-            more = len(error.problems) - 1
-            return f"{error.problems[0]}{f', and {more} more' if more else ''}"
+            return " ".join(filter(None, (str(error.problems[0]), more(len(error.problems) - 1, "problem"))))
         return None
 
     def _decide(self, step: Step | None) -> Mapping[str, Decision]:

@@ -13,6 +13,7 @@ import click
 
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import Output, credentials_option, now, output_option, state_option
+from gitboot.phrases import count, some
 
 if TYPE_CHECKING:
     from gitboot.bmc.override import OverrideRecord
@@ -199,8 +200,7 @@ def _whys(found: list[Inspection]) -> Iterator[str]:
     if alike:
         yield ""
     for (why, hint), names in alike.items():
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        yield wrapped(f"{', '.join(names[:_MOST_NAMES])}{more}: {why}")
+        yield wrapped(f"{some(names, _MOST_NAMES)}: {why}")
         if hint is not None:
             yield wrapped(hint, "    ")
 
@@ -218,8 +218,8 @@ def _as_diff(found: list[Inspection]) -> str:
 
 def _summed_up(found: list[Inspection]) -> str:
     counts = Counter(_standing(one) for one in found)
-    total = f"{len(found)} BMC{'s' if len(found) != 1 else ''}"
-    return f"{total}: {', '.join(f'{counts[what]} {what}' for what in _STANDINGS if counts[what]) or 'none'}"
+    shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
+    return f"{count(len(found), 'BMC')}: {shown or 'none'}"
 
 
 def _standing(one: Inspection) -> str:

@@ -12,6 +12,7 @@ import click
 
 from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
+from gitboot.phrases import some
 
 if TYPE_CHECKING:
     from gitboot.audit.images import Images, Joining, StreamUse
@@ -107,9 +108,7 @@ def _until(until: datetime | None, *, overdue: bool) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - _NAMES
-    return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "") if names else "none"
+    return some(names, _NAMES) or "none"
 
 
 def _shortened(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.inputs import Output, now, output_option, state_option
+from gitboot.phrases import count
 
 if TYPE_CHECKING:
     from gitboot.cli.instance import Instance
@@ -183,8 +184,8 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
 
 def _summed_up(items: list[dict[str, Any]]) -> str:
     counts = Counter(map(_standing, items))
-    total = f"{len(items)} server{'s' if len(items) != 1 else ''}"
-    return f"{total}: {', '.join(f'{counts[what]} {what}' for what in _STANDINGS if counts[what]) or 'none'}"
+    shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
+    return f"{count(len(items), 'server')}: {shown or 'none'}"
 
 
 def _to_the_minute(instant: str | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from gitboot.diff.guard import Guard
 from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.load import Id
+from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
@@ -52,7 +53,7 @@ def _dangers(review: Review) -> Iterator[Problem]:
     for group in review.groups:
         risks = [risk for risk in group.risks if risk in DANGEROUS]
         if risks:
-            message = f"{words.title(group)} ({words.some(group.names, 3)}): {', '.join(risks)}"
+            message = f"{words.title(group)} ({some(group.names, 3)}): {', '.join(risks)}"
             yield _placed(review, group.causes, Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING)
 
 

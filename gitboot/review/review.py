@@ -13,6 +13,7 @@ from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailer
 from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.load import FleetRepository
+from gitboot.phrases import count
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve import Decisions
 from gitboot.review import words
@@ -93,7 +94,7 @@ class Review:
         match self.outcome:
             case Outcome.INVALID:
                 errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
-                return f"invalid: {words.count(errors, 'error')}"
+                return f"invalid: {count(errors, 'error')}"
             case Outcome.HELD:
                 assert self.verdict is not None  # noqa: S101 - it is what holds
                 return f"held by {', '.join(self.verdict.holding)}"
