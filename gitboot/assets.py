@@ -6,7 +6,6 @@ Each is found by the paths that distributions have it at; what is not there is r
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import tarfile
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 
 from gitboot import __version__
 from gitboot.errors import AssetError
+from gitboot.files import write_whole
 from gitboot.quote import grub_text, grub_word
 from gitboot.render.grub import NICS
 from gitboot.render.loaders import PXELINUX_CORE
@@ -194,16 +194,7 @@ def _write(path: Path, content: bytes) -> bool:
     if path.is_file() and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)  # a temporary file is private
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    write_whole(path, content, mode=0o644)
     return True
 
 
