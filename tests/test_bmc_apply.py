@@ -210,6 +210,12 @@ def test_a_bmc_that_is_too_busy_to_be_read_waits_with_nothing_recorded(rack: Rac
     assert (result.outcome, result.observed, rack.written) == (Outcome.WAITING, None, [])
 
 
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+def test_for_how_long_a_busy_bmc_asks_to_be_left_alone_is_part_of_the_result(rack: Rack, method: str) -> None:
+    rack.server.fault(Status(status=503, headers={"Retry-After": "120"}), on=method, times=2)
+    assert rack.bring_about().retry_after_s == 120
+
+
 @pytest.mark.parametrize(
     "fault", [Body(body=b"{"), Body(body=b"[]"), Redirect(location="http://192.0.2.1/"), Status(status=500)], ids=repr
 )

@@ -252,6 +252,8 @@ class Overriding:
         else:
             schedule.due = at + min(FIRST_RETRY * 2**schedule.failures, LONGEST_RETRY) * self._jitter()
             schedule.failures = min(schedule.failures + 1, 10)
+        if result.retry_after_s is not None:
+            schedule.due = max(schedule.due, at + min(timedelta(seconds=result.retry_after_s), LONGEST_RETRY))
 
     def _is_withdrawing(self, uuid: SystemUuid, wanted: Wanted | None) -> bool:
         return any(each.state.is_open and not _is_for(each, wanted) for each in self._ledger.overrides(uuid))
