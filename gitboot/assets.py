@@ -11,7 +11,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from io import BytesIO
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from gitboot import __version__
 from gitboot.errors import AssetError
+from gitboot.facts import LEFT_OUT, facts, named
 from gitboot.files import write_whole
 from gitboot.quote import grub_text, grub_word
 from gitboot.render.grub import NICS
@@ -113,12 +114,9 @@ class Placed:
     """What became of one loader."""
 
     path: str
-    outcome: Outcome
-    message: str  # where it came from; or what is missing, and the package that has it
     sha256: str | None = None  # None: it is missing
-
-    def facts(self) -> dict[str, str | None]:
-        return {"path": self.path, "sha256": self.sha256, "from": self.message}
+    message: str = field(metadata=named("from"))  # where it came from; or what is missing, and the package that has it
+    outcome: Outcome = field(metadata=LEFT_OUT)
 
 
 def place(
@@ -175,7 +173,7 @@ def _copied(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | _M
 
 
 def _manifest(placed: Iterable[Placed]) -> bytes:
-    files = [each.facts() for each in placed if each.sha256 is not None]
+    files = facts([each for each in placed if each.sha256 is not None])
     document = {"apiVersion": "gitboot.dev/v1alpha1", "version": __version__, "items": files}
     return (json.dumps(document, indent=2) + "\n").encode()
 

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from gitboot.cli.review_text import as_text
 from gitboot.review import Outcome, Review
-from gitboot.review.facts import as_json
+from gitboot.review.as_json import as_json
 from gitboot.review.markdown import as_markdown
 from tests.fleets import document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.reviewed import FLEET, SERVERS, USER_DATA, Files, reviewed

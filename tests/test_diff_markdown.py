@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.plan import Boot
 from gitboot.review.annotations import as_problems
-from gitboot.review.facts import as_json
+from gitboot.review.as_json import as_json
 from gitboot.review.hidden import fit_to_show
 from gitboot.review.markdown import LIMIT, as_markdown, code
 from tests.fleets import decision, document, fleet, image, profile, server

@@ -25,9 +25,6 @@ class Change:
     old: Any  # None: it was not there
     new: Any  # None: it is gone
 
-    def facts(self) -> dict[str, Any]:
-        return {"field": self.field, "old": self.old, "new": self.new}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effect:
@@ -36,13 +33,6 @@ class Effect:
     server: str  # its name from then on; the last one where it is removed
     kind: Kind
     changes: tuple[Change, ...]
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "server": self.server,
-            "kind": self.kind,
-            "changes": [change.facts() for change in self.changes],
-        }
 
 
 def effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, Effect]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from gitboot.audit.effects import Effect, effects
 from gitboot.audit.steps import Found, Steps
@@ -28,9 +27,6 @@ class Changed:
     commit: Commit
     effect: Effect
 
-    def facts(self) -> dict[str, Any]:
-        return {"commit": self.commit.facts(), **self.effect.facts(), "problem": None}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
@@ -38,15 +34,6 @@ class Skipped:
 
     commit: Commit
     problem: str
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "commit": self.commit.facts(),
-            "server": None,
-            "kind": "Skipped",
-            "changes": [],
-            "problem": self.problem,
-        }
 
 
 class Lineage:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gitboot.audit.effects import Change, Effect, Kind
+from gitboot.facts import facts
 from gitboot.model.scalars import SystemUuid
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class Steps:
             self._rows("DELETE FROM effect WHERE step IN (SELECT id FROM step WHERE old = ? AND new = ?)", old, new)
             added = self._connection.execute("INSERT OR REPLACE INTO step (old, new) VALUES (?, ?)", (old, new))
             rows = [
-                (added.lastrowid, uuid, effect.server, effect.kind, json.dumps(effect.facts()["changes"]))
+                (added.lastrowid, uuid, effect.server, effect.kind, json.dumps(facts(effect.changes)))
                 for uuid, effect in effects.items()
             ]
             self._connection.executemany("INSERT INTO effect VALUES (?, ?, ?, ?, ?)", rows)

@@ -72,7 +72,7 @@ def _written(format: str, result: Review, prefix: str) -> str:
     """The review in one format."""
     from gitboot.cli.review_text import as_text
     from gitboot.review.annotations import as_problems
-    from gitboot.review.facts import as_json
+    from gitboot.review.as_json import as_json
     from gitboot.review.markdown import as_markdown
 
     match format:

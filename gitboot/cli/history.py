@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.inputs import Output, output_option, path_option
+from gitboot.cli.inputs import Output, document, output_option, path_option
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,10 +76,17 @@ def _is_change(entry: Changed | Skipped) -> bool:
 
 
 def _as_json(server: str, entries: Sequence[Changed | Skipped]) -> str:
-    items = [entry.facts() for entry in entries]
-    return json.dumps(
-        {"apiVersion": "gitboot.dev/v1alpha1", "server": server, "items": items}, indent=2, sort_keys=True
-    )
+    return document(server=server, items=[_entry(each) for each in entries])
+
+
+def _entry(entry: Changed | Skipped) -> dict[str, Any]:
+    from gitboot.audit.lineage import Changed
+    from gitboot.facts import facts
+
+    commit = facts(entry.commit)
+    if isinstance(entry, Changed):
+        return {"commit": commit, **facts(entry.effect), "problem": None}
+    return {"commit": commit, "server": None, "kind": "Skipped", "changes": [], "problem": entry.problem}
 
 
 def _as_text(entries: Sequence[Changed | Skipped]) -> str:

@@ -9,7 +9,6 @@ from typing import Final
 import pygit2
 
 from gitboot.load import Revision
-from gitboot.model.scalars import format_instant
 from gitboot.source.repository import printable
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,14 +23,6 @@ class Commit:
     author: str  # Name <address>
     date: datetime  # when it was written
     subject: str
-
-    def facts(self) -> dict[str, str]:
-        return {
-            "revision": self.revision,
-            "author": self.author,
-            "date": format_instant(self.date),
-            "subject": self.subject,
-        }
 
 
 def described(commit: pygit2.Commit) -> Commit:
