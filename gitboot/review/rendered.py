@@ -113,7 +113,6 @@ def _plan(
         boot=fit_to_show(boot),
         ignition=None,
         override=None,
-        decision_digest=decision.digest,
         next_transition=None,
     )
 
