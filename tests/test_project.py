@@ -88,3 +88,14 @@ def test_no_file_in_git_names_a_path_of_a_build_machine() -> None:
     ]
     assert files
     assert naming == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "adr").glob("0*.md")), ids=lambda path: path.stem)
+def test_a_decision_has_a_number_a_title_a_status_a_date_and_a_line_in_the_list(path: Path) -> None:
+    number, _, _ = path.stem.partition("-")
+    text = path.read_text()
+    assert re.match(
+        rf"# {number}: [A-Z].*[^.]\n\nStatus: (accepted|superseded by \d{{4}})\nDate: \d{{4}}-\d\d-\d\d\n\n## ", text
+    )
+    assert f"| [{number}]({path.name}) | " in (path.parent / "README.md").read_text()
+    assert len(text.splitlines()) <= 75, "more than a page"
