@@ -103,7 +103,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
 )
 
 
-class Outcome(StrEnum):
+class Placement(StrEnum):
     PLACED = "placed"
     UNCHANGED = "unchanged"
     MISSING = "missing"
@@ -116,7 +116,7 @@ class Placed:
     path: str
     sha256: str | None = None  # None: it is missing
     message: str = field(metadata=named("from"))  # where it came from; or what is missing, and the package that has it
-    outcome: Outcome = field(metadata=LEFT_OUT)
+    outcome: Placement = field(metadata=LEFT_OUT)
 
 
 def place(
@@ -150,11 +150,11 @@ def _targets(path: str, out: Path, tftp: Path | None) -> list[Path]:
 def _place(loader: Packaged | Built, targets: list[Path], base_url: str, systems: Sequence[Path]) -> Placed:
     found = _copied(loader, systems) if isinstance(loader, Packaged) else _built(loader, base_url, systems)
     if isinstance(found, _Missing):
-        return Placed(path=loader.path, outcome=Outcome.MISSING, message=found.message)
+        return Placed(path=loader.path, outcome=Placement.MISSING, message=found.message)
     content, source = found
     return Placed(
         path=loader.path,
-        outcome=Outcome.PLACED if _written(loader.path, targets, content) else Outcome.UNCHANGED,
+        outcome=Placement.PLACED if _written(loader.path, targets, content) else Placement.UNCHANGED,
         message=source,
         sha256=sha256(content).hexdigest(),
     )

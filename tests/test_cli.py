@@ -356,7 +356,7 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
         "instance.accept",
-        "bmc.fleet",
+        "bmc.pool",
         "instance.cache",
         "ledger",
         "instance.loop",

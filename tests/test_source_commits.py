@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.load import Revision
-from gitboot.source import Commit, open_history
+from gitboot.source import CommitSummary, open_history
 from tests.repositories import Work
 
 
@@ -17,13 +17,13 @@ def work(tmp_path: Path) -> Work:
     return Work(tmp_path / "fleet")
 
 
-def _newest(work: Work) -> Commit:
+def _newest(work: Work) -> CommitSummary:
     return open_history(work.path, None).steps[0].commit
 
 
 def test_a_commit_tells_who_when_and_why(work: Work) -> None:
     revision = work.commit(message="Drain rack r12\n\nNET-412")
-    assert _newest(work) == Commit(
+    assert _newest(work) == CommitSummary(
         revision=revision,
         author="Ada Lovelace <ada@example.net>",
         date=datetime(2026, 11, 20, 21, tzinfo=UTC),

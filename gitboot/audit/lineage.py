@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gitboot.audit.effects import Effect, effects
+from gitboot.audit.effects import ServerEffect, effects
 from gitboot.audit.steps import Found, Steps
 from gitboot.errors import InvalidRepository
 from gitboot.load import ParseCache, load
@@ -14,7 +14,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import more
 from gitboot.plan import Decision
 from gitboot.resolve import decide
-from gitboot.source import Commit, History
+from gitboot.source import CommitSummary, History
 from gitboot.source.history import Step
 
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
@@ -24,15 +24,15 @@ _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet
 class Changed:
     """A commit that changed what is decided for the server."""
 
-    commit: Commit
-    effect: Effect
+    commit: CommitSummary
+    effect: ServerEffect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
     """A commit that is invalid: no server was ever decided by it."""
 
-    commit: Commit
+    commit: CommitSummary
     problem: str
 
 

@@ -25,7 +25,7 @@ from gitboot.bmc.override import (
     refused,
 )
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import Bmc
+from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -69,7 +69,9 @@ class Result:
     retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
 
 
-def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]) -> Result:
+def bring_about(
+    bmc: BmcConnection, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]
+) -> Result:
     """Record, set, confirm, until nothing is left to do now.
 
     ``write`` returns when its record is durable; it is called before the BMC is changed.

@@ -64,7 +64,7 @@ class Credentials:
     password: str = field(repr=False)
 
 
-class Bmc:
+class BmcConnection:
     """A connection to one BMC, kept open until `close`; for one thread at a time.
 
     Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.

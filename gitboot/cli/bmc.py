@@ -134,7 +134,7 @@ def resolve(server: str, state: Path, consumed: bool, reason: str) -> None:
 
 
 def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) -> list[Inspection]:
-    from gitboot.bmc.fleet import connections
+    from gitboot.bmc.pool import connections
     from gitboot.cli.instance import chosen, looked_at
     from gitboot.errors import UsageError
     from gitboot.instance.inspect import inspect, subjects

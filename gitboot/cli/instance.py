@@ -109,14 +109,14 @@ def request(state: Path, what: str, facts: Mapping[str, Any]) -> str:
 
 def _carry_out(ledger: Ledger) -> None:
     """What an instance would do, without one."""
-    from gitboot.bmc.fleet import Fleet
+    from gitboot.bmc.pool import BmcPool
     from gitboot.instance.evidence import Evidence
     from gitboot.instance.overrides import Overriding
     from gitboot.instance.requests import Requests
 
     journal = Journal(ledger, _nobody)
     provisioning = Provisioning(ledger, journal, told=None, observes=ledger.observes, foreign=ledger.foreign)
-    bmcs = Fleet(credentials=None, write=ledger.write_override, clock=lambda: datetime.now(UTC))
+    bmcs = BmcPool(credentials=None, write=ledger.write_override, clock=lambda: datetime.now(UTC))
     try:
         evidence = Evidence(ledger, provisioning, journal)
         requests = Requests(ledger, provisioning, Overriding(bmcs, ledger, evidence, journal), journal)

@@ -11,8 +11,8 @@ from ipaddress import ip_network
 from typing import Final
 
 from gitboot.bmc.apply import Job, Outcome, Result
-from gitboot.bmc.fleet import Fleet
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
+from gitboot.bmc.pool import BmcPool
 from gitboot.instance.evaluation import Commit
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
@@ -71,7 +71,7 @@ class Overriding:
 
     def __init__(
         self,
-        bmcs: Fleet,
+        bmcs: BmcPool,
         ledger: Ledger,
         evidence: Evidence,
         journal: Journal,

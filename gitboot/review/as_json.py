@@ -33,7 +33,7 @@ from gitboot.model.review import (
 from gitboot.model.scalars import format_instant
 from gitboot.problems.problem import Problem
 from gitboot.review import words
-from gitboot.review.groups import Cause, Group
+from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
 from gitboot.review.review import Review
 
@@ -124,7 +124,7 @@ def _group(group: Group) -> GroupFacts:
     )
 
 
-def _cause(cause: Cause) -> CauseFacts:
+def _cause(cause: ChangeCause) -> CauseFacts:
     path, line, column = cause.place or (None, None, None)
     return CauseFacts(
         cause=str(cause),

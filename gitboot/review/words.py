@@ -18,7 +18,7 @@ from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more, some
-from gitboot.review.groups import Cause, Group
+from gitboot.review.groups import ChangeCause, Group
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
 _LONGEST: Final = 160  # characters of one value
@@ -131,13 +131,13 @@ def title(group: Group) -> str:
     return f"{causes or 'The fleet'} {'change' if several else 'changes'} {count(number, 'server')}"
 
 
-def shared_title(causes: Sequence[Cause], what: str) -> str:
+def shared_title(causes: Sequence[ChangeCause], what: str) -> str:
     """The same for what no server is the only one to boot."""
     names = some([str(each) for each in causes], 3)
     return f"{names} {'changes' if len(causes) == 1 else 'change'} {what}" if names else f"{what} changes".capitalize()
 
 
-def cause(found: Cause) -> str:
+def cause(found: ChangeCause) -> str:
     """What was done to a document: its fields, with their values where they are short and no one's secret."""
     if found.fate is not Fate.EDITED or not found.fields:
         return "renamed" if found.fate is Fate.EDITED and found.id.kind == "Server" else found.fate

@@ -16,7 +16,7 @@ _YEAR_9999: Final = 253_370_764_800  # s; Git has room for later dates, datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
+class CommitSummary:
     """Who made a commit, when and why."""
 
     revision: Revision
@@ -25,9 +25,9 @@ class Commit:
     subject: str
 
 
-def described(commit: pygit2.Commit) -> Commit:
+def describe(commit: pygit2.Commit) -> CommitSummary:
     """What a commit says of itself, each on one line."""
-    return Commit(
+    return CommitSummary(
         revision=Revision(str(commit.id)),
         author=printable(f"{_text(commit.author.raw_name)} <{_text(commit.author.raw_email)}>"),
         date=_EPOCH + timedelta(seconds=min(max(commit.author.time, 0), _YEAR_9999)),
