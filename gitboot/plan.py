@@ -365,7 +365,6 @@ class BootPlan:
     boot: Boot | None  # what boots from the network in this phase; None: the local disk
     ignition: UserDataFiles | None  # what is answered at /ignition/<uuid>
     override: BootOverride | None
-    decision_digest: Digest  # not in the plan's digest: next week's maintenance changes no file
     next_transition: datetime | None
     digest: Digest = field(init=False)
 

@@ -150,12 +150,12 @@ def test_versions_are_told(gitboot: Run, arguments: list[str], expected: str) ->
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("plna", "Did you mean plan?"),
-        ("validat", "Did you mean validate?"),
-        ("statsu", "Did you mean status?"),
-        ("timelime", "Did you mean timeline?"),
-        ("xyzzy", "There is no command 'xyzzy'."),
-        ("pull", "There is no command 'pull'."),
+        ("plna", "did you mean plan?"),
+        ("validat", "did you mean validate?"),
+        ("statsu", "did you mean status?"),
+        ("timelime", "did you mean timeline?"),
+        ("xyzzy", "There is no command 'xyzzy'; gitboot --help lists them"),
+        ("pull", "There is no command 'pull'; gitboot --help lists them"),
     ],
 )
 def test_a_mistyped_command_is_answered_with_the_near_one(gitboot: Run, typed: str, said: str) -> None:
@@ -356,7 +356,7 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
         "instance.accept",
-        "bmc.fleet",
+        "bmc.pool",
         "instance.cache",
         "ledger",
         "instance.loop",

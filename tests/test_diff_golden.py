@@ -16,8 +16,8 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from gitboot.cli.review_text import as_text
-from gitboot.review import Outcome, Review
-from gitboot.review.facts import as_json
+from gitboot.review import Review, ReviewOutcome
+from gitboot.review.as_json import as_json
 from gitboot.review.markdown import as_markdown
 from tests.fleets import document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.reviewed import FLEET, SERVERS, USER_DATA, Files, reviewed
@@ -61,10 +61,10 @@ def board(number: str, bmc: str) -> str:
 
 
 # What the commit changes, what it changes it in, and what becomes of it.
-SCENARIOS: Final[Mapping[str, tuple[Files, Files, Outcome]]] = {
-    "image-bump": (stream("current: flatcar-2"), FLEET, Outcome.HELD),
-    "canary-10-to-50": (canary(50), {**FLEET, **canary(10)}, Outcome.FINE),
-    "maintenance-next-week": ({"bios.yaml": NEXT_WEEK}, FLEET, Outcome.HELD),
+SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
+    "image-bump": (stream("current: flatcar-2"), FLEET, ReviewOutcome.HELD),
+    "canary-10-to-50": (canary(50), {**FLEET, **canary(10)}, ReviewOutcome.FINE),
+    "maintenance-next-week": ({"bios.yaml": NEXT_WEEK}, FLEET, ReviewOutcome.HELD),
     "pool-split": (
         {
             "policies/front.yaml": policy(
@@ -72,10 +72,10 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, Outcome]]] = {
             )
         },
         FLEET,
-        Outcome.HELD,
+        ReviewOutcome.HELD,
     ),
-    "mass-delete": ({path: None for path in SERVERS if "fra1-web" in path}, FLEET, Outcome.HELD),
-    "rename": ({"servers/fra1-web01.yaml": RENAMED}, FLEET, Outcome.FINE),
+    "mass-delete": ({path: None for path in SERVERS if "fra1-web" in path}, FLEET, ReviewOutcome.HELD),
+    "rename": ({"servers/fra1-web01.yaml": RENAMED}, FLEET, ReviewOutcome.FINE),
     "secret": (
         {
             "userdata/web.j2": USER_DATA + "password: hunter2\n",
@@ -86,26 +86,30 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, Outcome]]] = {
             ),
         },
         FLEET,
-        Outcome.HELD,
+        ReviewOutcome.HELD,
     ),
-    "bad-yaml": ({"stream.yaml": "kind: [ImageStream\n", "oops.yaml": "a: b\n"}, FLEET, Outcome.INVALID),
-    "empty-fleet": (dict.fromkeys(SERVERS), FLEET, Outcome.HELD),
+    "bad-yaml": ({"stream.yaml": "kind: [ImageStream\n", "oops.yaml": "a: b\n"}, FLEET, ReviewOutcome.INVALID),
+    "empty-fleet": (dict.fromkeys(SERVERS), FLEET, ReviewOutcome.HELD),
     "unknown-servers": (
         {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}")},
         FLEET,
-        Outcome.HELD,
+        ReviewOutcome.HELD,
     ),
     "reinstall": (
         {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")},
         FLEET,
-        Outcome.HELD,
+        ReviewOutcome.HELD,
     ),
     "no-op": (
         {"stream.yaml": f"# The stream of all web servers.\n{FLEET['stream.yaml']}", "images/3.yaml": image("new-3")},
         FLEET,
-        Outcome.UNCHANGED,
+        ReviewOutcome.UNCHANGED,
     ),
-    "mutated-image": ({"images/1.yaml": str(FLEET["images/1.yaml"]).replace("a" * 64, "b" * 64)}, FLEET, Outcome.HELD),
+    "mutated-image": (
+        {"images/1.yaml": str(FLEET["images/1.yaml"]).replace("a" * 64, "b" * 64)},
+        FLEET,
+        ReviewOutcome.HELD,
+    ),
     "outputs-and-unknown-servers": (
         {
             "fleet.yaml": fleet(
@@ -113,12 +117,12 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, Outcome]]] = {
             )
         },
         FLEET,
-        Outcome.HELD,
+        ReviewOutcome.HELD,
     ),
     "motherboard-and-bmc": (
         {"servers/fra1-db01.yaml": board("2", "bmc2"), "servers/fra1-db02.yaml": server("fra1-db02", "role: db")},
         {**FLEET, "servers/fra1-db01.yaml": board("1", "bmc1")},
-        Outcome.FINE,
+        ReviewOutcome.FINE,
     ),
     "entries-of-ones-own": (
         {
@@ -129,7 +133,7 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, Outcome]]] = {
             "disk.yaml": profile("disk", "", method="Disk"),
         },
         FLEET,
-        Outcome.HELD,
+        ReviewOutcome.HELD,
     ),
     "pool-with-what-it-inherits": (
         {
@@ -145,9 +149,9 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, Outcome]]] = {
             **FLEET,
             "policies/front.yaml": policy("front", "{matchLabels: {site: ams2}}", "inherits: web"),
         },
-        Outcome.HELD,
+        ReviewOutcome.HELD,
     ),
-    "base-is-no-fleet": ({"fleet.yaml": fleet()}, {**FLEET, "fleet.yaml": None}, Outcome.FINE),
+    "base-is-no-fleet": ({"fleet.yaml": fleet()}, {**FLEET, "fleet.yaml": None}, ReviewOutcome.FINE),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.plan import Boot
 from gitboot.review.annotations import as_problems
-from gitboot.review.facts import as_json
+from gitboot.review.as_json import as_json
 from gitboot.review.hidden import fit_to_show
 from gitboot.review.markdown import LIMIT, as_markdown, code
 from tests.fleets import decision, document, fleet, image, profile, server
@@ -112,7 +112,7 @@ def test_the_comment_of_a_large_change_has_an_end_and_says_what_it_leaves_out() 
     shown = as_markdown(reviewed(many(600, "provision: 2, kernelArguments: ['note={number}']"), old))
     assert 50_000 < len(shown.encode()) <= LIMIT
     assert re.search(r"^and [\d,]+ more groups: see the command below$", shown, re.MULTILINE)
-    assert re.search(r"^and [\d,]+ more groups of servers$", shown, re.MULTILINE)
+    assert re.search(r"^and [\d,]+ more server groups$", shown, re.MULTILINE)
     assert "Gitboot-Ack: " in shown
     assert shown.count("<details>") == shown.count("</details>")
 

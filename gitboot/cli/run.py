@@ -24,7 +24,7 @@ from gitboot.observe.observation import Observation
 from gitboot.status import Event, Status
 
 if TYPE_CHECKING:
-    from gitboot.bmc.fleet import Fleet as Bmcs
+    from gitboot.bmc.pool import BmcPool
     from gitboot.instance.evidence import Evidence
     from gitboot.instance.loop import Loop
     from gitboot.instance.overrides import Overriding
@@ -212,7 +212,7 @@ class _Parts:
     reconciler: Reconciler
     evidence: Evidence
     overriding: Overriding
-    bmcs: Bmcs
+    bmcs: BmcPool
 
 
 def _assembled(
@@ -226,7 +226,7 @@ def _assembled(
     foreign: bool = False,
     published: Revision | None = None,
 ) -> _Parts:
-    from gitboot.bmc.fleet import Fleet as Bmcs
+    from gitboot.bmc.pool import BmcPool
     from gitboot.instance.accept import Accepting
     from gitboot.instance.cache import read_parsed, write_parsed
     from gitboot.instance.evaluation import Evaluation
@@ -241,7 +241,7 @@ def _assembled(
     observes = settings.listen is not None or settings.spool is not None
     provisioning = Provisioning(ledger, journal, told=told, foreign=foreign, observes=observes)
     evidence = Evidence(ledger, provisioning, journal)
-    bmcs = Bmcs(
+    bmcs = BmcPool(
         credentials=settings.credentials,
         write=ledger.write_override,
         clock=_clock,
@@ -356,7 +356,7 @@ def _remote(settings: Settings) -> Remote:
             raise UsageError("--ssh-key needs --known-hosts: a host key that nobody checks proves nothing")
         credentials = SshKey(private_key=settings.ssh_key, known_hosts=settings.known_hosts)
     elif settings.git_credentials is not None:
-        from gitboot.bmc.fleet import read_credentials
+        from gitboot.bmc.pool import read_credentials
 
         found = read_credentials(settings.git_credentials.parent, settings.git_credentials.name)
         credentials = Password(user=found.username, password=found.password)

@@ -30,7 +30,6 @@ class Risk(StrEnum):
     ADDED = "added"  # a new server
     BMC = "BMC"  # where overrides are written; no file changes
     OVERRIDE_ONLY = "override only"  # nothing but how the BMC is set
-    PRESENTATION_ONLY = "presentation only"  # documents changed, decisions did not
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])

@@ -18,7 +18,7 @@ from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
 from gitboot.resolve.source import Source, Unbootable
-from gitboot.template import TemplateFault, Templates
+from gitboot.template import TemplateFault, TemplateSet
 
 
 class Composer:
@@ -26,7 +26,7 @@ class Composer:
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
-        self._templates = Templates(repository.files)
+        self._templates = TemplateSet(repository.files)
         self._plain = Plain()
 
     def compose(self, source: Source) -> Boot:

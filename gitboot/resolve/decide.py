@@ -15,6 +15,7 @@ from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, 
 from gitboot.model.scalars import version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
+from gitboot.phrases import some
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
@@ -125,8 +126,7 @@ class _Deciding:
     def problems(self) -> Iterator[Problem]:
         yield from self._problems
         for finding, servers in self._findings.items():
-            more = f" and {len(servers) - 2} more" if len(servers) > 2 else ""
-            message = f"{finding.message} ({', '.join(sorted(servers)[:2])}{more})"
+            message = f"{finding.message} ({some(sorted(servers), 2)})"
             yield self._placed(finding, message)
 
     def _placed(self, finding: _Finding, message: str) -> Problem:

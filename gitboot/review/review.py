@@ -13,15 +13,16 @@ from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailer
 from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.load import FleetRepository
+from gitboot.phrases import count
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve import Decisions
 from gitboot.review import words
 from gitboot.review.causes import Causes
-from gitboot.review.groups import Cause, Commit, Group, groups, told
+from gitboot.review.groups import ChangeCause, Commit, Group, groups, told
 from gitboot.review.rendered import RenderedDiff, shared_diffs, unknown_diffs
 
 
-class Outcome(StrEnum):
+class ReviewOutcome(StrEnum):
     """What a review comes to."""
 
     UNCHANGED = "unchanged"
@@ -60,7 +61,7 @@ class Shared:
     """Something that changes for machines that are no servers, or for all: why, and how."""
 
     title: str
-    causes: tuple[Cause, ...]
+    causes: tuple[ChangeCause, ...]
     fields: tuple[FieldChange, ...]
     rendered: tuple[RenderedDiff, ...]
 
@@ -80,24 +81,24 @@ class Review:
     command: str  # that shows it again
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReviewOutcome:
         if self.changes is None or self.verdict is None:
-            return Outcome.INVALID
+            return ReviewOutcome.INVALID
         if self.verdict.held:
-            return Outcome.HELD
-        return Outcome.UNCHANGED if self.changes.nothing else Outcome.FINE
+            return ReviewOutcome.HELD
+        return ReviewOutcome.UNCHANGED if self.changes.nothing else ReviewOutcome.FINE
 
     @property
     def headline(self) -> str:
         """The outcome in a few words."""
         match self.outcome:
-            case Outcome.INVALID:
+            case ReviewOutcome.INVALID:
                 errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
-                return f"invalid: {words.count(errors, 'error')}"
-            case Outcome.HELD:
+                return f"invalid: {count(errors, 'error')}"
+            case ReviewOutcome.HELD:
                 assert self.verdict is not None  # noqa: S101 - it is what holds
                 return f"held by {', '.join(self.verdict.holding)}"
-            case Outcome.UNCHANGED:
+            case ReviewOutcome.UNCHANGED:
                 return "unchanged: no decision is another"
         acknowledged = dict.fromkeys(trip.guard for trip in self.verdict.trips) if self.verdict else ()
         return f"fine, {', '.join(acknowledged)} acknowledged" if acknowledged else "fine: no guard holds it"

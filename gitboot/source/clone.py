@@ -14,7 +14,6 @@ import pygit2
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Revision, Snapshot
-from gitboot.source.commits import Commit, described
 from gitboot.source.objects import check, copy, merge_packs
 from gitboot.source.remote import Conversation, Remote, wanted
 from gitboot.source.repository import Stored, blaming, containing, files_of, opened
@@ -110,10 +109,6 @@ class Source:
         with self._clone.reading() as ours:
             folder = _folder(ours)
         return of_commit(self._clone, revision, folder, previous)
-
-    def commit(self, revision: Revision) -> Commit:
-        with self._clone.reading() as ours:
-            return described(ours[revision].peel(pygit2.Commit))
 
     def watch_paths(self) -> tuple[Path, ...]:
         """The directory in which, at any depth, a local repository's refs change; nothing for another remote.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gitboot.bmc.apply import Job, Outcome, Result, bring_about
 from gitboot.bmc.override import OverrideRecord
-from gitboot.bmc.redfish import Bmc, Credentials
+from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import UsageError
 from gitboot.load.machines import BmcAccess
@@ -37,10 +37,10 @@ class Connections:
     """One kept connection a machine, made anew when its document or its credentials have changed."""
 
     directory: Path | None  # of credentials
-    _kept: dict[SystemUuid, tuple[BmcAccess, Credentials, Bmc]] = field(init=False, default_factory=dict)
+    _kept: dict[SystemUuid, tuple[BmcAccess, Credentials, BmcConnection]] = field(init=False, default_factory=dict)
     _trusting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
-    def to(self, uuid: SystemUuid, server: str, bmc: BmcAccess) -> Bmc:
+    def to(self, uuid: SystemUuid, server: str, bmc: BmcAccess) -> BmcConnection:
         """The connection to a machine's BMC; raises `UsageError` where there are no credentials for it."""
         if self.directory is None:
             raise UsageError(f"no directory of credentials is given, and {bmc.credentials} is needed (--credentials)")
@@ -50,7 +50,7 @@ class Connections:
             if kept[:2] == (bmc, credentials):
                 return kept[2]
             kept[2].close()
-        made = Bmc(bmc.address, credentials, system=bmc.system, tls=self._trusted(server, bmc))
+        made = BmcConnection(bmc.address, credentials, system=bmc.system, tls=self._trusted(server, bmc))
         self._kept[uuid] = (bmc, credentials, made)
         return made
 
@@ -67,7 +67,7 @@ class Connections:
 
 
 @dataclass(slots=True)
-class Fleet:
+class BmcPool:
     """Jobs at BMCs: at most ``parallel`` at a time, of one site at most ``per_site``, of one machine one.
 
     A job that has not begun gives way to a newer one of its machine: what is begun is what is wanted now.
