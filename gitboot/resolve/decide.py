@@ -196,7 +196,7 @@ class _Deciding:
         text = server.metadata.annotations.get(PROVISIONED)
         if text is None:
             return None
-        if not (text.isascii() and text.isdecimal()):
+        if not (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
             problem = self._repository.problem(
                 Code.INTEGER,
                 f'expected a whole number, found "{text}"',
