@@ -37,7 +37,7 @@ def shared_change(
 
 
 def unknown_change(old: Decisions | None, new: Decisions) -> SharedChange | None:
-    """What machines boot that no document describes; None: the same."""
+    """What unknown machines boot; None: the same."""
     return _change(_unknown(old), _unknown(new))
 
 
@@ -67,7 +67,7 @@ _OF_HOSTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELI
 
 
 def _network(decisions: Decisions, other: Decisions) -> dict[str, object]:
-    """What DHCP is told: of the servers in both commits only those that differ, so that a rebase changes nothing."""
+    """What DHCP reads: of the servers in both commits only those that differ, so that a rebase changes nothing."""
     others = {host.server: _interfaces(host) for host in other.hosts}
     hosts = {host.server: _interfaces(host) for host in decisions.hosts if host.server in others}
     return {

@@ -36,7 +36,7 @@ def of_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -
 
 
 class _Ignored:
-    """What Git is told to leave out; nothing where there is no Git."""
+    """What Git is to leave out; nothing where there is no Git."""
 
     def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
         self._repository = repository
@@ -105,7 +105,7 @@ class _Files(Mapping[str, BlobId]):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb", buffering=0) as file:
                 if not S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError("is no file any more")
+                    raise OSError("is no longer a file")
                 return file.readall()
         except OSError as error:
             raise SourceError(f"{path}: {error.strerror or error}") from error
