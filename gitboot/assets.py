@@ -123,11 +123,11 @@ def place(
     out: Path,
     tftp: Path | None,
     base_url: str,
-    tell: Callable[[Placed], None],
+    report: Callable[[Placed], None],
     *,
     systems: Sequence[Path] = (Path("/"),),
 ) -> tuple[Placed, ...]:
-    """Bring every loader that there is to ``out`` and ``tftp``; tell of each when it is done.
+    """Bring every loader that there is to ``out`` and ``tftp``; report each when it is done.
 
     ``out`` is what machines see under ``base_url``. Each is taken from the first of ``systems`` that has its package.
     Doing it twice writes nothing. The manifest lists what was placed; a loader whose package is gone stays as it lies.
@@ -136,7 +136,7 @@ def place(
     placed = []
     for loader in LOADERS:
         outcome = _place(loader, _targets(loader.path, out, tftp), base_url, systems)
-        tell(outcome)
+        report(outcome)
         placed.append(outcome)
     _written(MANIFEST, _targets(MANIFEST, out, tftp), _manifest(placed))
     return tuple(placed)
@@ -230,7 +230,7 @@ set root={grub_word(device)}
 set prefix=""
 for attempt in 1 2 3 4 5; do
   configfile {shared}
-  echo {grub_text(f"gitboot: {base_url}/grub.cfg cannot be had, trying again in 5 s")}
+  echo {grub_text(f"gitboot: {base_url}/grub.cfg is unavailable, trying again in 5 s")}
   sleep 5
 done
 exit

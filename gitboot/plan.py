@@ -82,7 +82,7 @@ class UserDataFiles:
     format: str  # as the profile says it: Ignition/3.4
     files: Mapping[str, str]  # by name, sorted
     digest: Digest  # of the file, or of the bundle's names and digests
-    url: str  # what the system is told: the file, or the bundle's folder with a slash at its end
+    url: str  # what the system is given: the file, or the bundle's folder with a slash at its end
 
     @property
     def folder(self) -> str:

@@ -503,7 +503,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
         ("its authority", Outcome.APPLIED, "Once Pxe"),
         ("no authority, and no check", Outcome.APPLIED, "Once Pxe"),
         ("the machine's own authorities", Outcome.STALLED, "certificate refused"),
-        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is no certificate in PEM"),
+        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is not a certificate in PEM"),
     ],
 )
 def test_a_bmc_is_trusted_by_the_authority_of_its_document(

@@ -268,8 +268,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize(
     ("typed", "code", "said"),
     [
-        ("validate {missing}", 64, "is no directory"),
-        ("validate {file}", 64, "is no directory"),
+        ("validate {missing}", 64, "is not a directory"),
+        ("validate {file}", 64, "is not a directory"),
         ("validate {empty}", 3, "GB2001: the repository has no document of kind Fleet"),
         ("validate {corrupt}", 6, "is missing"),
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
@@ -291,7 +291,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain web1 --path {fleet}", 64, "did you mean web01?"),
         ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
         ("explain GB9999", 64, "there is no problem code GB9999"),
-        ("timeline web01 --path {missing}", 64, "is no directory"),
+        ("timeline web01 --path {missing}", 64, "is not a directory"),
         ("timeline web01 --path {fleet} --until soon", 64, "expected an instant"),
         ("render {fleet}", 64, "Missing option '--out'"),
         ("render {fleet} --out {file}", 8, "Not a directory"),

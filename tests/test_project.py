@@ -133,6 +133,19 @@ def test_no_module_repeats_anothers_name() -> None:
     assert {stem: set(found) for stem, found in rooms.items() if len(found) > 1} == REPEATED
 
 
+# What goes through several rooms, or is about what stands beside them.
+ACROSS = {
+    *("boots_page", "chain", "ci", "drills", "faults", "flip", "golden", "kill", "kill_overrides", "laws"),
+    *("machine_lives", "mirrors", "project", "redfish_double", "reported", "run", "run_example", "vectors"),
+}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("test_*.py")), ids=lambda path: path.stem)
+def test_a_test_file_is_named_for_its_room(path: Path) -> None:
+    name = path.stem.removeprefix("test_")
+    assert name in ACROSS or name.partition("_")[0] in set(map(_room, MODULES))
+
+
 def test_changelog_has_a_section_for_this_version() -> None:
     assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
 

@@ -57,7 +57,7 @@ def _effect(old: Decision | None, new: Decision | None) -> ServerEffect | None:
 
 
 def _changes(path: str, old: Any, new: Any) -> Iterator[Change]:
-    """The fields that differ, in the order of their names; what is there on one side only is told whole."""
+    """The fields that differ, in the order of their names; what is there on one side only comes whole."""
     if _are_named(old) or _are_named(new):  # so that one that is added moves none of the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):

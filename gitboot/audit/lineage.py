@@ -53,7 +53,7 @@ class Lineage:
         """
         wanted: str | SystemUuid = server
         newer: Step | None = None  # the last valid commit, of which it is not known yet what it changed
-        before: list[Skipped] = []  # newer than that, and not told yet
+        before: list[Skipped] = []  # newer than that, and not yielded yet
         after: list[Skipped] = []
         for step in (*self._changing(), None):
             if step is not None and (problem := self._problem(step)) is not None:

@@ -33,7 +33,7 @@ _IN_MEMORY: Final = ":memory:"
 class Steps:
     """Which trees are valid, and what lies between two of them for each server; made by `Steps.open`.
 
-    Trees are told by their ids in Git, so nothing here is ever out of date; what another gitboot wrote is dropped. A
+    Trees are known by their ids in Git, so nothing here is ever out of date; what another gitboot wrote is dropped. A
     file that is damaged is made anew, one that cannot be written is done without.
     """
 
@@ -61,7 +61,7 @@ class Steps:
     def effect(self, old: str, new: str, server: str | SystemUuid) -> tuple[Found | None] | None:
         """What a step changed for a server, (None,) where nothing; None where the step is not known.
 
-        A server is told by its UUID, or by the name that it has after the step; where none has it then, by the name
+        A server is named by its UUID, or by the name that it has after the step; where none has it then, by the name
         of the one that was removed.
         """
 

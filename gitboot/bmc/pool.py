@@ -59,7 +59,7 @@ class Connections:
             with self._trusting:  # one context for each authority: loading the CA bundle is what costs
                 return tls_context(verify=bmc.verify, ca=bmc.ca)
         except ssl.SSLError as error:
-            raise UsageError(f"bmc.tls.ca of {server} is no certificate in PEM: {error.reason or error}") from None
+            raise UsageError(f"bmc.tls.ca of {server} is not a certificate in PEM: {error.reason or error}") from None
 
     def close(self) -> None:
         for _, _, bmc in self._kept.values():

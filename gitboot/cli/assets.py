@@ -64,12 +64,12 @@ def loaders(
 
     url = _base_url_of(path, rev) if base_url is None else _parsed(base_url)
 
-    def tell(placed: Placed) -> None:
+    def report(placed: Placed) -> None:
         colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
         outcome = click.style(f"{placed.outcome:<9}", fg=colour)
         click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
 
-    placed = place(out, tftp, url, tell, systems=systems)
+    placed = place(out, tftp, url, report, systems=systems)
     if all(each.outcome is Placement.MISSING for each in placed):
         context.exit(Exit.PARTIAL)
 

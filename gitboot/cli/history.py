@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gitboot.audit.lineage import Changed, Skipped
     from gitboot.source import History
 
-_IMPLIED: Final = ("version", "files")  # by the image: told as JSON only
+_IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 
 
 @click.command()
@@ -98,13 +98,13 @@ def _as_text(entries: Sequence[Changed | Skipped]) -> str:
     lines: list[str] = []
     for changed, group in groupby(entries, key=_is_change):
         if changed:
-            lines += (line for entry in group if isinstance(entry, Changed) for line in _told(entry))
+            lines += (line for entry in group if isinstance(entry, Changed) for line in _lines(entry))
         else:
             lines.append(_skipped([entry for entry in group if not isinstance(entry, Changed)]))
     return "\n".join(lines)
 
 
-def _told(entry: Changed) -> Iterator[str]:
+def _lines(entry: Changed) -> Iterator[str]:
     from gitboot.cli.table import table
 
     commit = entry.commit

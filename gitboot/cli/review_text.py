@@ -193,7 +193,7 @@ def _next(review: Review) -> Iterator[str]:
     yield f"  see it again: {review.command}"
     acknowledging = list(review.acknowledging())
     if acknowledging:
-        yield "  to accept it none the less, put into the last commit's message:"
+        yield "  to accept it anyway, put into the last commit's message:"
         yield from (f"    {line}" for _, line in acknowledging)
         yield "  or, where the instance runs:"
         yield f"    {review.approval}"

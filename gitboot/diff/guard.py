@@ -1,4 +1,4 @@
-"""Guards: whether a commit may be accepted by how much it changes, and what acknowledges it none the less."""
+"""Guards: whether a commit may be accepted by how much it changes, and what acknowledges it anyway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL: Final = 10  # servers: in smaller groups a percentage says nothing
 
 
 class Guard(StrEnum):
-    """What holds a commit, in the order in which it is told."""
+    """What holds a commit, in the order in which it is shown."""
 
     MAX_REINSTALLS = "maxReinstalls"
     MAX_UNKNOWN_CHANGES = "maxUnknownChanges"

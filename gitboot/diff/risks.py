@@ -15,7 +15,7 @@ class Risk(StrEnum):
     """What a change can do, the worst first."""
 
     REINSTALL = "reinstall"  # it can ask for a boot that writes disks, and could not before
-    UNKNOWN_SERVERS = "unknown servers"  # what machines boot that no document describes
+    UNKNOWN_SERVERS = "unknown servers"  # what unknown machines boot
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or selected by nothing any more
     INSTALL = "install"  # a new server that wants a first boot

@@ -192,7 +192,7 @@ class DiffFacts:
     head: SideFacts
     verdict: Verdict
     digest: Annotated[str | None, Field(description="What acknowledgements are bound to; null: HEAD is invalid.")]
-    compared_with_nothing: Annotated[bool, Field(description="Whether BASE is no fleet, so that all is new.")]
+    compared_with_nothing: Annotated[bool, Field(description="Whether BASE holds no fleet, so that all is new.")]
     counts: CountFacts | None
     areas: tuple[AreaFacts, ...]
     limits: dict[str, int | bool] | None

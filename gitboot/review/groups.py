@@ -80,7 +80,7 @@ def groups(changes: Changes, old: Commit | None, new: Commit, causes: Causes) ->
     )
 
 
-def told(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
+def change_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
     """Causes of what no server alone boots, with what changed in them and where it stands."""
     return tuple(_cause(key, Fate.EDITED, 1, changes.documents, new) for key in ids)
 

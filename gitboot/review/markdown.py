@@ -235,7 +235,7 @@ def _next(review: Review) -> Iterator[str]:
     acknowledging = list(review.acknowledging())
     if not acknowledging:
         return
-    yield "\nTo accept it none the less, once you have looked: put into the last commit's message\n"
+    yield "\nTo accept it anyway, once you have looked: put into the last commit's message\n"
     yield _plain_fence([line for _, line in acknowledging])
     yield "\nor, where the instance runs:\n"
     yield _plain_fence([str(review.approval)])

@@ -18,7 +18,7 @@ from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve import Decisions
 from gitboot.review import words
 from gitboot.review.causes import Causes
-from gitboot.review.groups import ChangeCause, Commit, Group, groups, told
+from gitboot.review.groups import ChangeCause, Commit, Group, change_causes, groups
 from gitboot.review.rendered import RenderedDiff, shared_diffs, unknown_diffs
 
 
@@ -76,7 +76,7 @@ class Review:
     verdict: Verdict | None
     unheeded: tuple[Unheeded, ...]
     groups: tuple[Group, ...]
-    unknown: Shared | None  # what machines boot that no document describes; None: the same
+    unknown: Shared | None  # what unknown machines boot; None: the same
     shared: Shared | None  # what is published for all machines
     command: str  # that shows it again
 
@@ -105,7 +105,7 @@ class Review:
 
     @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
-        """Documents that differ and from which no decision follows, for what that is told by a group."""
+        """Documents that differ and from which no decision follows, for what does is shown by a group."""
         if self.changes is None or self.changes.first:
             return ()
         causes = {cause.id for group in self.groups for cause in group.causes}
@@ -192,8 +192,8 @@ def _unknown(changes: Changes, old: Commit | None, new: Commit, causes: Causes) 
         return None
     ids = causes.of_unknown((old[0].unknown, new[0].unknown))
     return Shared(
-        title="what machines boot that no document describes",
-        causes=told(ids, changes, new[1]),
+        title="what unknown machines boot",
+        causes=change_causes(ids, changes, new[1]),
         fields=(),
         rendered=unknown_diffs(old[0], new[0]),
     )
@@ -204,7 +204,7 @@ def _shared(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -
         return None
     return Shared(
         title="what is published for all machines",
-        causes=told(causes.of_shared(changes.shared), changes, new[1]),
+        causes=change_causes(causes.of_shared(changes.shared), changes, new[1]),
         fields=tuple(words.shared(changes.shared)),
         rendered=shared_diffs(old[0], new[0]),
     )

@@ -89,7 +89,7 @@ def trip(tripped: Trip) -> str:
     if tripped.guard is Guard.ALLOW_REWIND:
         return "the commit does not descend from the accepted one"
     if tripped.guard is Guard.MAX_UNKNOWN_CHANGES:
-        return f"what machines boot that no document describes changes; the limit is {tripped.limit}"
+        return f"what unknown machines boot changes; the limit is {tripped.limit}"
     number = share(tripped.number, tripped.of) if tripped.percent and tripped.of else f"{tripped.number:,}"
     of = f" of {tripped.of:,}" if tripped.of is not None else ""
     where = "" if tripped.area == "all" else f" in {tripped.area}"

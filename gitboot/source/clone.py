@@ -114,7 +114,7 @@ class Source:
     def watch_paths(self) -> tuple[Path, ...]:
         """The directory in which, at any depth, a local repository's refs change; nothing for another remote.
 
-        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would tell of
+        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would notice
         one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
         """
         with suppress(SourceError, UsageError), self._local() as (repository, _):
@@ -127,7 +127,7 @@ class Source:
     # What the remote has
 
     def fetch(self) -> Revision:
-        """Fetch the commit that the remote's reference means now, which `latest` tells from then on.
+        """Fetch the commit that the remote's reference means now, which `latest` returns from then on.
 
         Raises `SourceError` where the next try may do better, and `SourceRefused` or `UsageError` where a
         person has to act first.

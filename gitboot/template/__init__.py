@@ -22,7 +22,7 @@ from gitboot.template.budget import MAX_BYTES, MAX_STEPS
 from gitboot.template.faults import TemplateFault
 from gitboot.template.rendering import compiled, decoded, names_in, rendered
 
-__all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "Templates"]
+__all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "TemplateSet"]
 
 
 class TemplateSet:

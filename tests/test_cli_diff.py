@@ -159,7 +159,7 @@ def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None
         (("WORKTREE..HEAD",), "is no range"),
         (("main..WORKTREE", "--merge"), "compared as it is"),
         (("main...WORKTREE",), "compared as it is"),
-        (("main..HEAD", "nowhere"), "no directory"),
+        (("main..HEAD", "nowhere"), "not a directory"),
         (("main..HEAD", "/"), "in no Git repository"),
     ],
 )

@@ -1,6 +1,6 @@
-"""What a reviewer sees of a dozen commits, in tests/golden_diff/, read in review like code.
+"""What a reviewer sees of a dozen commits, in tests/golden_review/, read in review like code.
 
-`GOLDEN=write pytest tests/test_diff_golden.py` writes it anew: read the diff.
+`GOLDEN=write pytest tests/test_review_golden.py` writes it anew: read the diff.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.fleets import document, fleet, image, mac_of, maintenance, policy, pr
 from tests.reviewed import FLEET, SERVERS, USER_DATA, Files, reviewed
 
 ROOT: Final = Path(__file__).parent.parent
-GOLDEN: Final = Path(__file__).parent / "golden_diff"
+GOLDEN: Final = Path(__file__).parent / "golden_review"
 SCHEMA: Final = Draft202012Validator(json.loads((ROOT / "schemas" / "diff.schema.json").read_text()))
 FORMATS: Final[Mapping[str, Callable[[Review], str]]] = {
     "txt": lambda review: click.unstyle(as_text(review, "")) + "\n",
