@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from gitboot.bmc.fleet import Fleet
+from gitboot.bmc.pool import BmcPool
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Fleetwide, Overriding
@@ -48,7 +48,7 @@ class Bench:
         self.journal = Journal(self.ledger, self.events.append)
         self.provisioning = Provisioning(self.ledger, self.journal, told=told, foreign=foreign, observes=observes)
         self.evidence = Evidence(self.ledger, self.provisioning, self.journal)
-        self.bmcs = Fleet(
+        self.bmcs = BmcPool(
             credentials=credentials,
             write=self.ledger.write_override,
             clock=lambda: self.now,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.bmc.fleet import Fleet
+from gitboot.bmc.pool import BmcPool
 from gitboot.diff.guard import Limits
 from gitboot.instance.accept import Accepting
 from gitboot.instance.evidence import Evidence
@@ -58,7 +58,7 @@ def in_process(
         source = Source(Remote(url=str(repository)), state)
         journal = Journal(ledger, events.append)
         provisioning = Provisioning(ledger, journal, told=told)
-        bmcs = Fleet(credentials=None, write=ledger.write_override, clock=clock)
+        bmcs = BmcPool(credentials=None, write=ledger.write_override, clock=clock)
         stack.callback(bmcs.close)
         evidence = Evidence(ledger, provisioning, journal)
         overriding = Overriding(bmcs, ledger, evidence, journal)

@@ -25,7 +25,7 @@ from gitboot.observe.observation import Observation
 from gitboot.status import Event, Status
 
 if TYPE_CHECKING:
-    from gitboot.bmc.fleet import Fleet as Bmcs
+    from gitboot.bmc.pool import BmcPool
     from gitboot.instance.evaluation import Evaluation
     from gitboot.instance.evidence import Evidence
     from gitboot.instance.loop import Loop
@@ -216,7 +216,7 @@ class _Parts:
     reconciler: Reconciler
     evidence: Evidence
     overriding: Overriding
-    bmcs: Bmcs
+    bmcs: BmcPool
     evaluation: Evaluation
 
 
@@ -232,7 +232,7 @@ def _assembled(
     foreign: bool = False,
     published: Revision | None = None,
 ) -> _Parts:
-    from gitboot.bmc.fleet import Fleet as Bmcs
+    from gitboot.bmc.pool import BmcPool
     from gitboot.evaluate.limits import Allowance
     from gitboot.instance.accept import Accepting
     from gitboot.instance.evaluation import Evaluation
@@ -247,7 +247,7 @@ def _assembled(
     observes = settings.listen is not None or settings.spool is not None
     provisioning = Provisioning(ledger, journal, told=told, foreign=foreign, observes=observes)
     evidence = Evidence(ledger, provisioning, journal)
-    bmcs = Bmcs(
+    bmcs = BmcPool(
         credentials=settings.credentials,
         write=ledger.write_override,
         clock=_clock,
@@ -364,7 +364,7 @@ def _remote(settings: Settings) -> Remote:
             raise UsageError("--ssh-key needs --known-hosts: a host key that nobody checks proves nothing")
         credentials = SshKey(private_key=settings.ssh_key, known_hosts=settings.known_hosts)
     elif settings.git_credentials is not None:
-        from gitboot.bmc.fleet import read_credentials
+        from gitboot.bmc.pool import read_credentials
 
         found = read_credentials(settings.git_credentials.parent, settings.git_credentials.name)
         credentials = Password(user=found.username, password=found.password)

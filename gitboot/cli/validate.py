@@ -12,7 +12,8 @@ import click
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
-from gitboot.cli.problems import FORMATS, counted, number, prefix_of
+from gitboot.cli.problems import FORMATS, counted, prefix_of
+from gitboot.phrases import count
 
 
 @click.command()
@@ -45,7 +46,7 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
             decisions = decide(repository)
         problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or now()))))
         servers, images = len(repository.servers), len(repository.images)
-        summary = f"{number(servers, 'server')}, {number(images, 'image')}, "
+        summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
     except InvalidRepository as error:
         problems = error.problems
     for output in outputs:

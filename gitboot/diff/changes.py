@@ -76,13 +76,13 @@ class Changes:
     unchanged: int
     before: int  # how many servers the old commit has
     after: int
-    unknown: SharedChange | None  # what machines boot that no document describes; None: the same
+    unknown: SharedChange | None  # what unknown machines boot; None: the same
     shared: SharedChange | None  # outputs, evidence, the base URL of the fleet; None: the same
     images: tuple[ImageChange, ...]
     areas: tuple[Area, ...]  # the whole fleet first
     documents: Mapping[Id, DocumentChange]
     bmcs: tuple[str, ...]  # servers that are reached, or trusted, at another BMC
-    besides: tuple[Pair, ...]  # what is in no decision, and none the less not what was looked at if it is another
+    besides: tuple[Pair, ...]  # what is in no decision, and yet not what was looked at if it is another
     digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
 
     def __post_init__(self) -> None:

@@ -1,23 +1,23 @@
-"""Guards: whether a commit may be accepted by how much it changes, and what acknowledges it none the less."""
+"""Guards: whether a commit may be accepted by how much it changes, and what acknowledges it anyway."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
 from gitboot.diff.extent import Area, Extent
 from gitboot.model.fleet import Guards
 from gitboot.model.scalars import Digest
+from gitboot.phrases import did_you_mean
 
 SMALL: Final = 10  # servers: in smaller groups a percentage says nothing
 
 
 class Guard(StrEnum):
-    """What holds a commit, in the order in which it is told."""
+    """What holds a commit, in the order in which it is shown."""
 
     MAX_REINSTALLS = "maxReinstalls"
     MAX_UNKNOWN_CHANGES = "maxUnknownChanges"
@@ -216,8 +216,7 @@ def _fault(line: str, digest: Digest) -> str | None:
     if not _DIGEST.fullmatch(its_digest):
         return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
     if guard not in list(Guard):
-        close = get_close_matches(guard, list(Guard), n=1)
-        return f"there is no guard {guard}; " + (f"did you mean {close[0]}?" if close else "copy the whole line")
+        return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
     if its_digest != digest:
         return "it acknowledges other changes than these: something was changed since, look again"
     return None

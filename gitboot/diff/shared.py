@@ -38,7 +38,7 @@ def shared_change(
 
 
 def unknown_change(old: Decisions | None, new: Decisions) -> SharedChange | None:
-    """What machines boot that no document describes; None: the same."""
+    """What unknown machines boot; None: the same."""
     return _change(_unknown(old), _unknown(new))
 
 
@@ -71,7 +71,7 @@ _OF_HOSTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELI
 
 
 def _network(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
-    """What DHCP is told: of the servers in both commits only those that differ, so that a rebase changes nothing."""
+    """What DHCP reads: of the servers in both commits only those that differ, so that a rebase changes nothing."""
     hosts, others = decisions.networks, other.networks
     both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
     facts = {server: _interfaces(hosts[server]) for server in both}

@@ -8,13 +8,14 @@ from gitboot.document import Path
 from gitboot.load.blobs import is_lfs_pointer, oversized
 from gitboot.load.draft import Draft
 from gitboot.load.identities import Identity, endpoint, identities
-from gitboot.load.problems import START, did_you_mean, problem_at
+from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.resources import Id
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import shown
 from gitboot.model.server import Server
+from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 
@@ -78,7 +79,7 @@ def _dangling_references(draft: Draft) -> Iterator[Problem]:
                 yield from _missing_file(draft, key, name, at)
             elif Id(kind, name) not in known and not draft.nameless:
                 names = (other.name for other in known if other.kind == kind)
-                hint = did_you_mean(name, names) or f"add a {kind} of this name, or correct the name"
+                hint = did_you_mean(name, names, f"add a {kind} of this name, or correct the name")
                 yield draft.problem(Code.UNKNOWN_REFERENCE, f'there is no {kind} named "{name}"', hint, key, at)
 
 
@@ -87,7 +88,7 @@ def _missing_file(draft: Draft, key: Id, name: str, at: Path) -> Iterator[Proble
     if name not in blobs:
         if any(f"{name}/".startswith(f"{irregular}/") for irregular in draft.irregular):
             return
-        hint = did_you_mean(name, blobs) or "add the file; paths start at the fleet's root"
+        hint = did_you_mean(name, blobs, "add the file; paths start at the fleet's root")
         yield draft.problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", hint, key, at)
         return
     try:

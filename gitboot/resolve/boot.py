@@ -19,7 +19,7 @@ from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
 from gitboot.resolve.source import Source, Unbootable
-from gitboot.template import TemplateFault, Templates
+from gitboot.template import TemplateFault, TemplateSet
 
 _KEPT_TEMPLATES: Final = 1_000  # compiled ones; arguments of servers can be templates, too
 
@@ -27,9 +27,9 @@ _KEPT_TEMPLATES: Final = 1_000  # compiled ones; arguments of servers can be tem
 class Composer:
     """Composes the boots of one repository; what several share is prepared once."""
 
-    def __init__(self, repository: FleetRepository, templates: Templates | None = None) -> None:
+    def __init__(self, repository: FleetRepository, templates: TemplateSet | None = None) -> None:
         self._repository = repository
-        self._templates = templates or Templates(repository.files)
+        self._templates = templates or TemplateSet(repository.files)
         self._plain = Plain()
 
     def of(self, repository: FleetRepository) -> Composer:

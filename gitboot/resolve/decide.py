@@ -17,6 +17,7 @@ from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, 
 from gitboot.model.scalars import version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
+from gitboot.phrases import some
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
@@ -243,8 +244,7 @@ class _Deciding:
         for finding, servers in whose.items():
             message = finding.message
             if finding.is_shared:
-                more = f" and {len(servers) - 2} more" if len(servers) > 2 else ""
-                message = f"{message} ({', '.join(sorted(servers)[:2])}{more})"
+                message = f"{message} ({some(sorted(servers), 2)})"
             match finding.place:
                 case (str() as path, int() as line):
                     place = Place(line, 1)
@@ -329,7 +329,7 @@ class _Deciding:
         text = server.metadata.annotations.get(PROVISIONED)
         if text is None:
             return None
-        if not (text.isascii() and text.isdecimal()):
+        if not (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
             self._find(
                 Code.INTEGER,
                 f'expected a whole number, found "{text}"',

@@ -15,7 +15,6 @@ import pygit2
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import BlobId, Revision, Snapshot
-from gitboot.source.commits import Commit, described
 from gitboot.source.objects import check, copy, merge_packs
 from gitboot.source.remote import Conversation, Remote, wanted
 from gitboot.source.repository import Stored, blaming, containing, files_of, opened
@@ -112,14 +111,10 @@ class Source:
             folder = _folder(ours)
         return of_commit(self._clone, revision, folder, previous)
 
-    def commit(self, revision: Revision) -> Commit:
-        with self._clone.reading() as ours:
-            return described(ours[revision].peel(pygit2.Commit))
-
     def watch_paths(self) -> tuple[Path, ...]:
         """The directory in which, at any depth, a local repository's refs change; nothing for another remote.
 
-        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would tell of
+        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would notice
         one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
         """
         with suppress(SourceError, UsageError), self._local() as (repository, _):
@@ -132,7 +127,7 @@ class Source:
     # What the remote has
 
     def fetch(self) -> Revision:
-        """Fetch the commit that the remote's reference means now, which `latest` tells from then on.
+        """Fetch the commit that the remote's reference means now, which `latest` returns from then on.
 
         Raises `SourceError` where the next try may do better, and `SourceRefused` or `UsageError` where a
         person has to act first.

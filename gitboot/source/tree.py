@@ -72,7 +72,7 @@ def _differences(
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
     """Every path that is not the same below two trees: (path, mode, id), without a mode where it is gone.
 
-    A path that was replaced is told twice, what it is now last. Folders with equal ids are not read.
+    A path that was replaced comes twice, what it is now last. Folders with equal ids are not read.
     """
     pending = [("", old, new)]
     visited = 0

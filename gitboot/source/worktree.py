@@ -37,7 +37,7 @@ def of_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -
 
 
 class _Ignored:
-    """What Git is told to leave out; nothing where there is no Git."""
+    """What Git is to leave out; nothing where there is no Git."""
 
     def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
         self._repository = repository
@@ -113,7 +113,7 @@ class _Files(Mapping[str, BlobId]):
             with open(descriptor, "rb", buffering=0) as file:
                 found = os.fstat(descriptor)
                 if not S_ISREG(found.st_mode):
-                    raise OSError("is no file any more")
+                    raise OSError("is no longer a file")
                 if found.st_size > MAX_FILE_BYTES:
                     raise Oversized(found.st_size)
                 return file.readall()

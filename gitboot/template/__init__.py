@@ -22,10 +22,10 @@ from gitboot.template.budget import MAX_BYTES, MAX_STEPS
 from gitboot.template.faults import TemplateFault
 from gitboot.template.rendering import compiled, decoded, names_in, rendered
 
-__all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "Templates"]
+__all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "TemplateSet"]
 
 
-class Templates:
+class TemplateSet:
     """The template files of a commit, by path, and the templates in its YAML; each is compiled once."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
