@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
@@ -29,9 +30,15 @@ def main(state: str, parent: str) -> None:
     answering = _Answering(answers)
     evaluator = Evaluator(reader.snapshot, begun=answering.begun)
     while (frame := wire.read_frame(asked)) is not None:
+        gc.disable()  # nearly all that is made stays
         if not _answer(evaluator, wire.question(frame), answering):
             sys.exit(1)
         reader.close()
+        gc.collect(_YOUNG)
+        gc.freeze()  # it is not looked at again and again
+
+
+_YOUNG: Final = 1  # what was made before is frozen
 
 
 class _Answering:
