@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 
 from gitboot.bmc.pool import BmcPool
-from gitboot.instance.evaluation import commit_of
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Fleetwide, Overriding
@@ -21,6 +20,7 @@ from gitboot.plan import BootPlan, Record
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions, decide
 from gitboot.status import Event
+from tests.evaluated import commit_of
 from tests.fleets import at, repository
 
 NOON = at("20T12:00")

@@ -12,7 +12,6 @@ from typing import Any, Final
 from gitboot.bmc.pool import BmcPool
 from gitboot.diff.guard import Limits
 from gitboot.instance.accept import Accepting
-from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Overriding
@@ -22,8 +21,9 @@ from gitboot.instance.requests import Requests
 from gitboot.ledger import Ledger
 from gitboot.load import Revision
 from gitboot.publish.directory import Directory
-from gitboot.source import Remote, Source
+from gitboot.source import Reader, Remote, Source
 from gitboot.status import Event
+from tests.evaluated import Here
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
 
@@ -64,7 +64,7 @@ def in_process(
         overriding = Overriding(bmcs, ledger, evidence, journal)
         accepting = Accepting(
             source,
-            Evaluation(source, {}, lambda _: None),
+            Here(Reader(state)),
             ledger,
             provisioning,
             journal,

@@ -152,9 +152,7 @@ class Life:
         bmcs = BmcPool(credentials=self.folder, write=ledger.write_override, clock=lambda: self.now, parallel=1)
         overriding = Overriding(bmcs, ledger, evidence, journal, jitter=lambda: 1)
         source = cast(Source, None)  # commits come from elsewhere
-        accepting = Trusting(
-            source, Evaluation(source, {}, lambda _: None), ledger, provisioning, journal, limits=Limits()
-        )
+        accepting = Trusting(source, Evaluation(self.folder), ledger, provisioning, journal, limits=Limits())
         accepting.branch = self.branch
         reconciler = Reconciler(
             accepting=accepting,

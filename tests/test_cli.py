@@ -357,7 +357,7 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
     for module in (
         "instance.accept",
         "bmc.pool",
-        "instance.cache",
+        "instance.evaluation",
         "ledger",
         "instance.loop",
         "instance.requests",

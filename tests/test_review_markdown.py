@@ -135,6 +135,8 @@ FORMATS = (as_json, as_markdown, lambda review: "\n".join(map(str, as_problems(r
     [
         ("a password", "#cloud-config\npassword: c2VjcmV0\n"),
         ("the second of two", "#cloud-config\npassword: bW9yZQ==\nusers: [a]\npassword: c2VjcmV0\n"),
+        ("in the line below its name", "#cloud-config\npassword:\n  c2VjcmV0\n"),
+        ("in a list", "#cloud-config\nchpasswd:\n  list: |\n    root:c2VjcmV0\n    core:bW9yZQ==\n"),
         ("in an embedded file", "#cloud-config\nwrite_files:\n- content: |\n    password: c2VjcmV0\n"),
     ],
 )

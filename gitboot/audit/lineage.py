@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,8 +39,9 @@ class Skipped:
 class Lineage:
     """What a repository's commits changed; each step between two of them is decided once, then remembered."""
 
-    def __init__(self, history: History, steps: Steps) -> None:
+    def __init__(self, history: History, steps: Steps, begun: Callable[[int], None] = lambda _: None) -> None:
         self._history, self._steps = history, steps
+        self._begun = begun  # is told of how many files a commit is, before it is decided
         self._parsed: ParseCache = {}
         self._decisions = lru_cache(maxsize=3)(self._decide)  # the two that are compared, and the next
 
@@ -95,7 +96,9 @@ class Lineage:
     def _decide(self, step: Step | None) -> Mapping[str, Decision]:
         if _tree(step) == _NOTHING or step is None:
             return {}
-        return decide(load(self._history.snapshot(step.commit), self._parsed)).servers
+        snapshot = self._history.snapshot(step.commit)
+        self._begun(len(snapshot.blobs))
+        return decide(load(snapshot, self._parsed)).servers
 
 
 def _tree(step: Step | None) -> str:

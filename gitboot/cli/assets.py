@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import fleet_options
 from gitboot.errors import UsageError
@@ -44,6 +45,7 @@ def command() -> None:
 )
 @fleet_options
 @click.pass_context
+@bounded
 def loaders(
     context: click.Context,
     path: Path,
@@ -77,7 +79,10 @@ def _base_url_of(path: Path, rev: str | None) -> str:
     from gitboot.load import load
     from gitboot.source import open_snapshot
 
-    return load(open_snapshot(path, rev)).fleet.spec.base_url
+    with evaluating() as begun:
+        snapshot = open_snapshot(path, rev)
+        begun(len(snapshot.blobs))
+        return load(snapshot).fleet.spec.base_url
 
 
 def _parsed(url: str) -> str:

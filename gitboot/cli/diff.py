@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.inputs import Output, output_option
@@ -28,6 +29,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
 @limit_options
 @output_option(*_FORMATS)
+@bounded
 def command(
     range: str,
     path: Path,

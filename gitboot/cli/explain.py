@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import Output, at_option, document, fleet_options, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
@@ -29,6 +30,7 @@ _WIDTH: Final = 40
 @at_option
 @records_option
 @output_option("text", "json")
+@bounded
 def command(
     subject: str,
     field: str | None,

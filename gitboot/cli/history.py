@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.inputs import Output, document, output_option, path_option
 from gitboot.errors import UsageError
 
@@ -29,6 +30,7 @@ _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 @click.option("--rev", metavar="REVISION", help="The Git revision to look back from. Default: HEAD.")
 @click.option("-n", "--number", type=click.IntRange(min=1), help="How many commits at most. Default: all.")
 @output_option("text", "json")
+@bounded
 def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[Output, ...]) -> None:
     """Show the commits that changed what SERVER boots, or may boot: its decision, not its file.
 
@@ -54,8 +56,8 @@ def _entries(history: History, server: str, number: int | None) -> list[Changed 
     from gitboot.audit.steps import Steps
 
     entries: list[Changed | Skipped] = []
-    with Steps.open(_kept()) as steps:
-        for entry in Lineage(history, steps).of(server):
+    with evaluating() as begun, Steps.open(_kept()) as steps:
+        for entry in Lineage(history, steps, begun).of(server):
             entries.append(entry)
             if sum(map(_is_change, entries)) == number:
                 break

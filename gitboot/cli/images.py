@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import Output, at_option, document, fleet_argument, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.phrases import some
@@ -26,6 +27,7 @@ _REASON: Final = 34  # characters
 @at_option
 @records_option
 @output_option("text", "json")
+@bounded
 def command(path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[Output, ...]) -> None:
     """Show each image and stream of the fleet at PATH: how many servers boot it, and were provisioned with it.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import Output, at_option, document, fleet_argument, now, output_option
 from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_held_back
 
@@ -20,6 +21,7 @@ from gitboot.cli.planning import held_back, planned_fleet, records_option, selec
 @click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
 @click.option("-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1.")
 @output_option("text", "json", "yaml")
+@bounded
 def command(
     path: Path,
     rev: str | None,

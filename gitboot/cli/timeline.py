@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import InstantType, Output, at_option, document, fleet_options, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 
@@ -18,6 +19,7 @@ from gitboot.cli.planning import planned_fleet, records_option
 @click.option("--until", type=InstantType(), metavar="INSTANT", help="How far to look. Default: a year after --at.")
 @records_option
 @output_option("text", "json")
+@bounded
 def command(
     server: str,
     path: Path,

@@ -127,7 +127,6 @@ class Accepting:
             self._journal.condition("SourceReady", False, "CorruptClone", f"{error}; {failure}", at)
             return False
         self._journal.event(at, "CloneRestored", "gitboot's own clone was made anew")
-        self._evaluation.forget()
         return True
 
     def _evaluate(self, revision: Revision, at: datetime) -> Evaluated | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from gitboot.diff.changes import Area, Changes, ServerChange
+from gitboot.diff.changes import Changes, ServerChange
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.effects import Effect
+from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Trip, Verdict, trailer
 from gitboot.diff.images import ImageChange

@@ -178,7 +178,7 @@ def review(
         base=base,
         head=head,
         changes=changes,
-        verdict=judge(changes, limits, given.given),
+        verdict=judge(changes.extent, limits, given.given),
         unheeded=given.unheeded,
         groups=groups(changes, old, new, causes),
         unknown=_unknown(changes, old, new, causes),

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.changes import Area, Changes
+from gitboot.diff.changes import Changes
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
+from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.guard import SMALL, Guard, Limits, Trip
 from gitboot.diff.reinstalls import Reinstall, Why

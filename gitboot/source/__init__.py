@@ -8,7 +8,7 @@ keeps what was accepted.
 from pygit2 import LIBGIT2_VERSION
 
 from gitboot.source.blame import Blame, open_blame
-from gitboot.source.clone import Source
+from gitboot.source.clone import Reader, Source
 from gitboot.source.commits import CommitSummary
 from gitboot.source.history import History, open_history
 from gitboot.source.remote import Password, Remote, SshKey
@@ -22,6 +22,7 @@ __all__ = [
     "CommitSummary",
     "History",
     "Password",
+    "Reader",
     "Remote",
     "Source",
     "SshKey",

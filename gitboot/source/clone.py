@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -13,12 +14,12 @@ from typing import Final
 import pygit2
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
-from gitboot.load import Revision, Snapshot
+from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.source.objects import check, copy, merge_packs
 from gitboot.source.remote import Conversation, Remote, wanted
 from gitboot.source.repository import Stored, blaming, containing, files_of, opened
 from gitboot.source.snapshot import folder_in
-from gitboot.source.tree import of_commit
+from gitboot.source.tree import Blobs, of_commit
 
 MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
 
@@ -266,6 +267,27 @@ def _point(ours: pygit2.Repository, name: str, commit: Revision) -> None:
 
 def _folder(ours: pygit2.Repository) -> str:
     return str(ours.config[_FOLDER]) if _FOLDER in ours.config else ""
+
+
+class Reader:
+    """Reads commits of a state directory's clone, which another process fetches into."""
+
+    def __init__(self, state: Path) -> None:
+        self._clone = Stored(state / "repository.git", CorruptClone)
+        self._blobs = Blobs(self._clone)
+
+    def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
+        """The files of a commit; with an earlier snapshot only what differs from it is read."""
+        with self._clone.reading() as ours:
+            folder = _folder(ours)
+        return replace(of_commit(self._clone, revision, folder, previous), read=self.read)
+
+    def read(self, blob: BlobId) -> bytes:
+        return self._blobs(blob)
+
+    def close(self) -> None:
+        """Let go of the packs, which may be replaced; reading goes on by opening them anew."""
+        self._blobs.close()
 
 
 def accepted_snapshot(state: Path) -> Snapshot:

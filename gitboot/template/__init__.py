@@ -34,6 +34,10 @@ class TemplateSet:
         self._names: dict[str, frozenset[str]] = {}  # by path
         self._compiled: dict[str, Template | str | TemplateFault] = {}  # by source
 
+    def __len__(self) -> int:
+        """How many are compiled."""
+        return len(self._compiled)
+
     def render_file(self, path: str, context: Mapping[str, object]) -> str:
         with _faults_in(path):
             return self.render_text(self._source(path), context)
