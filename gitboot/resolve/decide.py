@@ -12,11 +12,12 @@ from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
-from gitboot.model.scalars import version_key
+from gitboot.model.scalars import shown, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
+from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
@@ -47,7 +48,7 @@ def decide(repository: FleetRepository) -> Decisions:
     deciding = _Deciding(repository)
     servers = {name: deciding.server(server) for name, server in repository.servers.items()}
     unknown = deciding.unknown()
-    problems = tuple(sorted(deciding.problems()))
+    problems = first(deciding.problems())
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise InvalidRepository(problems)
     fleet = repository.fleet.spec
@@ -199,7 +200,7 @@ class _Deciding:
         if not (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
             problem = self._repository.problem(
                 Code.INTEGER,
-                f'expected a whole number, found "{text}"',
+                f"expected a whole number, found {shown(text)}",
                 Id("Server", server.metadata.name),
                 *("metadata", "annotations", PROVISIONED),
                 hint=f'write the provision number that is installed: {PROVISIONED}: "1"',
