@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gitboot.errors import InvalidRepository
-from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob
+from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob, read_blob
 from gitboot.load.checks import check
 from gitboot.load.draft import Draft
 from gitboot.load.listing import listed
@@ -19,7 +19,7 @@ from gitboot.load.references import references
 from gitboot.load.remarks import problems_of
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import KINDS, Id, Origin, Resource
-from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.first import first
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Id",
     "Irregular",
     "Origin",
+    "Oversized",
     "ParseCache",
     "ParsedBlob",
     "Resource",
@@ -52,7 +53,7 @@ def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository
     for path in files.documents:
         blob = snapshot.blobs[path]
         if (parsed := cache.get(blob)) is None:
-            parsed = cache[blob] = parse_blob(snapshot.read(blob), path)
+            parsed = cache[blob] = read_blob(snapshot, blob, path)
         draft.add(path, parsed)
     check(draft)
     found, more = problems_of(draft.remarks, snapshot.read)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from gitboot.document import locate, parse
+from gitboot.document import MAX_FILE_BYTES, Place, locate, parse
 from gitboot.load.documents import Broken, checked
 from gitboot.load.findings import Finding
 from gitboot.load.problems import START, problem_at
 from gitboot.load.resources import Id, Resource
-from gitboot.load.snapshot import BlobId
+from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
@@ -72,6 +72,23 @@ def _problems(data: bytes, path: str, index: int, findings: Iterable[Finding], a
     placed = [(locate(data, index, each.at, key=each.key), each) for each in findings]
     placed.sort(key=itemgetter(0))
     return [problem_at(path, place, *each.word()) for place, each in placed[:at_most]]
+
+
+def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
+    """What the file at ``path`` says; one that no fleet needs is not read."""
+    try:
+        return parse_blob(snapshot.read(blob), path)
+    except Oversized as error:
+        return ParsedBlob(resources=(), problems=(oversized(path, START, error),), more=0, broken=(), nameless=True)
+
+
+def oversized(path: str, at: Place, error: Oversized) -> Problem:
+    """The problem of a file that was not read."""
+    return problem_at(path, at, Code.FILE_TOO_LARGE, too_large(error))
+
+
+def too_large(error: Oversized) -> str:
+    return f"the file has {error.size:,} bytes, over {MAX_FILE_BYTES:,}"
 
 
 def is_lfs_pointer(data: bytes) -> bool:

@@ -9,16 +9,18 @@ from itertools import groupby
 from typing import Final
 
 from gitboot.document import Path
-from gitboot.load.blobs import is_lfs_pointer
+from gitboot.load.blobs import is_lfs_pointer, too_large
 from gitboot.load.draft import Draft
 from gitboot.load.identities import Identity, endpoint, identities
-from gitboot.load.problems import START, did_you_mean, problem_at
+from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark
 from gitboot.load.resources import Id
+from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import shown
 from gitboot.model.server import Server
+from gitboot.phrases import near
 from gitboot.problems.codes import Code
 
 
@@ -105,13 +107,15 @@ def _missing_file(draft: Draft, names: _Names, key: Id, name: str, at: Path) -> 
                 message=f"there is no file {shown(name)}",
                 hint=partial(names.hint, "file", name, "add the file; paths start at the fleet's root"),
             )
-    elif is_lfs_pointer(data := draft.snapshot.read(blobs[name])):
-        yield Remark(
-            spot=draft.spot(key, at),
-            code=Code.LFS_POINTER,
-            message=f"{shown(name)} is a Git LFS pointer",
-            hint=Code.LFS_POINTER.hint,
-        )
+        return
+    try:
+        data = draft.snapshot.read(blobs[name])
+    except Oversized as error:
+        yield Remark(spot=draft.spot(key, at), code=Code.FILE_TOO_LARGE, message=too_large(error))
+        return
+    if is_lfs_pointer(data):
+        message = f"{shown(name)} is a Git LFS pointer"
+        yield Remark(spot=draft.spot(key, at), code=Code.LFS_POINTER, message=message)
     else:
         draft.files[name] = data
 
@@ -123,15 +127,16 @@ class _Names:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
         for kind, each in groupby(sorted(known), key=lambda key: key.kind):
             self._names[kind] = [key.name for key in each]
-        self._hints: dict[tuple[str, str], str] = {}
+        self._near: dict[tuple[str, str], str | None] = {}
         self._left = _COMPARISONS
 
     def hint(self, kind: str, name: str, otherwise: str) -> str:
         """The name that is nearest; ``otherwise`` where none is, or where too many were looked for already."""
-        if (kind, name) not in self._hints and self._left > 0:
+        if (kind, name) not in self._near and self._left > 0:
             self._left -= len(self._names[kind])
-            self._hints[kind, name] = did_you_mean(name, self._names[kind])
-        return self._hints.get((kind, name)) or otherwise
+            self._near[kind, name] = near(name, self._names[kind])
+        meant = self._near.get((kind, name))
+        return f"did you mean {meant}?" if meant else otherwise
 
 
 _COMPARISONS: Final = 50_000  # each takes microseconds, and a commit may have a million

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gitboot.document import Place
+from gitboot.load.blobs import oversized
 from gitboot.load.ignore import MAX_BYTES, read_ignore
 from gitboot.load.patterns import Line
 from gitboot.load.problems import START, problem_at
-from gitboot.load.snapshot import Irregular, Snapshot
+from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars import shown
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
@@ -43,13 +44,22 @@ def listed(snapshot: Snapshot) -> Listing:
 def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
     """Whether ``.gitbootignore`` leaves out a path; and which of its lines match nothing."""
     blob = snapshot.blobs.get(_IGNORE)
-    data = snapshot.read(blob) if blob is not None else b""
+    if blob is None:
+        return _nothing, []
+    try:
+        data = snapshot.read(blob)
+    except Oversized as error:
+        return _nothing, [oversized(_IGNORE, START, error)]
     if len(data) > MAX_BYTES:
         message = f"the file has {len(data):,} bytes, over {MAX_BYTES:,}"
         hint = "name folders and patterns, not file by file"
-        return lambda _: False, [problem_at(_IGNORE, START, Code.FILE_TOO_LARGE, message, hint)]
+        return _nothing, [problem_at(_IGNORE, START, Code.FILE_TOO_LARGE, message, hint)]
     ignore, malformed = read_ignore(data)
     return ignore.leaves_out, [_no_pattern(line) for line in malformed]
+
+
+def _nothing(_: str) -> bool:
+    return False
 
 
 def _no_pattern(line: Line) -> Problem:

@@ -25,7 +25,7 @@ class Remark:
     spot: Spot
     code: Code
     message: str | Callable[[str], str]  # the latter is given where ``other`` stands: fleet.yaml:12
-    hint: str | Callable[[], str]  # the latter where it takes long to find
+    hint: str | Callable[[], str] = ""  # the latter where it takes long to find; "": the code's own
     other: Spot | None = None  # what the message names
 
     @property

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gitboot.errors import PublishError
+from gitboot.phrases import some
 from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.manifest import Listing, listing
@@ -146,8 +147,5 @@ class _Decision:
 
 
 def _obstructed(disk: Disk, paths: list[str]) -> PublishError:
-    shown = ", ".join(str(disk.root / path) for path in paths[:_SHOWN])
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return PublishError(
-        f"expected nothing or a file of gitboot's own, found something else at {shown}{more} (move it away)"
-    )
+    shown = some([str(disk.root / path) for path in paths], _SHOWN)
+    return PublishError(f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)")
