@@ -278,6 +278,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
+        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "leave out the fraction of a second"),
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; give fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "not exported records"),
@@ -793,6 +794,13 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
                 assert variable == expected, parameter.name
 
 
+@pytest.mark.parametrize("variable", ["GITBOOT_POLL", "GITBOOT_BMC_PARALLEL"])
+def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "often")
+    done = gitboot("run", "nowhere", "--output", "o", "--state", "s")
+    assert (done.code, f"Invalid value for {variable}: 'often'" in done.err) == (Exit.USAGE, True), done
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -801,7 +809,8 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
         ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have allow-empty, allow-rewind, assets"),
         ("[run]\noutput = 'x'\n", "there is no setting 'run'"),
         ("output = \n", "cannot be read: Invalid value"),
-        ("poll = 'often'\n", "'often' is not a valid float"),
+        ("poll = 'often'\n", "gitboot.toml: 'often' is not a valid float"),
+        ("git-timeout = 'often'\n", "Invalid value for git-timeout in "),
         ("poll = 0\n", "is not in the range"),
         ("records = 'maybe'\n", "--records is fresh, adopt, or a file of exported records; maybe: No such file"),
         (None, "cannot be read: [Errno 2]"),
