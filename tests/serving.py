@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from gitboot.observe.observation import Observation
 from gitboot.plan import Record
-from gitboot.render import shared_files
 from gitboot.render.answers import Answers
+from gitboot.render.formats import shared_files
 from gitboot.render.schedule import server_state
 from gitboot.render.tree import ContentType, File, Files
 from gitboot.serve.app import Endpoint

@@ -8,8 +8,8 @@ from datetime import timedelta
 from gitboot.errors import BmcBusy, InvalidRepository
 from gitboot.plan import Record
 from gitboot.problems.problem import Problem
-from gitboot.render import shared_files
 from gitboot.render.answers import Answers
+from gitboot.render.formats import shared_files
 from gitboot.render.schedule import AHEAD, ServerState, server_state
 from gitboot.render.tree import is_immutable
 from gitboot.status import Condition, Status

@@ -15,7 +15,7 @@ from gitboot.load import FleetRepository, load
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.plan import BootPlan, Cause, Decision, Record
-from gitboot.render import server_files
+from gitboot.render.formats import server_files
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
 from gitboot.resolve.records import first_records, imported

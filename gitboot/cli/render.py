@@ -27,7 +27,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
     OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators.
     """
     from gitboot.publish.directory import Directory
-    from gitboot.render import shared_files
+    from gitboot.render.formats import shared_files
 
     fleet = planned_fleet(path, rev, at or now(), records)
     files = shared_files(fleet.decisions)

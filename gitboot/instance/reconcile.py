@@ -19,8 +19,8 @@ from gitboot.ledger import Ledger
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Record
 from gitboot.publish.directory import Published
-from gitboot.render import shared_files
 from gitboot.render.answers import Answers, EntryOf
+from gitboot.render.formats import shared_files
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.render.tree import ContentType, File, Files
 from gitboot.resolve import Decisions

@@ -16,9 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from gitboot.canonical import canonical
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import canonical
 
 _logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from gitboot import __version__
+from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
-from gitboot.plan import canonical
 from gitboot.publish.changes import Changes, decide, survey
 from gitboot.publish.disk import Disk, is_file, make_root
 from gitboot.publish.manifest import Stamp, amend, parse_listing

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NewType
 
-from gitboot.plan import canonical
+from gitboot.canonical import canonical
 from gitboot.render.tree import File
 
 MANIFEST: Final = "ops/manifest.json"

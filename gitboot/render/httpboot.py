@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.plan import BootPlan, Decision, canonical
+from gitboot.canonical import canonical
+from gitboot.plan import BootPlan, Decision
 from gitboot.render.tree import ContentType, File
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
-from gitboot.plan import BootPlan, Decision, canonical
+from gitboot.plan import BootPlan, Decision
 from gitboot.render.tree import ContentType, File
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from gitboot.canonical import canonical
 from gitboot.model.scalars import Digest, format_instant
-from gitboot.plan import BootPlan, Decision, Record, canonical
-from gitboot.render import server_files
+from gitboot.plan import BootPlan, Decision, Record
 from gitboot.render.answers import EntryOf, Turn
+from gitboot.render.formats import server_files
 from gitboot.render.plans import summary
 from gitboot.render.provisioned import is_report
 from gitboot.render.tree import ContentType, File, is_immutable

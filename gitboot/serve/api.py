@@ -16,8 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gitboot import __version__
+from gitboot.canonical import canonical
 from gitboot.model.envelope import API_VERSION
-from gitboot.plan import Phase, canonical
+from gitboot.plan import Phase
 from gitboot.problems.problem import Severity
 from gitboot.render.answers import Answers
 from gitboot.serve.reply import NOT_FOUND, NOT_YET

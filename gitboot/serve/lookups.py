@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from gitboot.canonical import canonical
 from gitboot.model.scalars import Malformed, parse_mac, parse_uuid, swapped
-from gitboot.plan import canonical
 from gitboot.render.answers import Answers
 from gitboot.render.ipxe import first_script
 from gitboot.render.provisioned import report_path
