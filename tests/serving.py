@@ -15,8 +15,9 @@ from gitboot.observe.observation import Observation
 from gitboot.plan import Record
 from gitboot.render.answers import Answers
 from gitboot.render.formats import shared_files
+from gitboot.render.paths import ContentType
 from gitboot.render.schedule import server_state
-from gitboot.render.tree import ContentType, File, Files
+from gitboot.render.tree import File, Files
 from gitboot.serve.app import Endpoint
 from gitboot.serve.server import Server
 from gitboot.status import Status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ REPORTING = (
     profile("edge", "edge-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
     policy("edge", "{matchLabels: {role: edge}}", boots="edge"),
 )
+NOBODY = "52-54-00-00-00-99"
 SITE = Site(answers=answers(*REPORTING, seed=SEED[1:], templates={"t": '{"ignition": {"version": "3.4.0"}}'}))
 ARTIFACTS = "/o/" + "d" * 64
 SIZE = 8 * 1024 * 1024  # more than fits into the buffers between two sockets
@@ -231,7 +233,7 @@ def test_what_is_no_whole_get_of_an_entry_is_none(
     client.head(ENTRY)
     client.get(ENTRY, headers={"if-none-match": etag})
     client.post(ENTRY)
-    client.get(f"/v1/boot/{MAC}/nothing")
+    client.get(f"/v1/boot/{NOBODY}/boot.ipxe")
     client.get("/boot.ipxe")
     assert logged(6)[1:] == [Ignored.METHOD, Ignored.STATUS, Ignored.METHOD, Ignored.STATUS, Ignored.PATH]
 
@@ -239,15 +241,16 @@ def test_what_is_no_whole_get_of_an_entry_is_none(
 def test_a_fetch_that_was_broken_off_is_seen_to_be(
     output: Path, mirror: Mirror, logged: Callable[[int], list[Observation | Ignored]]
 ) -> None:
-    entry = f"/v1/boot/{MAC}/large"  # entries themselves fit into any buffer
-    (output / f"boot{entry}").write_bytes(bytes(SIZE))
+    entry = f"/v1/boot/{NOBODY}/boot.ipxe"
+    (output / f"boot{entry}").parent.mkdir()
+    (output / f"boot{entry}").write_bytes(bytes(SIZE))  # entries themselves fit into any buffer
     try:
         with connect(mirror.url, receive_buffer=4096) as client:
             client.sendall(f"GET {entry} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
         assert logged(1) == [Ignored.PART]
     finally:
-        (output / f"boot{entry}").unlink()
+        shutil.rmtree((output / f"boot{entry}").parent)
 
 
 # gitboot observe

@@ -26,7 +26,8 @@ from gitboot.publish.directory import Directory, Published, would_change
 from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import Listed, Stamp, listing, render_shard, shard_of
 from gitboot.publish.tree import LOCK, Difference, read_manifest, verify
-from gitboot.render.tree import ContentType, File, Files
+from gitboot.render.paths import ContentType
+from gitboot.render.tree import File, Files
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -30,7 +30,8 @@ from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, parse_head, parse_shard
 from gitboot.publish.tree import PENDING, read_manifest, verify
-from gitboot.render.tree import File, Files, is_immutable
+from gitboot.render.paths import is_immutable
+from gitboot.render.tree import File, Files
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parent.parent

@@ -10,8 +10,8 @@ from gitboot.plan import Record
 from gitboot.problems.problem import Problem
 from gitboot.render.answers import Answers
 from gitboot.render.formats import shared_files
+from gitboot.render.paths import is_immutable
 from gitboot.render.schedule import AHEAD, ServerState, server_state
-from gitboot.render.tree import is_immutable
 from gitboot.status import Condition, Status
 from tests.fleets import SEED, at, decided, fleet, image, maintenance, policy, profile, server
 

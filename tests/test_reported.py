@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gitboot.model.fleet import Evidence
 from gitboot.observe.observation import Observation
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
@@ -153,12 +152,12 @@ def test_a_report_is_answered_204_and_observed(site: Site, client: httpx.Client)
     assert not {"content-length", "etag", "transfer-encoding"} & set(found.headers)
     (observed,) = seen(site, client)
     assert (observed.server, observed.path, observed.client, observed.at) == ("web01", PATH, "127.0.0.1", BEFORE)
-    assert (observed.evidence, observed.digest, observed.modified) == (Evidence.REPORTED, TOKEN, None)
+    assert (observed.is_report, observed.digest, observed.modified) == (True, TOKEN, None)
 
 
 def test_the_fetch_of_the_entry_is_no_report(site: Site, client: httpx.Client) -> None:
     client.get(f"/v1/boot/{MAC}/boot.ipxe")
-    assert [observed.evidence for observed in seen(site, client)] == [Evidence.FETCHED]
+    assert [observed.is_report for observed in seen(site, client)] == [False]
 
 
 @pytest.mark.parametrize("mac", [MAC.upper(), MAC.replace("-", ":"), MAC.replace("-", "")])

@@ -21,8 +21,9 @@ from gitboot.plan import Cause, Record
 from gitboot.publish.directory import Published
 from gitboot.render.answers import Answers, EntryOf
 from gitboot.render.formats import shared_files
+from gitboot.render.paths import ContentType
 from gitboot.render.schedule import ServerState, server_state
-from gitboot.render.tree import ContentType, File, Files
+from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
 from gitboot.resolve.records import drift, exported
 from gitboot.status import Status

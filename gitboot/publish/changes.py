@@ -12,7 +12,8 @@ from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.manifest import Listing, listing
 from gitboot.publish.tree import Tree, is_record
-from gitboot.render.tree import File, Files, is_immutable
+from gitboot.render.paths import is_immutable
+from gitboot.render.tree import File, Files
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
 

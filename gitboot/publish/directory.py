@@ -16,7 +16,8 @@ from gitboot.publish.changes import Changes, decide, survey
 from gitboot.publish.disk import Disk, is_file, make_root
 from gitboot.publish.manifest import Stamp, amend, parse_listing
 from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
-from gitboot.render.tree import File, Files, is_immutable
+from gitboot.render.paths import is_immutable
+from gitboot.render.tree import File, Files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

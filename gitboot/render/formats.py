@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from gitboot.model.fleet import Evidence, Output
+from gitboot.model.fleet import Output
 from gitboot.plan import BootPlan, Decision
-from gitboot.render import dnsmasq, grub, httpboot, ipxe, kea, mirrors, plans, provisioned, pxelinux, userdata
+from gitboot.render import dnsmasq, grub, httpboot, ipxe, kea, mirrors, paths, plans, provisioned, pxelinux, userdata
+from gitboot.render.paths import PathKind
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions
 
 Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 
-# Each format: the output or evidence of the Fleet that asks for it (None: always), and what makes its files.
-RENDERERS: Final[tuple[tuple[Output | Evidence | None, Renderer], ...]] = (
-    (Output.IPXE, ipxe.render),
-    (Output.SERIAL, ipxe.render_by_serial),
-    (Output.GRUB, grub.render),
-    (Output.PXELINUX, pxelinux.render),
-    (Output.UUID, grub.render_by_uuid),
-    (None, httpboot.render),
-    (None, userdata.render),
-    (Evidence.REPORTED, provisioned.render),
+# Each format: a path that it makes, whose line in the table says what asks for it, and what makes its files.
+RENDERERS: Final[tuple[tuple[PathKind | None, Renderer], ...]] = (
+    (paths.IPXE_BY_MAC, ipxe.render),
+    (paths.IPXE_BY_SERIAL, ipxe.render_by_serial),
+    (paths.GRUB_BY_MAC, grub.render),
+    (paths.PXELINUX, pxelinux.render),
+    (paths.GRUB_BY_UUID, grub.render_by_uuid),
+    (paths.HTTP_BOOT, httpboot.render),
+    (paths.IGNITION, userdata.render),
+    (paths.PROVISIONED, provisioned.render),
     (None, plans.render),
 )
 
@@ -39,7 +40,12 @@ SHARED: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File
 def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None) -> dict[str, File]:
     """The files of one server, by path."""
     asking = {None, decisions.evidence, *decisions.outputs}
-    return {path: file for who_asks, render in RENDERERS if who_asks in asking for path, file in render(decision, plan)}
+    return {
+        path: file
+        for made, render in RENDERERS
+        if made is None or made.asked_by in asking
+        for path, file in render(decision, plan)
+    }
 
 
 def shared_files(decisions: Decisions) -> dict[str, File]:

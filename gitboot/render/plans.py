@@ -8,7 +8,8 @@ from typing import Any
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
 from gitboot.plan import BootPlan, Decision
-from gitboot.render.tree import ContentType, File
+from gitboot.render.paths import ContentType
+from gitboot.render.tree import File
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

@@ -12,9 +12,9 @@ from gitboot.model.scalars import Digest, format_instant
 from gitboot.plan import BootPlan, Decision, Record
 from gitboot.render.answers import EntryOf, Turn
 from gitboot.render.formats import server_files
+from gitboot.render.paths import ContentType, Role, is_immutable, is_report, kind_of
 from gitboot.render.plans import summary
-from gitboot.render.provisioned import is_report
-from gitboot.render.tree import ContentType, File, is_immutable
+from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.records import drift, record_facts
 
@@ -104,10 +104,6 @@ def _digests(files: Mapping[str, File]) -> dict[str, Digest]:
     return {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
 
 
-# Where loaders look a server's entry up.
-_LOOKED_UP: Final = ("boot/v1/boot/", "boot/ipxe/", "boot/grub.cfg-", "boot/pxelinux.cfg/01-")
-
-
 def _entries(decision: Decision, planned: BootPlan | None, files: Mapping[str, File]) -> dict[str, EntryOf]:
     """The paths whose completed GET is evidence: that the machine boots from the network, or has been provisioned.
 
@@ -119,9 +115,9 @@ def _entries(decision: Decision, planned: BootPlan | None, files: Mapping[str, F
     by_uuid = planned.boot.asks_by_uuid
     if planned.boot.direct and planned.boot.direct_uki is None and not by_uuid:
         return reports  # no loader can boot an iso: its entry goes on to the disk
-    prefixes = ("boot/ignition/",) if by_uuid else _LOOKED_UP
+    role = Role.DATA if by_uuid else Role.ENTRY
     entry = EntryOf(planned.server, planned.digest)
-    return {path: entry for path in files if path.startswith(prefixes)} | reports
+    return {path: entry for path in files if (kind := kind_of(path)) is not None and kind.role is role} | reports
 
 
 def _in_place(files: Mapping[str, File]) -> set[str]:

@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from gitboot.render.answers import Answers, EntryOf
-from gitboot.render.provisioned import is_report
-from gitboot.render.tree import is_immutable
+from gitboot.render.paths import is_immutable, is_report
 from gitboot.serve.lookups import Found, find
 from gitboot.serve.reply import FOR_A_YEAR, HEARD, REVALIDATED, Header, Reply, names
 

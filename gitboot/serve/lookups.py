@@ -8,11 +8,10 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from gitboot.canonical import canonical
-from gitboot.model.scalars import Malformed, parse_mac, parse_uuid, swapped
 from gitboot.render.answers import Answers
 from gitboot.render.ipxe import first_script
-from gitboot.render.provisioned import report_path
-from gitboot.render.tree import ContentType, File
+from gitboot.render.paths import ContentType, asked_for
+from gitboot.render.tree import File
 
 
 class Found(NamedTuple):
@@ -50,17 +49,4 @@ def _by_address(answers: Answers, client: str | None, at: datetime) -> Found | N
 
 def _spellings(path: str) -> Iterator[str]:
     """The paths of the tree that ``path`` may stand for; none where an address or UUID is malformed."""
-    try:
-        match path.split("/", 5):
-            case ["", "v1", "boot", mac, file]:
-                yield f"boot/v1/boot/{parse_mac(mac)}/{file}"
-            case ["", "v1", "boot", mac, "provisioned", token]:
-                yield report_path(parse_mac(mac), token)
-            case ["", "ipxe" | "ignition" as folder, name]:
-                uuid = parse_uuid(name)
-                yield from (f"boot/{folder}/{each}" for each in (uuid, swapped(uuid)))
-            case ["", "httpboot", name]:
-                uuid = parse_uuid(name.removesuffix(".json"))
-                yield from (f"boot/httpboot/{each}.json" for each in (uuid, swapped(uuid)))
-    except Malformed:
-        return
+    return (asked.path for asked in asked_for(path.removeprefix("/")))

@@ -12,8 +12,7 @@ from gitboot.model.policy import HttpBoot, Method
 from gitboot.model.scalars import Digest, SystemUuid, swapped
 from gitboot.plan import provisioned_token
 from gitboot.render.answers import EntryOf, Turn
-from gitboot.render.ipxe import path_by_serial
-from gitboot.render.provisioned import is_report, report_path
+from gitboot.render.paths import IPXE_BY_SERIAL, PROVISIONED, is_report
 from gitboot.render.tree import File, Files
 
 PLANS: Final = "ops/plans/"
@@ -60,11 +59,11 @@ def _paths(document: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"boot/v1/boot/{mac}/{name}" for name in ("boot.ipxe", "grub.cfg"))
         yield from (f"boot/grub.cfg-01-{mac}", f"boot/pxelinux.cfg/01-{mac}")
         if boot is not None:
-            yield report_path(mac, provisioned_token(decision["uuid"], decision["provision"], boot["image"]))
+            yield PROVISIONED.of(mac, provisioned_token(decision["uuid"], decision["provision"], boot["image"]))
     for uuid in sorted({decision["uuid"], swapped(SystemUuid(decision["uuid"]))}):
         yield from (f"boot/ipxe/{uuid}", f"boot/ignition/{uuid}", f"boot/grub.cfg-{uuid}")
     if (serial := decision.get("serial")) is not None:
-        yield path_by_serial(serial)
+        yield IPXE_BY_SERIAL.of(serial)
 
 
 def _entries(document: Mapping[str, Any], paths: list[str]) -> Iterator[tuple[str, EntryOf]]:

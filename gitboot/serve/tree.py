@@ -16,7 +16,8 @@ from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, Listed, Manifest
 from gitboot.publish.tree import read_manifest
 from gitboot.render.answers import Answers
-from gitboot.render.tree import File, is_immutable
+from gitboot.render.paths import is_immutable
+from gitboot.render.tree import File
 from gitboot.serve.ops import NEXT, PLANS, Planned, read_next, read_plan
 from gitboot.status import Condition, Status
 
