@@ -285,6 +285,7 @@ class Cause(StrEnum):
     PENDING = "the server is to be provisioned"
     PROVISIONED = "the server is provisioned"
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
+    NOT_RECORDED = "its boot is made once, and that it was fetched could not be recorded"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     NEVER = "the policy never boots from the network"
     DISK = "the policy boots the local disk"
@@ -361,6 +362,11 @@ class BootPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest(self.facts()))
+
+    @property
+    def is_made_once(self) -> bool:
+        """Whether it writes a disk and is offered for a key: given only where that stands recorded."""
+        return self.key is not None and self.boot is not None and self.boot.writes_disk
 
     def facts(self) -> dict[str, Any]:
         """All that the plan's files and override depend on."""

@@ -11,11 +11,13 @@ from pathlib import Path
 import click
 
 from gitboot.errors import UsageError
+from gitboot.instance.evaluation import commit_of
 from gitboot.load import FleetRepository, load
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.plan import BootPlan, Cause, Decision, Record
 from gitboot.render.formats import server_files
+from gitboot.render.schedule import ServerState, about_servers, server_state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
 from gitboot.resolve.records import first_records, imported
@@ -43,6 +45,15 @@ class Planned:
     def plans(self) -> Iterator[tuple[Decision, BootPlan | None]]:
         for decision in self.decisions.servers.values():
             yield decision, plan(decision, self.at, self.records.get(decision.uuid))
+
+    def states(self) -> dict[str, ServerState]:
+        """Each server as it is published, its next transitions included."""
+        commit = commit_of(self.repository, self.decisions)
+        about = about_servers(commit.sites, commit.labels, commit.addresses)
+        return {
+            name: server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
+            for name, decision in self.decisions.servers.items()
+        }
 
     def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
         return server_files(self.decisions, decision, planned)

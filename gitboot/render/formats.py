@@ -7,7 +7,7 @@ from typing import Final
 
 from gitboot.model.fleet import Output
 from gitboot.plan import BootPlan, Decision
-from gitboot.render import dnsmasq, grub, httpboot, ipxe, kea, mirrors, paths, plans, provisioned, pxelinux, userdata
+from gitboot.render import dnsmasq, grub, httpboot, ipxe, kea, mirrors, paths, provisioned, pxelinux, userdata
 from gitboot.render.paths import PathKind
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions
@@ -15,7 +15,7 @@ from gitboot.resolve import Decisions
 Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 
 # Each format: a path that it makes, whose line in the table says what asks for it, and what makes its files.
-RENDERERS: Final[tuple[tuple[PathKind | None, Renderer], ...]] = (
+RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.IPXE_BY_MAC, ipxe.render),
     (paths.IPXE_BY_SERIAL, ipxe.render_by_serial),
     (paths.GRUB_BY_MAC, grub.render),
@@ -24,7 +24,6 @@ RENDERERS: Final[tuple[tuple[PathKind | None, Renderer], ...]] = (
     (paths.HTTP_BOOT, httpboot.render),
     (paths.IGNITION, userdata.render),
     (paths.PROVISIONED, provisioned.render),
-    (None, plans.render),
 )
 
 # What every machine begins with, and what is for the whole fleet, by the output that asks for it.
@@ -41,10 +40,7 @@ def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None
     """The files of one server, by path."""
     asking = {None, decisions.evidence, *decisions.outputs}
     return {
-        path: file
-        for made, render in RENDERERS
-        if made is None or made.asked_by in asking
-        for path, file in render(decision, plan)
+        path: file for made, render in RENDERERS if made.asked_by in asking for path, file in render(decision, plan)
     }
 
 

@@ -153,8 +153,9 @@ imgexec --autofree entry && exit 0 || exit 1
 
 
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``boot.ipxe``, and ``unknown.ipxe`` but where unknown servers are answered 404."""
+    """``boot.ipxe``, the same one level down, and ``unknown.ipxe`` but where unknown servers are answered 404."""
     yield paths.FIRST_SCRIPT, File(first_script().encode(), ContentType.TEXT)
+    yield paths.CHAIN, File(first_script("../").encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:
         yield "boot/unknown.ipxe", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
 

@@ -115,6 +115,9 @@ HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, Kind.UUID, Role.OFFER, C
 PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 
 FIRST_SCRIPT: Final = "boot/boot.ipxe"  # what every machine's iPXE starts with
+# What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).
+PXELINUX_CORE: Final = "ldlinux.c32"
+CHAIN: Final = "boot/ipxe/boot.ipxe"  # the same, for boot-operator's users, who point iPXE to /ipxe/
 
 
 TABLE: Final = (
@@ -154,7 +157,7 @@ def kind_of(path: str) -> PathKind | None:
     return next((kind for kind, expression in _CANONICAL if expression.fullmatch(below)), None)
 
 
-_REPORT: Final = re.compile(BOOT + PROVISIONED.text.format(id="[^/]+", token="[^/]+"))
+_REPORT: Final = re.compile(re.sub(r"\{\w+\}", "[^/]+", BOOT + PROVISIONED.text))
 
 
 def is_report(path: str) -> bool:
