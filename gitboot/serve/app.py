@@ -158,6 +158,7 @@ class Endpoint:
         """The reply once the fetch stands recorded; where it does not, a boot that is made once is not given."""
         recorded, recorder = answer.recorded, self._recorder
         assert recorded is not None and recorder is not None  # noqa: S101, PT018
+        await asyncio.sleep(0)  # so that the loop has seen who has left by now
         if scope.get("extensions", {}).get(GONE, bool)():
             return None
         if await recorder.record(_observation(recorded, self._client(scope), at)):
