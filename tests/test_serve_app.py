@@ -386,7 +386,7 @@ def test_a_tree_of_a_format_that_is_not_known_is_answered_from_by_nobody() -> No
         with site.serve() as url, httpx.Client(base_url=url) as client:
             assert {client.get(path).status_code for path in (*LOOKUPS, "/boot.ipxe", "/readyz")} == {503}
             (condition,) = client.get("/api/v1/status").json()["conditions"]
-    assert (condition["type"], condition["status"], condition["reason"]) == ("TreeRead", False, "Unreadable")
+    assert (condition["type"], condition["status"], condition["reason"]) == ("TreeRead", False, "UnknownFormat")
     assert "format 3" in condition["message"]
 
 

@@ -94,7 +94,7 @@ class Endpoint:
 
     def quickly(self, path: str, headers: Iterable[Header], *, is_head: bool) -> Reply | None:
         """The reply to what was asked for before, still stands, and need not be recorded; else None."""
-        if self._tree.standing_back:
+        if not self._tree.answers:
             return None
         answer = self._answers.held(path, self._clock())
         if answer is None or (self._must_record(answer) and not is_head):

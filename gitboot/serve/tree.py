@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
 from gitboot.publish.index import parse_shard, shard_path
-from gitboot.publish.manifest import MANIFEST, SHARED, Head, parse_head, parse_listing
+from gitboot.publish.manifest import MANIFEST, SHARED, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.publish.tree import STATUS
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 from gitboot.status import Status
@@ -63,7 +63,7 @@ class PublishedTree:
         self._root, self._clock = str(root), clock
         self._parsed: dict[str, tuple[Signature, Any]] = {}  # of what is one for the whole tree
         self.head: Head | None = None
-        self.standing_back = False  # whether the instance that publishes here leaves its fleet to another
+        self.answers = False  # whether its format is known, and its instance has not left the fleet to another
         self._condition: dict[str, Any] = {}
         self.look()
 
@@ -71,10 +71,10 @@ class PublishedTree:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a tree of a format that is known, whose instance has not given it up."""
-        if self.head is None:
+        """Whether there is something to answer from; where there was nothing a moment ago, it is looked for anew."""
+        if not self.answers:
             self.look()
-        return self.head is not None and not self.standing_back
+        return self.answers
 
     def find(self, identity: str) -> Located | None:
         """The server that is found by this; None where there is none. Raises `Moving`, and ValueError for damage."""
@@ -121,20 +121,22 @@ class PublishedTree:
             self.look()
 
     def look(self) -> None:
-        """See whose tree it is, and whether it can be read."""
+        """See whose tree it is, and whether it can be read; what is damaged there is answered from as it was before."""
         try:
             self.head = self._parse(MANIFEST, parse_head)
-        except ValueError as error:
+        except UnknownFormat as error:
             self.head = None
+            self._note(False, "UnknownFormat", f"{self._root}/{MANIFEST}: {error}")
+        except ValueError as error:
             self._note(False, "Unreadable", f"{self._root}/{MANIFEST}: {error}")
         else:
-            commit = self.head.stamp.commit if self.head is not None else None
-            if commit is None:
+            if self.head is None:
                 self._note(False, "Absent", f"{self._root}: nothing is published there")
             else:
-                self._note(True, "Read", f"{self._root}: of {commit}")
+                self._note(True, "Read", f"{self._root}: of {self.head.stamp.commit}")
         conditions = self._instance().get("conditions", ())
-        self.standing_back = any(each["type"] == "LedgerNamed" and not each["status"] for each in conditions)
+        stands_back = any(each["type"] == "LedgerNamed" and not each["status"] for each in conditions)
+        self.answers = self.head is not None and not stands_back
 
     def status(self) -> dict[str, Any]:
         """The instance's status as it was published, and whether the tree can be read."""
