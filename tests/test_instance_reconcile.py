@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,8 @@ from gitboot.observe.observation import Observation
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.render.tree import File, Files
+from gitboot.serve.answers import Answers
+from gitboot.serve.tree import PublishedTree
 from gitboot.source import Remote, Source
 from tests.bench import Bench
 from tests.fleets import SEED, at, mac_of, maintenance, policy, server
@@ -45,11 +47,13 @@ class Brittle:
     def __init__(self, directory: Directory) -> None:
         self.directory, self.full, self.calls = directory, False, 0
 
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+    def publish(
+        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+    ) -> Published:
         self.calls += 1
         if self.full:
             raise PublishError("no space left on device")
-        return self.directory.publish(files, commit=commit, at=at)
+        return self.directory.publish(servers, shared, complete=complete, commit=commit, at=at)
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return self.directory.dated(path, file, at)
@@ -124,10 +128,9 @@ class Instance:
         return self.reconciler.reconcile(now, wait=True)
 
     def boots(self, now: datetime, path: str = ENTRY) -> str:
-        """The image that the endpoint has web01 boot."""
-        assert self.reconciler.answers is not None
-        file = self.reconciler.answers.at(f"boot/{path}", now)
-        return "nothing" if file is None else images_in(file.content.decode())
+        """The image that an endpoint over the tree has web01 boot."""
+        answer = Answers(PublishedTree(self.output, lambda: now)).find(f"/{path}", lambda: None, now)
+        return "nothing" if answer is None else images_in(bytes(answer.reply.body).decode())
 
     @property
     def published(self) -> str:
@@ -191,13 +194,12 @@ def test_each_pass_plans_for_its_instant(instance: Instance, now: datetime, expe
 def test_a_pass_in_which_nothing_happened_does_nothing(instance: Instance) -> None:
     for _ in range(2):
         instance.reconcile(BEFORE)
-    answers, events = instance.reconciler.answers, len(instance.bench.events)
+    events = len(instance.bench.events)
     writes, calls = instance.bench.ledger._store._connection.total_changes, instance.target.calls
     tree = {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")}
     instance.source.read.clear()
     for minute in range(1, 4):
         assert instance.reconcile(BEFORE.replace(minute=minute)) == at("20T22:00")
-    assert instance.reconciler.answers is answers
     assert len(instance.bench.events) == events
     assert (instance.bench.ledger._store._connection.total_changes, instance.target.calls) == (writes, calls)
     assert {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")} == tree
@@ -257,14 +259,14 @@ def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repos
 
 def test_a_bad_commit_changes_nothing_and_names_its_problems_once(repository: Repository, instance: Instance) -> None:
     instance.reconcile(BEFORE)
-    good, answers = instance.reconciler.status.applied, instance.reconciler.answers
+    good, calls = instance.reconciler.status.applied, instance.target.calls
     bad = repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
     for _ in range(2):
         instance.reconcile(BEFORE)
     status = instance.reconciler.status
     assert (status.attempted, status.applied) == (bad, good)
     assert [problem.code for problem in status.problems] == ["GB2011"]
-    assert instance.reconciler.answers is answers
+    assert instance.target.calls == calls
     assert instance.condition("CommitAccepted") == (False, "Invalid")
     assert instance.told("Refused") == ["Refused"]
     assert instance.reconcile(OPEN) == at("21T04:00")  # and windows go on
@@ -281,7 +283,7 @@ def test_a_fleet_that_never_was_valid_is_answered_by_nothing_until_it_is(
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE)
         status = instance.reconciler.status
-        assert (instance.reconciler.answers, status.applied, status.ready) == (None, None, False)
+        assert (status.planned_at, status.applied, status.ready) == (None, None, False)
         assert status.problems
         repository.push({"00.yaml": SEED[0]})
         instance.reconcile(BEFORE)
@@ -319,7 +321,7 @@ def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
         for _ in range(3):
             instance.reconcile(BEFORE)
         assert instance.told() == ["Refused", "Refused"]  # the accepted one, and the one after it
-        assert instance.reconciler.answers is None
+        assert instance.reconciler.status.planned_at is None
 
 
 # Git is gone
@@ -500,7 +502,8 @@ def test_an_accepted_commit_that_is_nowhere_any_more_stops_new_ones_until_a_pers
     with Instance(tmp_path) as instance:
         for _ in range(2):
             instance.reconcile(BEFORE)
-        assert (instance.reconciler.answers, instance.condition("SourceReady")) == (None, (False, "CorruptClone"))
+        assert instance.reconciler.status.planned_at is None
+        assert instance.condition("SourceReady") == (False, "CorruptClone")
         (message,) = [each.message for each in instance.reconciler.status.conditions if each.type == "SourceReady"]
         assert "--allow-rewind" in message
     with Instance(tmp_path, allow_rewind=True) as instance:
