@@ -90,7 +90,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     "data", [b"", b"{}", b"[]", b"null", b'{"format":2}', b'{"format":1}', b'{"format":1,"server":1}']
 )
 def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
-    with pytest.raises(ValueError, match="Expecting|state"):
+    with pytest.raises(ValueError, match=r"Expecting|state"):
         parse(data)
 
 

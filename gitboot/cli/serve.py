@@ -39,7 +39,7 @@ from gitboot.status import Event
 @click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Record fetches here, for `gitboot run --spool`. Default: none is recorded, and no boot that is made once given.",
+    help="Record fetches here, for `gitboot run --spool`. Default: none is recorded, and what boots once not given.",
 )
 @click.option(
     "--assets",
