@@ -193,8 +193,9 @@ def _run(settings: Settings) -> Exit:
             status, at = parts.reconciler.status, _clock()
             if folder is not None and parts.evidence.observations.empty() and status.condition("Published"):
                 spool.forget(folder, offsets)
-            state.write_status(settings.state, status.facts())
-            target.write_status(status_file({**status.facts(), "at": format_instant(at)}), at)
+            facts = {**status.facts(), "at": format_instant(at)}
+            state.write_status(settings.state, facts)
+            target.write_status(status_file(facts), at)
 
         loop = Loop(
             parts.reconciler,
@@ -211,7 +212,7 @@ def _run(settings: Settings) -> Exit:
             return _exit_of(parts.reconciler.status)
         reap_orphans(loop.wait)
         stack.enter_context(watched(folder, loop.wake))
-        workers = stack.enter_context(serving(settings, folder, loop.wake))
+        workers = stack.enter_context(serving(settings, folder, ledger.identity, loop.wake))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: loop.stop())
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())

@@ -48,6 +48,8 @@ from gitboot.status import Event
 )
 @click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
 @click.option("--parent", type=int, hidden=True, help="That process.")
+@click.option("--status", type=click.Path(path_type=Path), hidden=True, help="Where the instance leaves its status.")
+@click.option("--ledger", hidden=True, help="The identity of the instance's ledger.")
 def command(
     output: Path,
     listen: str,
@@ -56,6 +58,8 @@ def command(
     assets: Path | None,
     fd: int | None,
     parent: int | None,
+    status: Path | None,
+    ledger: str | None,
 ) -> None:
     """Serve a published tree, and the API over it; as many processes as wanted.
 
@@ -71,7 +75,7 @@ def command(
         make_spool(spool)
     stop = stopped_by_signal(signal.SIGTERM) if parent is not None else stopped_by_signal()
     if fd is not None:
-        _work(output, socket.socket(fileno=fd), spool, assets, stop)
+        _work(output, socket.socket(fileno=fd), spool, assets, stop, status, ledger)
         return
     from gitboot.serve.server import listen_at, url_of
 
@@ -93,13 +97,15 @@ def command(
     tell(Event(at=_clock(), type="Stopped", message="the tree stays as it is"))
 
 
-def worker_command(output: Path, spool: Path | None, assets: Path | None) -> list[str]:
+def worker_command(
+    output: Path, spool: Path | None, assets: Path | None, status: Path | None = None, ledger: str | None = None
+) -> list[str]:
     """The command line of a process that serves at a socket which this one hands down."""
     arguments = ["--output", str(output.absolute()), "--parent", str(os.getpid())]
-    for name, path in (("--spool", spool), ("--assets", assets)):
+    for name, path in (("--spool", spool), ("--assets", assets), ("--status", status)):
         if path is not None:
             arguments += [name, str(path.absolute())]
-    return gitboot("serve", *arguments)
+    return gitboot("serve", *arguments, *(["--ledger", ledger] if ledger is not None else []))
 
 
 def make_spool(spool: Path) -> None:
@@ -110,7 +116,15 @@ def make_spool(spool: Path) -> None:
         raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
 
 
-def _work(output: Path, listening: socket.socket, spool: Path | None, assets: Path | None, stop: Stop) -> None:
+def _work(
+    output: Path,
+    listening: socket.socket,
+    spool: Path | None,
+    assets: Path | None,
+    stop: Stop,
+    status: Path | None = None,
+    ledger: str | None = None,
+) -> None:
     from gitboot.observe.spool import Spool
     from gitboot.serve.app import DEADLINE_S, Endpoint
     from gitboot.serve.recording import Recording
@@ -123,7 +137,7 @@ def _work(output: Path, listening: socket.socket, spool: Path | None, assets: Pa
             spooled = Spool(spool)
             stack.callback(spooled.close)
             recording = Recording(spooled, DEADLINE_S)
-        tree = PublishedTree(output, _clock)
+        tree = PublishedTree(output, _clock, status=status, ledger=ledger)
         stack.enter_context(Server(Endpoint(output, tree, _clock, recording, assets=assets), listening))
         gc.collect()
         gc.freeze()  # what is there now stays; it need not be looked through again and again

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gitboot.cli.serve import make_spool, worker_command
 from gitboot.cli.telling import tell
+from gitboot.instance.directory import STATUS
 from gitboot.instance.settings import Settings
 from gitboot.status import Event
 
@@ -29,7 +30,7 @@ def spool_of(settings: Settings) -> Path | None:
 
 
 @contextmanager
-def serving(settings: Settings, spool: Path | None, wake: Callable[[], None]) -> Iterator[Workers | None]:
+def serving(settings: Settings, spool: Path | None, ledger: str, wake: Callable[[], None]) -> Iterator[Workers | None]:
     """The endpoints at --listen, as long as the block runs; ``wake`` is called when one has ended or begun."""
     from gitboot.serve.server import listen_at, url_of
     from gitboot.serve.supervise import Workers
@@ -39,7 +40,8 @@ def serving(settings: Settings, spool: Path | None, wake: Callable[[], None]) ->
         return
     listening = listen_at(settings.listen)
     url = url_of(settings.listen, listening)
-    with Workers(worker_command(settings.output, spool, settings.assets), listening, settings.workers, wake) as workers:
+    command = worker_command(settings.output, spool, settings.assets, settings.state / STATUS, ledger)
+    with Workers(command, listening, settings.workers, wake) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
         yield workers
 

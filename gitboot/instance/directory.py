@@ -16,7 +16,7 @@ from gitboot.errors import LockedByAnother, UsageError
 
 LEDGER: Final = "ledger.sqlite"
 _LOCK: Final = "lock"
-_STATUS: Final = "status.json"
+STATUS: Final = "status.json"
 
 
 def has_ledger(directory: Path) -> bool:
@@ -83,15 +83,15 @@ def _holder(lock: int) -> str:
 
 def write_status(directory: Path, status: Mapping[str, Any]) -> None:
     """Leave a status for `gitboot status`; a disk that refuses it loses only that."""
-    new = directory / f"{_STATUS}.new"
+    new = directory / f"{STATUS}.new"
     with suppress(OSError):
         new.write_text(json.dumps(status, indent=2, sort_keys=True) + "\n")
-        new.replace(directory / _STATUS)
+        new.replace(directory / STATUS)
 
 
 def read_status(directory: Path) -> dict[str, Any]:
     """What the instance said of itself last; raises `UsageError` where none has run here."""
-    path = directory / _STATUS
+    path = directory / STATUS
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

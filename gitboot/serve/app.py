@@ -142,11 +142,15 @@ class Endpoint:
         return None
 
     def _must_record(self, answer: Answer) -> bool:
-        return answer.recorded is not None and self._recorder is not None
+        return answer.recorded is not None and self._can_record
+
+    @property
+    def _can_record(self) -> bool:
+        return self._recorder is not None and not self._tree.is_foreign
 
     def _replied(self, answer: Answer, headers: Iterable[Header]) -> Reply:
         """The reply to who asks with these headers, where nothing is recorded."""
-        if answer.recorded is not None and answer.recorded.instead is not None and self._recorder is None:
+        if answer.recorded is not None and answer.recorded.instead is not None and not self._can_record:
             return self._instead(answer.recorded.instead)
         if (etag := answer.etag) is not None and answer.unchanged is not None:
             for name, value in headers:

@@ -57,10 +57,17 @@ def signature(file: str) -> Signature | None:
 
 
 class PublishedTree:
-    """The tree at ``root``; any number of processes may read one, while another publishes to it."""
+    """The tree at ``root``; any number of processes may read one, while another publishes to it.
 
-    def __init__(self, root: Path, clock: Callable[[], datetime]) -> None:
-        self._root, self._clock = str(root), clock
+    An endpoint that an instance has started reads the instance's ``status`` where that leaves it, and knows its
+    ``ledger``: a tree of another is answered from as one whose fetches cannot be recorded.
+    """
+
+    def __init__(
+        self, root: Path, clock: Callable[[], datetime], *, status: Path | None = None, ledger: str | None = None
+    ) -> None:
+        self._root, self._clock, self._ledger = str(root), clock, ledger
+        self._status = str(status or root / STATUS)
         self._parsed: dict[str, tuple[Signature, Any]] = {}  # of what is one for the whole tree
         self.head: Head | None = None
         self.answers = False  # whether its format is known, and its instance has not left the fleet to another
@@ -75,6 +82,11 @@ class PublishedTree:
         if not self.answers:
             self.look()
         return self.answers
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is of another instance than the one that started this endpoint."""
+        return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
 
     def find(self, identity: str) -> Located | None:
         """The server that is found by this; None where there is none. Raises `Moving`, and ValueError for damage."""
@@ -96,22 +108,11 @@ class PublishedTree:
 
     def shared(self) -> Mapping[str, Listed]:
         """The files that are no server's."""
-        return self._parse(SHARED, parse_listing) or {}
+        return self._parse(f"{self._root}/{SHARED}", parse_listing) or {}
 
     def read(self, path: str, most_bytes: int | None = None) -> Read | None:
         """A file of the tree; None where there is none, or one that is larger."""
-        file = f"{self._root}/{path}"
-        try:
-            fd = os.open(file, _READ)
-        except (OSError, ValueError):
-            return None
-        with os.fdopen(fd, "rb") as opened:
-            found = os.fstat(fd)
-            if most_bytes is not None and found.st_size > most_bytes:
-                return None
-            with suppress(OSError):  # a folder
-                return Read(file, (found.st_ino, found.st_mtime_ns, found.st_size), opened.read())
-        return None
+        return _read(f"{self._root}/{path}", most_bytes)
 
     # What the instance says of itself
 
@@ -123,7 +124,7 @@ class PublishedTree:
     def look(self) -> None:
         """See whose tree it is, and whether it can be read; what is damaged there is answered from as it was before."""
         try:
-            self.head = self._parse(MANIFEST, parse_head)
+            self.head = self._parse(f"{self._root}/{MANIFEST}", parse_head)
         except UnknownFormat as error:
             self.head = None
             self._note(False, "UnknownFormat", f"{self._root}/{MANIFEST}: {error}")
@@ -148,7 +149,7 @@ class PublishedTree:
 
     def _instance(self) -> dict[str, Any]:
         try:
-            return self._parse(STATUS, _parse_status) or {}
+            return self._parse(self._status, _parse_status) or {}
         except ValueError:
             return {}
 
@@ -160,17 +161,30 @@ class PublishedTree:
         facts = {"type": "TreeRead", "status": status, "reason": reason, "message": message, "since": since}
         self._condition = facts
 
-    def _parse(self, path: str, parse_file: Callable[[bytes], Any]) -> Any:
+    def _parse(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:
         """What a file says that is one for the whole tree, read again when it has changed."""
-        now = signature(f"{self._root}/{path}")
-        known = self._parsed.get(path)
-        if known is not None and known[0] == now:
+        known = self._parsed.get(file)
+        if known is not None and known[0] == signature(file):
             return known[1]
-        if (found := self.read(path)) is None:
+        if (found := _read(file)) is None:
             return None
         value = parse_file(found.content)
-        self._parsed[path] = found.signature, value
+        self._parsed[file] = found.signature, value
         return value
+
+
+def _read(file: str, most_bytes: int | None = None) -> Read | None:
+    try:
+        fd = os.open(file, _READ)
+    except (OSError, ValueError):
+        return None
+    with os.fdopen(fd, "rb") as opened:
+        found = os.fstat(fd)
+        if most_bytes is not None and found.st_size > most_bytes:
+            return None
+        with suppress(OSError):  # a folder
+            return Read(file, (found.st_ino, found.st_mtime_ns, found.st_size), opened.read())
+    return None
 
 
 def _parse_status(data: bytes) -> dict[str, Any]:
