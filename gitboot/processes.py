@@ -16,35 +16,51 @@ from typing import Final
 _SET_PDEATHSIG: Final = 1  # prctl(2)
 _REAP_S: Final = 1
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 _spawning: Final = threading.Lock()
 _own: Final[set[subprocess.Popen[bytes]]] = set()  # which nobody else may wait for
 
 
-def spawn(command: Sequence[str], *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def spawn(
+    command: Sequence[str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    bufsize: int = -1,
+    process_group: int | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
     """Start a process that is to call `end_with` first; it ends with the thread that calls this, at the latest.
 
     It has none of the GITBOOT_ variables, which are meant for the command that was typed.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_")}
     with _spawning:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=pass_fds)
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            bufsize=bufsize,
+            process_group=process_group,
+            pass_fds=pass_fds,
+            env=environment,
+        )
         _own.difference_update([each for each in _own if each.returncode is not None])
         _own.add(process)
     return process
 
 
-def gitboot(*arguments: str) -> list[str]:
-    """The command line of this very gitboot."""
-    return [sys.executable, "-P", "-m", "gitboot", *arguments]
+def python(module: str, *arguments: str) -> list[str]:
+    """The command line of a module of this very gitboot; what lies in the working directory is not imported."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def end_with(parent: int) -> None:
-    """Let the system end this process when the one that started it is gone, or end at once where it is by now."""
-    if _libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(number := ctypes.get_errno(), os.strerror(number))
+    """Let the system end this process with the thread that started it, or end at once where that is gone by now."""
+    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # Linux has it
+    if prctl is not None:
+        prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        sys.exit(1)
+        os._exit(1)
 
 
 def reap_orphans(wait: Callable[[float], bool]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from gitboot.bmc.fleet import Fleet
-from gitboot.instance.evaluation import commit_of
+from gitboot.bmc.pool import BmcPool
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Fleetwide, Overriding
@@ -21,6 +20,7 @@ from gitboot.plan import BootPlan, Record
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions, decide
 from gitboot.status import Event
+from tests.evaluated import commit_of
 from tests.fleets import at, repository
 
 NOON = at("20T12:00")
@@ -48,7 +48,7 @@ class Bench:
         self.journal = Journal(self.ledger, self.events.append)
         self.provisioning = Provisioning(self.ledger, self.journal, told=told, foreign=foreign, observes=observes)
         self.evidence = Evidence(self.ledger, self.provisioning, self.journal)
-        self.bmcs = Fleet(
+        self.bmcs = BmcPool(
             credentials=credentials,
             write=self.ledger.write_override,
             clock=lambda: self.now,

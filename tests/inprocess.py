@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.bmc.fleet import Fleet
+from gitboot.bmc.pool import BmcPool
 from gitboot.diff.guard import Limits
 from gitboot.instance.accept import Accepting
-from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
 from gitboot.instance.overrides import Overriding
@@ -22,8 +21,9 @@ from gitboot.instance.requests import Requests
 from gitboot.ledger import Ledger
 from gitboot.load import Revision
 from gitboot.publish.directory import Directory
-from gitboot.source import Remote, Source
+from gitboot.source import Reader, Remote, Source
 from gitboot.status import Event
+from tests.evaluated import Here
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
 
@@ -58,13 +58,13 @@ def in_process(
         source = Source(Remote(url=str(repository)), state)
         journal = Journal(ledger, events.append)
         provisioning = Provisioning(ledger, journal, told=told)
-        bmcs = Fleet(credentials=None, write=ledger.write_override, clock=clock)
+        bmcs = BmcPool(credentials=None, write=ledger.write_override, clock=clock)
         stack.callback(bmcs.close)
         evidence = Evidence(ledger, provisioning, journal)
         overriding = Overriding(bmcs, ledger, evidence, journal)
         accepting = Accepting(
             source,
-            Evaluation(source, {}, lambda _: None),
+            Here(Reader(state)),
             ledger,
             provisioning,
             journal,

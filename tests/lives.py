@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from gitboot.bmc.fleet import Fleet
+from gitboot.bmc.pool import BmcPool
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError
 from gitboot.instance.evaluation import Evaluation
@@ -51,7 +51,7 @@ class Instance:
     """A process: what is lost when it dies."""
 
     ledger: Ledger
-    bmcs: Fleet
+    bmcs: BmcPool
     evidence: Evidence
     overriding: Overriding
     reconciler: Reconciler
@@ -150,12 +150,10 @@ class Life:
         journal = Journal(ledger, self._happened)
         provisioning = Provisioning(ledger, journal, told=told)
         evidence = Evidence(ledger, provisioning, journal)
-        bmcs = Fleet(credentials=self.folder, write=ledger.write_override, clock=lambda: self.now, parallel=1)
+        bmcs = BmcPool(credentials=self.folder, write=ledger.write_override, clock=lambda: self.now, parallel=1)
         overriding = Overriding(bmcs, ledger, evidence, journal, jitter=lambda: 1)
         source = cast(Source, None)  # commits come from elsewhere
-        accepting = Trusting(
-            source, Evaluation(source, {}, lambda _: None), ledger, provisioning, journal, limits=Limits()
-        )
+        accepting = Trusting(source, Evaluation(self.folder), ledger, provisioning, journal, limits=Limits())
         accepting.branch = self.branch
         reconciler = Reconciler(
             accepting=accepting,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gitboot.instance.accept import Accepting
-from gitboot.instance.evaluation import commit_of
 from gitboot.load import ParseCache, Revision, load
 from gitboot.model.scalars import format_instant
 from gitboot.resolve import decide
 from tests import fleets
+from tests.evaluated import commit_of
 
 _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
 

@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gitboot.instance.evaluation import commit_of
+from gitboot.cli.planning import about_all
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, take
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory, Published
 from gitboot.render.formats import shared_files
-from gitboot.render.schedule import ServerState, about_servers, server_state
+from gitboot.render.schedule import ServerState, server_state
 from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
 from gitboot.serve.app import DEADLINE_S, Clients, Endpoint
@@ -82,8 +82,7 @@ def planned(
     """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
     loaded = repository(*documents, files=templates)
     decisions = decide(loaded)
-    commit = commit_of(loaded, decisions)
-    about = about_servers(commit.sites, commit.labels, commit.addresses)
+    about = about_all(loaded)
     known = records or {}
     servers = {
         name: server_state(decisions, decision, known.get(name, Record()), now, about[name])

@@ -150,12 +150,12 @@ def test_versions_are_told(gitboot: Run, arguments: list[str], expected: str) ->
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("plna", "Did you mean plan?"),
-        ("validat", "Did you mean validate?"),
-        ("statsu", "Did you mean status?"),
-        ("timelime", "Did you mean timeline?"),
-        ("xyzzy", "There is no command 'xyzzy'."),
-        ("pull", "There is no command 'pull'."),
+        ("plna", "did you mean plan?"),
+        ("validat", "did you mean validate?"),
+        ("statsu", "did you mean status?"),
+        ("timelime", "did you mean timeline?"),
+        ("xyzzy", "There is no command 'xyzzy'; gitboot --help lists them"),
+        ("pull", "There is no command 'pull'; gitboot --help lists them"),
     ],
 )
 def test_a_mistyped_command_is_answered_with_the_near_one(gitboot: Run, typed: str, said: str) -> None:
@@ -268,8 +268,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize(
     ("typed", "code", "said"),
     [
-        ("validate {missing}", 64, "is no directory"),
-        ("validate {file}", 64, "is no directory"),
+        ("validate {missing}", 64, "is not a directory"),
+        ("validate {file}", 64, "is not a directory"),
         ("validate {empty}", 3, "GB2001: the repository has no document of kind Fleet"),
         ("validate {corrupt}", 6, "is missing"),
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
@@ -291,7 +291,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain web1 --path {fleet}", 64, "did you mean web01?"),
         ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
         ("explain GB9999", 64, "there is no problem code GB9999"),
-        ("timeline web01 --path {missing}", 64, "is no directory"),
+        ("timeline web01 --path {missing}", 64, "is not a directory"),
         ("timeline web01 --path {fleet} --until soon", 64, "expected an instant"),
         ("render {fleet}", 64, "Missing option '--out'"),
         ("render {fleet} --out {file}", 8, "Not a directory"),
@@ -356,8 +356,8 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
         "instance.accept",
-        "bmc.fleet",
-        "instance.cache",
+        "bmc.pool",
+        "instance.evaluation",
         "ledger",
         "instance.loop",
         "instance.requests",

@@ -393,6 +393,28 @@ def test_a_bmc_that_cannot_be_reached_is_asked_ever_more_rarely(site: Site) -> N
     assert site.due_in_s == 5  # an answer begins the count anew
 
 
+@pytest.mark.parametrize(
+    ("asked", "due_in_s"),
+    [
+        pytest.param("120", 120, id="as long as it asks"),
+        pytest.param("1", 5, id="no sooner than any other failure"),
+        pytest.param("3600", 600, id="no longer than the longest wait"),
+    ],
+)
+def test_a_busy_bmc_is_left_alone_for_as_long_as_it_asks(site: Site, asked: str, due_in_s: int) -> None:
+    site.bmc.fault(Status(status=503, headers={"Retry-After": asked}), times=2)  # a GET is tried twice
+    site.decide()
+    site.bench.reconcile()
+    assert site.due_in_s == due_in_s
+    requests = len(site.machine.requests)
+    site.wait(due_in_s - 1)
+    site.bench.reconcile()
+    assert len(site.machine.requests) == requests
+    site.wait(1)
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
 def test_wrong_credentials_are_tried_too_rarely_to_lock_an_account(make_site: MakeSite) -> None:
     site = make_site(password="wrong")
     site.decide()

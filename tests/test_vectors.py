@@ -28,7 +28,7 @@ from gitboot.bmc.apply import Job, Result, bring_about
 from gitboot.bmc.override import Enabled, Observed, Override, OverrideRecord, State, Target, Wanted, fit
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import Bmc, Credentials
+from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.instance.journal import Journal
 from gitboot.instance.offers import offer_of
@@ -468,7 +468,7 @@ class Rack:
 
     def __enter__(self) -> Self:
         self._server.__enter__()
-        self._bmc = Bmc(self._server.url, Credentials(username="gitboot", password="secret"))
+        self._bmc = BmcConnection(self._server.url, Credentials(username="gitboot", password="secret"))
         return self
 
     def __exit__(

@@ -25,7 +25,7 @@ from gitboot.bmc.override import (
     refused,
 )
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import Bmc
+from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -66,9 +66,12 @@ class Result:
     observed: Observed | None = None  # the last reading
     wrote: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
     answered: bool = True  # whether the BMC, and the way to it, are in order
+    retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
 
 
-def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]) -> Result:
+def bring_about(
+    bmc: BmcConnection, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]
+) -> Result:
     """Record, set, confirm, until nothing is left to do now.
 
     ``write`` returns when its record is durable; it is called before the BMC is changed.
@@ -78,7 +81,7 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clo
     before: Override | None = None
     seen: Observed | None = None
 
-    def done(outcome: Outcome, message: str, *, answered: bool = True) -> Result:
+    def done(outcome: Outcome, message: str, *, answered: bool = True, retry_after_s: int | None = None) -> Result:
         return Result(
             server=job.server,
             uuid=job.uuid,
@@ -88,6 +91,7 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clo
             observed=seen,
             wrote=tuple(wrote),
             answered=answered,
+            retry_after_s=retry_after_s,
         )
 
     def keep(record: OverrideRecord) -> None:
@@ -124,12 +128,15 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clo
                         # A refusal alone proves nothing: what it left behind is read.
                         seen = bmc.observe()
                         keep(refused(record, seen).record)
-                        again = isinstance(error, BmcBusy)
-                        return done(Outcome.WAITING if again else Outcome.STALLED, str(error))
+                        if isinstance(error, BmcBusy):
+                            raise
+                        return done(Outcome.STALLED, str(error))
                 case Withdraw(record=record):
                     keep(record)
                     bmc.clear(seen)
-    except (BmcBusy, LedgerError) as error:  # what cannot be written down is not done
+    except BmcBusy as error:
+        return done(Outcome.WAITING, str(error), retry_after_s=error.retry_after_s)
+    except LedgerError as error:  # what cannot be written down is not done
         return done(Outcome.WAITING, str(error))
     except BmcUnreachable as error:
         return done(Outcome.WAITING, str(error), answered=False)

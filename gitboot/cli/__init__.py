@@ -12,6 +12,7 @@ import click
 from gitboot import __version__
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.errors import GitbootError
+from gitboot.phrases import did_you_mean
 
 # In the order in which a newcomer meets them; modules are imported when their command runs.
 _COMMANDS: Final = {
@@ -62,11 +63,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and name not in _COMMANDS:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, _COMMANDS, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            context.fail(f"There is no command {name!r}.{hint}")
+            context.fail(f"There is no command {name!r}; {did_you_mean(name, _COMMANDS, 'gitboot --help lists them')}")
         return super().resolve_command(context, args)
 
     def invoke(self, context: click.Context) -> object:
@@ -88,10 +85,17 @@ def cli() -> None:
     """
 
 
-def main() -> NoReturn:
+def program() -> NoReturn:
+    """The process that a user starts: what it reads of a commit is read by a child, within limits."""
+    from gitboot.cli.bounded import PROGRAM
+
+    main(PROGRAM)
+
+
+def main(context: object = None) -> NoReturn:
     """Run the command line and exit; errors raised on purpose become one message and a code."""
     try:
-        code = cli.main(prog_name="gitboot", standalone_mode=False)
+        code = cli.main(prog_name="gitboot", standalone_mode=False, obj=context)
         sys.exit(code if isinstance(code, int) else Exit.FINE)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import Output, credentials_option, now, output_option, state_option
+from gitboot.cli.inputs import Output, credentials_option, document, now, output_option, state_option
+from gitboot.phrases import count, some
 
 if TYPE_CHECKING:
     from gitboot.bmc.override import OverrideRecord
@@ -134,7 +134,7 @@ def resolve(server: str, state: Path, consumed: bool, reason: str) -> None:
 
 
 def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) -> list[Inspection]:
-    from gitboot.bmc.fleet import connections
+    from gitboot.bmc.pool import connections
     from gitboot.cli.instance import chosen, looked_at
     from gitboot.errors import UsageError
     from gitboot.instance.inspect import inspect, subjects
@@ -151,8 +151,7 @@ def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) 
 
 
 def _as_json(found: list[Inspection]) -> str:
-    document = {"apiVersion": "gitboot.dev/v1alpha1", "items": [one.facts() for one in found]}
-    return json.dumps(document, indent=2, sort_keys=True)
+    return document(items=[one.facts() for one in found])
 
 
 def _as_text(found: list[Inspection]) -> str:
@@ -199,8 +198,7 @@ def _whys(found: list[Inspection]) -> Iterator[str]:
     if alike:
         yield ""
     for (why, hint), names in alike.items():
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        yield wrapped(f"{', '.join(names[:_MOST_NAMES])}{more}: {why}")
+        yield wrapped(f"{some(names, _MOST_NAMES)}: {why}")
         if hint is not None:
             yield wrapped(hint, "    ")
 
@@ -218,8 +216,8 @@ def _as_diff(found: list[Inspection]) -> str:
 
 def _summed_up(found: list[Inspection]) -> str:
     counts = Counter(_standing(one) for one in found)
-    total = f"{len(found)} BMC{'s' if len(found) != 1 else ''}"
-    return f"{total}: {', '.join(f'{counts[what]} {what}' for what in _STANDINGS if counts[what]) or 'none'}"
+    shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
+    return f"{count(len(found), 'BMC')}: {shown or 'none'}"
 
 
 def _standing(one: Inspection) -> str:

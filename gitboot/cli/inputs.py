@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import click
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import Malformed, parse_instant
+from gitboot.phrases import did_you_mean
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -87,8 +88,7 @@ def config_option(command: Command) -> Command:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
         for key in sorted(given.keys() - names.keys()):
-            close = get_close_matches(key, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it may have {', '.join(sorted(names))}"
+            hint = did_you_mean(key, names, f"it may have {', '.join(sorted(names))}")
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
         context.default_map = {names[key] or key: value for key, value in given.items()}
         return path
@@ -127,6 +127,14 @@ def at_option(command: Command) -> Command:
 def now() -> datetime:
     """The clock, read once a command."""
     return datetime.now(UTC).replace(microsecond=0)
+
+
+def document(**items: Any) -> str:
+    """What a command says, as JSON: with its version, sorted, to be read by people too."""
+    from gitboot.facts import facts
+    from gitboot.model.envelope import API_VERSION
+
+    return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)

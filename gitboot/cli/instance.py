@@ -22,6 +22,7 @@ from gitboot.ledger import Ledger, copy_ledger
 from gitboot.load import FleetRepository, load
 from gitboot.load.machines import Machine, machines
 from gitboot.model.scalars import SystemUuid
+from gitboot.phrases import did_you_mean
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions, decide
 from gitboot.source.clone import accepted_snapshot
@@ -43,10 +44,7 @@ class Instance:
     def decision(self, server: str) -> Decision:
         """The decision for a server; raises `UsageError` where the accepted commit has no such server."""
         if (found := self.decisions.servers.get(server)) is None:
-            from difflib import get_close_matches
-
-            close = get_close_matches(server, self.decisions.servers, n=1)
-            hint = f"did you mean {close[0]}?" if close else "gitboot plan lists those that there are"
+            hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
             raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
         return found
 
@@ -111,14 +109,14 @@ def request(state: Path, what: str, facts: Mapping[str, Any]) -> str:
 
 def _carry_out(ledger: Ledger) -> None:
     """What an instance would do, without one."""
-    from gitboot.bmc.fleet import Fleet
+    from gitboot.bmc.pool import BmcPool
     from gitboot.instance.evidence import Evidence
     from gitboot.instance.overrides import Overriding
     from gitboot.instance.requests import Requests
 
     journal = Journal(ledger, _nobody)
     provisioning = Provisioning(ledger, journal, told=None, observes=ledger.observes, foreign=ledger.foreign)
-    bmcs = Fleet(credentials=None, write=ledger.write_override, clock=lambda: datetime.now(UTC))
+    bmcs = BmcPool(credentials=None, write=ledger.write_override, clock=lambda: datetime.now(UTC))
     try:
         evidence = Evidence(ledger, provisioning, journal)
         requests = Requests(ledger, provisioning, Overriding(bmcs, ledger, evidence, journal), journal)

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
+from gitboot import phrases
+from gitboot.cli.bounded import evaluating
 from gitboot.errors import UsageError
-from gitboot.instance.evaluation import commit_of
 from gitboot.load import FleetRepository, load
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
+from gitboot.phrases import did_you_mean
 from gitboot.plan import BootPlan, Cause, Decision, Record
 from gitboot.render.formats import server_files
-from gitboot.render.schedule import ServerState, about_servers, server_state
+from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve.decide import site_of
 from gitboot.resolve.records import first_records, imported
 from gitboot.source import open_snapshot
 
@@ -38,9 +40,8 @@ class Planned:
         try:
             return self.decisions.servers[server]
         except KeyError:
-            close = get_close_matches(server, list(self.decisions.servers), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"there is no server {server!r}{hint}") from None
+            hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
+            raise UsageError(f"there is no server {server!r}; {hint}") from None
 
     def plans(self) -> Iterator[tuple[Decision, BootPlan | None]]:
         for decision in self.decisions.servers.values():
@@ -48,8 +49,7 @@ class Planned:
 
     def states(self) -> dict[str, ServerState]:
         """Each server as it is published, its next transitions included."""
-        commit = commit_of(self.repository, self.decisions)
-        about = about_servers(commit.sites, commit.labels, commit.addresses)
+        about = about_all(self.repository)
         return {
             name: server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
             for name, decision in self.decisions.servers.items()
@@ -59,10 +59,27 @@ class Planned:
         return server_files(self.decisions, decision, planned)
 
 
+def about_all(repository: FleetRepository) -> dict[str, About]:
+    """What a repository says of each server that decides nothing."""
+    found = {}
+    for name, server in repository.servers.items():
+        site = site_of(repository, server)
+        addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
+        found[name] = About(
+            site=site.name if site is not None else None,
+            labels=server.metadata.labels,
+            addresses=tuple(sorted(addresses)),
+        )
+    return found
+
+
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
-    repository = load(open_snapshot(path, rev))
-    decisions = decide(repository)
+    with evaluating() as begun:
+        snapshot = open_snapshot(path, rev)
+        begun(len(snapshot.blobs))
+        repository = load(snapshot)
+        decisions = decide(repository)
     return Planned(
         repository=repository,
         decisions=decisions,
@@ -90,10 +107,10 @@ def held_back(planned: Mapping[str, BootPlan | None]) -> int:
     return sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in planned.values())
 
 
-def tell_held_back(count: int) -> None:
-    if count:
+def tell_held_back(number: int) -> None:
+    if number:
         click.echo(
-            f"{count} server{'s' if count > 1 else ''} would perhaps be provisioned: nothing is known of them here, "
+            f"{phrases.count(number, 'server')} would perhaps be provisioned: nothing is known of them here, "
             "and unknown never installs. Say what is known: --records fresh, adopt or FILE.",
             err=True,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,8 @@ from typing import Final
 
 import click
 
+from gitboot.cli.inputs import document
+from gitboot.phrases import count
 from gitboot.problems.github import github
 from gitboot.problems.junit import junit
 from gitboot.problems.order import printable
@@ -22,13 +23,8 @@ def counted(problems: Sequence[Problem]) -> str:
     """How many errors and warnings there are, in words."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     warnings = len(problems) - errors
-    parts = [number(errors, "error")] if errors or not warnings else []
-    return " and ".join([*parts, *([number(warnings, "warning")] if warnings else [])])
-
-
-def number(count: int, noun: str) -> str:
-    """A count and its noun, in the plural where it is one."""
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+    parts = [count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
+    return " and ".join(parts) or "no errors"
 
 
 def as_text(problems: Sequence[Problem], prefix: str) -> str:
@@ -45,8 +41,7 @@ def as_text(problems: Sequence[Problem], prefix: str) -> str:
 
 
 def as_json(problems: Sequence[Problem], prefix: str) -> str:
-    items = [{**problem.facts(), "path": f"{prefix}{problem.path}"} for problem in problems]
-    return json.dumps({"apiVersion": "gitboot.dev/v1alpha1", "items": items}, indent=2, sort_keys=True)
+    return document(items=[replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
 
 
 def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:

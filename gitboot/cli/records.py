@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.inputs import Output, now, output_option, state_option
+from gitboot.cli.inputs import Output, document, now, output_option, state_option
+from gitboot.phrases import count
 
 if TYPE_CHECKING:
     from gitboot.cli.instance import Instance
@@ -47,8 +47,7 @@ def show(servers: tuple[str, ...], state: Path, outputs: tuple[Output, ...]) -> 
         doubts = [each for each in instance.provisioning.conditions if each.type == "RecordsKnown" and not each.status]
     for output in outputs:
         if output.format == "json":
-            document = {"apiVersion": "gitboot.dev/v1alpha1", "items": items}
-            output.write(json.dumps(document, indent=2, sort_keys=True))
+            output.write(document(items=items))
         else:
             output.write(_as_text(items, next((each.message for each in doubts if each.reason != _SINGLE), None)))
 
@@ -183,8 +182,8 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
 
 def _summed_up(items: list[dict[str, Any]]) -> str:
     counts = Counter(map(_standing, items))
-    total = f"{len(items)} server{'s' if len(items) != 1 else ''}"
-    return f"{total}: {', '.join(f'{counts[what]} {what}' for what in _STANDINGS if counts[what]) or 'none'}"
+    shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
+    return f"{count(len(items), 'server')}: {shown or 'none'}"
 
 
 def _to_the_minute(instant: str | None) -> str:

@@ -10,20 +10,21 @@ import click
 
 from gitboot.cli.problems import as_text as problems_as_text
 from gitboot.cli.table import table
+from gitboot.phrases import count, more, some
 from gitboot.problems.order import printable
 from gitboot.review import words
-from gitboot.review.groups import Cause, Group
+from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
-from gitboot.review.review import Outcome, Review
+from gitboot.review.review import Review, ReviewOutcome
 
 _WIDTH: Final = 100
 _GROUPS: Final = 50  # that are shown
 _LIMITS: Final = 20  # that are shown; more are of ever more sites
 _COLOURS: Final = {
-    Outcome.HELD: "red",
-    Outcome.INVALID: "red",
-    Outcome.FINE: "green",
-    Outcome.UNCHANGED: "green",
+    ReviewOutcome.HELD: "red",
+    ReviewOutcome.INVALID: "red",
+    ReviewOutcome.FINE: "green",
+    ReviewOutcome.UNCHANGED: "green",
 }
 _SIGNS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -64,7 +65,7 @@ def _verdict(review: Review) -> Iterator[str]:
     yield click.style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
     sides = (f"{side.named}{f' ({side.short})' if side.short else ''}" for side in (review.base, review.head))
     yield printable(f" {words.ARROW} ".join(sides))
-    if review.verdict is not None and review.outcome is not Outcome.UNCHANGED:
+    if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
         yield f"digest {review.verdict.digest}"
     if review.changes is not None:
         yield words.counts(review.changes)
@@ -73,7 +74,7 @@ def _verdict(review: Review) -> Iterator[str]:
 
 
 def _blast_radius(review: Review) -> Iterator[str]:
-    if review.outcome in (Outcome.INVALID, Outcome.UNCHANGED) or not review.changes or not review.verdict:
+    if review.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not review.changes or not review.verdict:
         return
     limits = review.verdict.limits
     yield _heading("Blast radius")
@@ -90,8 +91,8 @@ def _guards(review: Review) -> Iterator[str]:
     for trip in review.verdict.trips[:_LIMITS]:
         state = "acknowledged" if trip.acknowledged else click.style("held", fg="red")
         yield f"  {state}: {trip.guard}: {words.trip(trip)}"
-    if len(review.verdict.trips) > _LIMITS:
-        yield f"  and {len(review.verdict.trips) - _LIMITS:,} more limits"
+    if left := more(len(review.verdict.trips) - _LIMITS, "limit"):
+        yield f"  {left}"
     for each in review.unheeded:
         yield _wrapped(f"not heeded: {each.line!r} in {each.commit[:12]}: {each.why}")
 
@@ -103,11 +104,11 @@ def _dangers(review: Review) -> Iterator[str]:
     yield _heading("Look at this first")
     known = {change.name for change in review.changes.servers} if review.changes else set()
     for danger in found:
-        number = f"{words.count(len(danger.names))}: " if danger.names[0] in known else ""
-        yield _wrapped(f"{danger.risk}: {number}{words.some(danger.names)}")
+        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in known else ""
+        yield _wrapped(f"{danger.risk}: {number}{some(danger.names)}")
         yield from (_wrapped(reason, "    ") for reason in danger.reasons[:5])
-        if len(danger.reasons) > 5:
-            yield f"    and {len(danger.reasons) - 5:,} more reasons"
+        if left := more(len(danger.reasons) - 5, "reason"):
+            yield f"    {left}"
 
 
 def _groups(review: Review) -> Iterator[str]:
@@ -117,8 +118,8 @@ def _groups(review: Review) -> Iterator[str]:
     yield _heading("Cause and effect")
     for block in blocks[:_GROUPS]:
         yield from block
-    if len(blocks) > _GROUPS:
-        yield f"and {len(blocks) - _GROUPS:,} more groups: -o json has them all"
+    if left := more(len(blocks) - _GROUPS, "group"):
+        yield f"{left}: -o json has them all"
 
 
 def _shared(review: Review) -> Iterator[list[str]]:
@@ -133,7 +134,7 @@ def _group(group: Group) -> list[str]:
     title, risks = _wrapped(words.title(group), ""), ", ".join(group.risks)
     on_one_line = len(title) + len(risks) + 2 <= _WIDTH
     lines = [click.style(title, bold=True) + (f": {risks}" if on_one_line else f"\n  {risks}")]
-    lines.append(_wrapped(f"servers: {words.some(group.names, 10)}"))
+    lines.append(_wrapped(f"servers: {some(group.names, 10)}"))
     lines += map(_cause, group.causes)
     lines += (_wrapped(f"takes effect {words.when(effect)}") for effect in group.effects)
     lines += (_wrapped(f"may be reinstalled: {words.reason(each)}") for each in group.reinstalls)
@@ -146,7 +147,7 @@ def _group(group: Group) -> list[str]:
     return lines
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: ChangeCause) -> str:
     at = f" at {':'.join(map(str, cause.place))}" if cause.place else ""
     return _wrapped(f"{cause}{at}: {words.cause(cause)}")
 
@@ -162,22 +163,20 @@ def _when(review: Review) -> Iterator[str]:
     found = words.effects(review.groups)
     if found:
         yield _heading("When")
-        yield from (_wrapped(f"{when}: {words.count(number)}") for when, number in found)
+        yield from (_wrapped(f"{when}: {count(number, 'server')}") for when, number in found)
 
 
 def _documents(review: Review) -> Iterator[str]:
     found = review.documents_only
     if found:
-        yield _heading(f"Presentation only: {words.count(len(found), 'document')}, no decision follows")
+        yield _heading(f"Presentation only: {count(len(found), 'document')}, no decision follows")
         for each in found[:20]:
-            fields = words.some([field.dotted for field in each.fields], 3)
+            fields = some([field.dotted for field in each.fields], 3)
             yield _wrapped(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
-        if len(found) > 20:
-            yield f"  and {len(found) - 20:,} more documents"
+        if left := more(len(found) - 20, "document"):
+            yield f"  {left}"
     if review.changes is not None and review.changes.bmcs and not review.changes.first:
-        yield _wrapped(
-            f"BMC: overrides go to another BMC, or trust it otherwise: {words.some(review.changes.bmcs)}", ""
-        )
+        yield _wrapped(f"BMC: overrides go to another BMC, or trust it otherwise: {some(review.changes.bmcs)}", "")
 
 
 def _problems(review: Review, prefix: str) -> Iterator[str]:
@@ -194,7 +193,7 @@ def _next(review: Review) -> Iterator[str]:
     yield f"  see it again: {review.command}"
     acknowledging = list(review.acknowledging())
     if acknowledging:
-        yield "  to accept it none the less, put into the last commit's message:"
+        yield "  to accept it anyway, put into the last commit's message:"
         yield from (f"    {line}" for _, line in acknowledging)
         yield "  or, where the instance runs:"
         yield f"    {review.approval}"

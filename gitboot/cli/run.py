@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import config_option, credentials_option
@@ -26,7 +27,8 @@ from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
 
 if TYPE_CHECKING:
-    from gitboot.bmc.fleet import Fleet as Bmcs
+    from gitboot.bmc.pool import BmcPool
+    from gitboot.instance.evaluation import Evaluation
     from gitboot.instance.evidence import Evidence
     from gitboot.instance.journal import Journal
     from gitboot.instance.overrides import Overriding
@@ -123,6 +125,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="After so many failures in a row, over all BMCs, no more overrides are set until one answers.",
 )
 @limit_options
+@allowance_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
@@ -167,6 +170,7 @@ def _run(settings: Settings) -> Exit:
         parts = _assembled(
             settings,
             stack,
+            state=settings.state,
             source=source,
             target=target,
             ledger=ledger,
@@ -206,7 +210,7 @@ def _run(settings: Settings) -> Exit:
             before_pass=before,
             after_pass=after,
         )
-        parts.bmcs.on_finished = loop.wake
+        parts.bmcs.on_finished = parts.evaluation.on_answer = loop.wake
         if settings.once:
             loop.once()
             return _exit_of(parts.reconciler.status)
@@ -230,13 +234,15 @@ class _Parts:
     evidence: Evidence
     journal: Journal
     overriding: Overriding
-    bmcs: Bmcs
+    bmcs: BmcPool
+    evaluation: Evaluation
 
 
 def _assembled(
     settings: Settings,
     stack: ExitStack,
     *,
+    state: Path,
     source: Source,
     target: Target,
     ledger: Ledger,
@@ -244,9 +250,9 @@ def _assembled(
     foreign: bool = False,
     published: Revision | None = None,
 ) -> _Parts:
-    from gitboot.bmc.fleet import Fleet as Bmcs
+    from gitboot.bmc.pool import BmcPool
+    from gitboot.evaluate.limits import Allowance
     from gitboot.instance.accept import Accepting
-    from gitboot.instance.cache import read_parsed, write_parsed
     from gitboot.instance.evaluation import Evaluation
     from gitboot.instance.evidence import Evidence
     from gitboot.instance.journal import Journal
@@ -259,7 +265,7 @@ def _assembled(
     observes = settings.listen is not None or settings.spool is not None
     provisioning = Provisioning(ledger, journal, told=told, foreign=foreign, observes=observes)
     evidence = Evidence(ledger, provisioning, journal)
-    bmcs = Bmcs(
+    bmcs = BmcPool(
         credentials=settings.credentials,
         write=ledger.write_override,
         clock=_clock,
@@ -269,10 +275,12 @@ def _assembled(
     )
     stack.callback(bmcs.close)
     overriding = Overriding(bmcs, ledger, evidence, journal, most_failures=settings.bmc_failures)
-    cache = settings.state / "cache"
     evaluation = Evaluation(
-        source, read_parsed(cache), lambda parsed: None if settings.dry_run else write_parsed(cache, parsed)
+        state,
+        allowance=Allowance(seconds=settings.commit_seconds, mebibytes=settings.commit_memory),
+        waits=settings.once or settings.dry_run,
     )
+    stack.callback(evaluation.close)
     accepting = Accepting(
         source,
         evaluation,
@@ -292,7 +300,14 @@ def _assembled(
         requests=Requests(ledger, provisioning, overriding, journal),
         journal=journal,
     )
-    return _Parts(reconciler=reconciler, evidence=evidence, journal=journal, overriding=overriding, bmcs=bmcs)
+    return _Parts(
+        reconciler=reconciler,
+        evidence=evidence,
+        journal=journal,
+        overriding=overriding,
+        bmcs=bmcs,
+        evaluation=evaluation,
+    )
 
 
 def _told(records: str | None) -> Told | None:
@@ -355,7 +370,7 @@ def _dry_run(settings: Settings) -> Exit:
         told = _told(settings.records)
         target = Looked(settings.output, ledger=ledger.identity, may_take_over=told not in (None, "fresh"))
         source = Source(_remote(settings), copy)
-        parts = _assembled(settings, stack, source=source, target=target, ledger=ledger, told=told)
+        parts = _assembled(settings, stack, state=copy, source=source, target=target, ledger=ledger, told=told)
         Loop(parts.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
         for what, paths in (("write", target.seen.written), ("withdraw", target.seen.withdrawn)):
             for path in paths:
@@ -374,7 +389,7 @@ def _remote(settings: Settings) -> Remote:
             raise UsageError("--ssh-key needs --known-hosts: a host key that nobody checks proves nothing")
         credentials = SshKey(private_key=settings.ssh_key, known_hosts=settings.known_hosts)
     elif settings.git_credentials is not None:
-        from gitboot.bmc.fleet import read_credentials
+        from gitboot.bmc.pool import read_credentials
 
         found = read_credentials(settings.git_credentials.parent, settings.git_credentials.name)
         credentials = Password(user=found.username, password=found.password)

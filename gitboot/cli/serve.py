@@ -16,7 +16,7 @@ from gitboot.cli.inputs import config_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
-from gitboot.processes import end_with, gitboot, reap_orphans
+from gitboot.processes import end_with, python, reap_orphans
 from gitboot.status import Event
 
 
@@ -105,7 +105,7 @@ def worker_command(
     for name, path in (("--spool", spool), ("--assets", assets), ("--status", status)):
         if path is not None:
             arguments += [name, str(path.absolute())]
-    return gitboot("serve", *arguments, *(["--ledger", ledger] if ledger is not None else []))
+    return python("gitboot", "serve", *arguments, *(["--ledger", ledger] if ledger is not None else []))
 
 
 def make_spool(spool: Path) -> None:

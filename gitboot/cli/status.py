@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.inputs import Output, output_option, state_option
+from gitboot.phrases import count, more
 
 _MOST_PROBLEMS: Final = 10
 
@@ -38,7 +39,7 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     problems = status["attempted"]["problems"]
     attempted = str(status["attempted"]["commit"] or "-")
     if problems:
-        attempted += f", {len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        attempted += f", {count(len(problems), 'problem')}"
     phases = ", ".join(f"{count} {phase}" for phase, count in status["phases"].items())
     lines = [
         f"gitboot    {runs}",
@@ -57,8 +58,8 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MOST_PROBLEMS]
     ]
-    if len(problems) > _MOST_PROBLEMS:
-        lines.append(f"    and {len(problems) - _MOST_PROBLEMS} more; `gitboot validate` shows them all")
+    if left := more(len(problems) - _MOST_PROBLEMS):
+        lines.append(f"    {left}; `gitboot validate` shows them all")
     return "\n".join([*lines, "", *_conditions(status["conditions"])])
 
 

@@ -14,6 +14,7 @@ from gitboot.ledger import Ledger
 from gitboot.load import Revision
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import format_instant
+from gitboot.phrases import count, more, some
 from gitboot.plan import Decision
 from gitboot.problems.problem import Problem
 from gitboot.resolve.instant import is_provisioned
@@ -126,7 +127,6 @@ class Accepting:
             self._journal.condition("SourceReady", False, "CorruptClone", f"{error}; {failure}", at)
             return False
         self._journal.event(at, "CloneRestored", "gitboot's own clone was made anew")
-        self._evaluation.forget()
         return True
 
     def _evaluate(self, revision: Revision, at: datetime) -> Evaluated | None:
@@ -139,8 +139,8 @@ class Accepting:
 
     def _refuse(self, revision: Revision, error: InvalidRepository, at: datetime) -> None:
         self.attempted, self.problems = revision, error.problems
-        rest = f", and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
-        message = f"{revision[:12]} is invalid: {error.problems[0]}{rest}"
+        rest = more(len(error.problems) - 1, "problem")
+        message = f"{revision[:12]} is invalid: {error.problems[0]}{rest and f' {rest}'}"
         self._journal.condition("CommitAccepted", False, "Invalid", message, at)
         facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
         self._journal.event(at, "Refused", message, facts, warning=True)
@@ -151,8 +151,8 @@ class Accepting:
         self._evaluation.adopt(commit)
         self.attempted, self.problems = commit.revision, commit.decisions.warnings
         self.accepted, self._held = commit, None
-        count = words.count(len(commit.decisions.servers))
-        message = f"{commit.revision[:12]} decides what {count} boot{'s' if count.startswith('1 ') else ''}"
+        servers = count(len(commit.decisions.servers), "server")
+        message = f"{commit.revision[:12]} decides for {servers}"
         self._journal.condition("CommitAccepted", True, "Valid", message, at)
         self._journal.event(at, "Accepted", message, {"commit": commit.revision})
 
@@ -223,7 +223,7 @@ class Accepting:
             f"{' and '.join(map(repr, lines))}, or with: gitboot approve {verdict.digest} {guards} --reason … --state …"
         )
         if held.unheeded:
-            message += f" ({words.some(held.unheeded)})"
+            message += f" ({some(held.unheeded)})"
         if self._journal.condition("CommitAccepted", False, "GuardTripped", message, at):
             facts = {
                 "commit": revision,

@@ -11,8 +11,8 @@ from ipaddress import ip_network
 from typing import Final
 
 from gitboot.bmc.apply import Job, Outcome, Result
-from gitboot.bmc.fleet import Fleet
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
+from gitboot.bmc.pool import BmcPool
 from gitboot.instance.evaluation import Commit
 from gitboot.instance.evidence import Evidence
 from gitboot.instance.journal import Journal
@@ -71,7 +71,7 @@ class Overriding:
 
     def __init__(
         self,
-        bmcs: Fleet,
+        bmcs: BmcPool,
         ledger: Ledger,
         evidence: Evidence,
         journal: Journal,
@@ -252,6 +252,8 @@ class Overriding:
         else:
             schedule.due = at + min(FIRST_RETRY * 2**schedule.failures, LONGEST_RETRY) * self._jitter()
             schedule.failures = min(schedule.failures + 1, 10)
+        if result.retry_after_s is not None:
+            schedule.due = max(schedule.due, at + min(timedelta(seconds=result.retry_after_s), LONGEST_RETRY))
 
     def _is_withdrawing(self, uuid: SystemUuid, wanted: Wanted | None) -> bool:
         return any(each.state.is_open and not _is_for(each, wanted) for each in self._ledger.overrides(uuid))

@@ -15,6 +15,7 @@ from gitboot.load.machines import Machine, taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.phrases import some
 from gitboot.plan import Boot, Decision, Offer, Phase, Record
 from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
@@ -219,7 +220,7 @@ class Provisioning:
         unknown = [name for name, each in decisions.servers.items() if each.uuid not in self._records]
         if unknown:
             message = (
-                f"not known whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
+                f"not known whether {some(unknown, 3)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
                 "installed there; say it with gitboot records set"
             )
             self._journal.condition("RecordsKnown", False, "UnknownServers", message, at)
@@ -228,7 +229,7 @@ class Provisioning:
         unseen = [name for name, each in decisions.servers.items() if self._goes_unseen(each)]
         if unseen:
             message = (
-                f"nothing that reaches this instance could prove that {_some(unseen)} booted (evidence "
+                f"nothing that reaches this instance could prove that {some(unseen, 3)} booted (evidence "
                 f"{decisions.evidence}): start with --listen or --spool, or give them a BMC; until then nothing is "
                 "installed there"
             )
@@ -378,8 +379,3 @@ def _doubted(doubt: str, wanting: int) -> str:
             return "the ledger was damaged, and a new one cannot know what is installed"
     servers = "1 server wants" if wanting == 1 else f"{wanting} servers want"
     return f"{servers} provision 1 or more, and a new ledger cannot know whether that is installed"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

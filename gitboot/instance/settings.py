@@ -31,6 +31,8 @@ class Settings:
     bmc_per_site: int  # of one site
     bmc_failures: int  # in a row, until nothing more is set for a while
     limits: Mapping[str, int | None]  # guards, by name; None: the default
+    commit_seconds: float | None  # of the processor, for evaluating one commit; None: what grows with its files
+    commit_memory: int | None  # MiB, likewise
     allow_empty: bool
     allow_rewind: bool
     once: bool

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.document import Path
-from gitboot.load.blobs import is_lfs_pointer
+from gitboot.load.blobs import is_lfs_pointer, oversized
 from gitboot.load.draft import Draft
 from gitboot.load.identities import Identity, endpoint, identities
-from gitboot.load.problems import START, did_you_mean, problem_at
+from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.resources import Id
+from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import shown
 from gitboot.model.server import Server
+from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 
@@ -77,7 +79,7 @@ def _dangling_references(draft: Draft) -> Iterator[Problem]:
                 yield from _missing_file(draft, key, name, at)
             elif Id(kind, name) not in known and not draft.nameless:
                 names = (other.name for other in known if other.kind == kind)
-                hint = did_you_mean(name, names) or f"add a {kind} of this name, or correct the name"
+                hint = did_you_mean(name, names, f"add a {kind} of this name, or correct the name")
                 yield draft.problem(Code.UNKNOWN_REFERENCE, f'there is no {kind} named "{name}"', hint, key, at)
 
 
@@ -86,9 +88,15 @@ def _missing_file(draft: Draft, key: Id, name: str, at: Path) -> Iterator[Proble
     if name not in blobs:
         if any(f"{name}/".startswith(f"{irregular}/") for irregular in draft.irregular):
             return
-        hint = did_you_mean(name, blobs) or "add the file; paths start at the fleet's root"
+        hint = did_you_mean(name, blobs, "add the file; paths start at the fleet's root")
         yield draft.problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", hint, key, at)
-    elif is_lfs_pointer(data := draft.snapshot.read(blobs[name])):
+        return
+    try:
+        data = draft.snapshot.read(blobs[name])
+    except Oversized as error:
+        yield oversized(*draft.place(key, at), error)
+        return
+    if is_lfs_pointer(data):
         message = f"{shown(name)} is a Git LFS pointer"
         yield draft.problem(Code.LFS_POINTER, message, Code.LFS_POINTER.hint, key, at)
     else:

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from gitboot.document import Value
 from gitboot.load.findings import Finding, findings
-from gitboot.load.problems import did_you_mean
 from gitboot.load.resources import KINDS, Id, Resource
 from gitboot.load.schemas import adapter
 from gitboot.model.envelope import API_VERSION
 from gitboot.model.scalars import Malformed, parse_name, shown
+from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
 
 
@@ -22,7 +22,7 @@ class Broken:
     """A document that is no resource, and why."""
 
     findings: tuple[Finding, ...]
-    id: Id | None = None  # None where its kind or name cannot be told
+    id: Id | None = None  # None where its kind or name is not known
 
 
 def checked(value: dict[str, Value]) -> Resource | Broken:
@@ -45,7 +45,7 @@ def _no_kind(found: Value) -> Finding:
         message, code = "every document says its kind", Code.MISSING_FIELD
     else:
         message, code = f"there is no kind {shown(found)}", Code.KIND
-    hint = did_you_mean(found, KINDS) or f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
+    hint = did_you_mean(found, KINDS, f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore")
     return Finding(code, message, hint, ("kind",))
 
 

@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from gitboot.document import Path
-from gitboot.load.problems import did_you_mean, dotted
+from gitboot.load.problems import dotted
 from gitboot.load.schemas import schema_at
 from gitboot.model.scalars import Malformed, shown
+from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
 
 
@@ -76,7 +77,7 @@ def _malformed(error: Malformed, at: Path, key: bool) -> Finding:
 def _unknown_field(kind: str, at: Path) -> Finding:
     fields = schema_at(kind, at[:-1]).get("properties", {})
     message = f"{dotted(at[:-1])} has no field {shown(at[-1])}"
-    hint = did_you_mean(at[-1], fields) or f"it has {', '.join(sorted(fields))}"
+    hint = did_you_mean(at[-1], fields, f"it has {', '.join(sorted(fields))}")
     return Finding(Code.UNKNOWN_FIELD, message, hint, at, key=True)
 
 
@@ -85,7 +86,7 @@ def _choice(kind: str, error: Any, at: Path, key: bool) -> Finding:
     fields = {} if key else schema_at(kind, at).get("properties", {})
     mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
     message = f"expected one of {', '.join(words)}{mapping}, found {shown(error['input'])}"
-    hint = did_you_mean(error["input"], words) or f"write one of {', '.join(words)}{mapping}"
+    hint = did_you_mean(error["input"], words, f"write one of {', '.join(words)}{mapping}")
     return Finding(Code.CHOICE, message, hint, at, key)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 from gitboot.document import Path, Place
@@ -23,10 +21,3 @@ def dotted(path: Path) -> str:
     """A path as people write it: spec.interfaces[0].mac."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return one_line("".join(steps)).removeprefix(".") or "the document"
-
-
-def did_you_mean(found: object, words: Iterable[str]) -> str:
-    """ "did you mean …?", or nothing where no word is near."""
-    candidates = {word.lower(): word for word in sorted(words)}
-    close = get_close_matches(str(found).lower(), candidates, n=1, cutoff=0.6)
-    return f"did you mean {candidates[close[0]]}?" if close else ""

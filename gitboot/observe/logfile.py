@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -15,7 +14,8 @@ from stat import S_ISREG
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from gitboot.errors import LockedByAnother, UsageError
+from gitboot.errors import UsageError
+from gitboot.files import locked, write_whole
 
 _LONGEST_LINE_BYTES: Final = 256 * 1024  # of what is longer, the pieces count as lines
 _MARK_BYTES: Final = 1024
@@ -98,10 +98,7 @@ class LogFile:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             try:
-                lock = stack.enter_context(self._lock.open("w"))
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LockedByAnother(f"another process reads {self._path} into {self._memory.parent}") from None
+                stack.enter_context(locked(self._lock, f"{self._path} is read into {self._memory.parent}"))
             except OSError as error:
                 raise UsageError(f"{self._lock}: {error.strerror}") from error
             self._recall()
@@ -197,9 +194,4 @@ class LogFile:
 
     def _write(self) -> None:
         document = {"log": str(self._path), "since": self._since_ns, "places": self._places}
-        written = self._memory.with_suffix(".new")
-        with written.open("w") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        written.rename(self._memory)
+        write_whole(self._memory, json.dumps(document).encode())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from gitboot.phrases import count
 from gitboot.problems.order import printable, with_hint, worst_first
 from gitboot.problems.problem import Problem, Severity
 
@@ -24,8 +25,8 @@ def github(problems: Sequence[Problem]) -> str:
     for severity, level in _LEVELS.items():
         found = [problem for problem in ordered if problem.severity is severity]
         lines += (_command(level, problem) for problem in found[:LIMIT])
-        if (more := len(found) - LIMIT) > 0:
-            left_out.append(f"{more} more {level}{'' if more == 1 else 's'}")
+        if len(found) > LIMIT:
+            left_out.append(count(len(found) - LIMIT, f"more {level}"))
     if left_out:
         lines.append(f"::notice title=gitboot::{' and '.join(left_out)} not shown here: see the log of this step")
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gitboot.errors import PublishError
+from gitboot.phrases import some
 from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import INDEX, Shard, changed, index_of, parse_shard, shard_path
@@ -349,8 +350,5 @@ def _check(path: str) -> None:
 
 
 def _obstructed(disk: Disk, paths: list[str]) -> PublishError:
-    shown = ", ".join(str(disk.root / path) for path in paths[:_SHOWN])
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return PublishError(
-        f"expected nothing or a file of gitboot's own, found something else at {shown}{more} (move it away)"
-    )
+    shown = some([str(disk.root / path) for path in paths], _SHOWN)
+    return PublishError(f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)")

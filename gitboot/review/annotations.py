@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from gitboot.diff.guard import Guard
 from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.load import Id
+from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
-from gitboot.review.groups import Cause
+from gitboot.review.groups import ChangeCause
 from gitboot.review.review import Review
 
 # The changes that a guard looks at; the others look at all of them.
@@ -52,7 +53,7 @@ def _dangers(review: Review) -> Iterator[Problem]:
     for group in review.groups:
         risks = [risk for risk in group.risks if risk in DANGEROUS]
         if risks:
-            message = f"{words.title(group)} ({words.some(group.names, 3)}): {', '.join(risks)}"
+            message = f"{words.title(group)} ({some(group.names, 3)}): {', '.join(risks)}"
             yield _placed(review, group.causes, Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING)
 
 
@@ -63,7 +64,7 @@ def _unheeded(review: Review) -> Iterator[Problem]:
 
 
 def _placed(
-    review: Review, causes: Iterable[Cause], code: Code, message: str, hint: str, severity: Severity
+    review: Review, causes: Iterable[ChangeCause], code: Code, message: str, hint: str, severity: Severity
 ) -> Problem:
     """A problem where the first of its causes stands that has a place; else at the Fleet."""
     places = (cause.place for cause in causes if cause.place is not None)

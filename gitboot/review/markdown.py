@@ -12,12 +12,13 @@ from html import escape
 from itertools import groupby
 from typing import Final
 
+from gitboot.phrases import count, more, some
 from gitboot.problems.order import printable
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
-from gitboot.review.groups import Cause, Group
+from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
-from gitboot.review.review import Outcome, Review
+from gitboot.review.review import Review, ReviewOutcome
 
 MARKER: Final = "<!-- gitboot diff -->"  # by which a comment is found again and replaced
 LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
@@ -40,7 +41,7 @@ def _verdict(review: Review) -> Iterator[str]:
     yield f"## gitboot diff: {review.headline}"
     yield ""
     yield f"{_side(review.base.named, review.base.short)} → {_side(review.head.named, review.head.short)}"
-    if review.verdict is not None and review.outcome is not Outcome.UNCHANGED:
+    if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
         yield ""
         yield f"digest {code(review.verdict.digest)}"
     if review.changes is not None:
@@ -56,7 +57,7 @@ def _side(named: str, revision: str) -> str:
 
 
 def _blast_radius(review: Review) -> Iterator[str]:
-    if review.outcome in (Outcome.INVALID, Outcome.UNCHANGED) or not review.changes or not review.verdict:
+    if review.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not review.changes or not review.verdict:
         return
     limits = review.verdict.limits
     yield "\n### Blast radius\n"
@@ -66,7 +67,7 @@ def _blast_radius(review: Review) -> Iterator[str]:
     for area in words.touched(review.changes.areas):
         name, *cells = words.area_cells(area, limits)
         rows.append(_row((code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))))
-    yield from _fitting(rows, "groups of servers")
+    yield from _fitting(rows, "server group")
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -82,11 +83,11 @@ def _guards(review: Review) -> Iterator[str]:
             f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {_told(words.trip(trip))}"
             for trip in review.verdict.trips
         ],
-        "limits",
+        "limit",
     )
     yield from _fitting(
         [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {code(each.why)}" for each in review.unheeded],
-        "acknowledgements",
+        "acknowledgement",
     )
 
 
@@ -101,20 +102,16 @@ def _dangers(review: Review) -> Iterator[str]:
         return
     yield "\n### Look at this first\n"
     for danger in found:
-        shown = ", ".join(map(code, danger.names[:5])) + _more(len(danger.names) - 5)
-        number = f"{words.count(len(danger.names))}: " if danger.names[0] in _names(review) else ""
+        shown = some(list(map(code, danger.names)))
+        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in _names(review) else ""
         yield f"- **{danger.risk}**: {number}{shown}"
         yield from (f"  - {code(reason)}" for reason in danger.reasons[:5])
-        if len(danger.reasons) > 5:
-            yield f"  - and {len(danger.reasons) - 5:,} more reasons"
+        if left := more(len(danger.reasons) - 5, "reason"):
+            yield f"  - {left}"
 
 
 def _names(review: Review) -> set[str]:
     return {change.name for change in review.changes.servers} if review.changes else set()
-
-
-def _more(number: int) -> str:
-    return f" and {number:,} more" if number > 0 else ""
 
 
 # Groups
@@ -130,7 +127,7 @@ def _groups(review: Review, room: int) -> Iterator[str]:
     for number, (full, short) in enumerate(blocks):
         text = next((each for each in (full, short) if len(each.encode()) < room), None)
         if text is None:
-            yield f"\nand {len(blocks) - number:,} more groups: see the command below"
+            yield f"\n{more(len(blocks) - number, 'group')}: see the command below"
             return
         room -= len(text.encode()) + 1
         yield text
@@ -146,7 +143,7 @@ def _shared_blocks(review: Review) -> Iterator[tuple[str, str]]:
 
 def _group(group: Group) -> tuple[str, str]:
     """A group with its details, and the same in one line."""
-    lines = [f"- servers: {', '.join(map(code, group.names[:20]))}{_more(len(group.names) - 20)}"]
+    lines = [f"- servers: {some(list(map(code, group.names)), 20)}"]
     lines += map(_cause, group.causes)
     lines += (f"- takes effect {code(words.when(effect))}" for effect in group.effects)
     lines += (f"- may be reinstalled: {code(words.reason(each))}" for each in group.reinstalls[:10])
@@ -159,7 +156,7 @@ def _group(group: Group) -> tuple[str, str]:
     return _folded(f"{words.title(group)}: {risks}", "\n".join(lines))
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: ChangeCause) -> str:
     at = f" at {code(':'.join(map(str, cause.place)))}" if cause.place else ""
     return f"- {code(str(cause))}{at}: {code(words.cause(cause))}"
 
@@ -181,7 +178,7 @@ def _rendered(diffs: Iterable[RenderedDiff]) -> str:
 def _fenced(lines: list[str]) -> str:
     shown = [printable(line.expandtabs(4))[:_LONGEST] for line in lines[:_DIFF]]
     if len(lines) > _DIFF:
-        shown.append(f"… and {len(lines) - _DIFF} more lines")
+        shown.append(f"… {more(len(lines) - _DIFF, 'line')}")
     fence = _longer_than("\n".join(shown), 3)
     return "\n".join([f"{fence}diff", *shown, fence])
 
@@ -193,23 +190,23 @@ def _when(review: Review) -> Iterator[str]:
     found = words.effects(review.groups)
     if found:
         yield "\n### When\n"
-        yield from _fitting([f"- {code(when)}: {words.count(number)}" for when, number in found], "instants")
+        yield from _fitting([f"- {code(when)}: {count(number, 'server')}" for when, number in found], "instant")
 
 
 def _documents(review: Review) -> Iterator[str]:
     found = review.documents_only
     if found:
-        yield f"\n### Presentation only: {words.count(len(found), 'document')}, no decision follows\n"
+        yield f"\n### Presentation only: {count(len(found), 'document')}, no decision follows\n"
         lines = [
             f"- {code(str(each.id))} {each.fate}"
-            + (f": {code(words.some([field.dotted for field in each.fields], 3))}" if each.fields else "")
+            + (f": {code(some([field.dotted for field in each.fields], 3))}" if each.fields else "")
             for each in found
         ]
-        yield from _fitting(lines, "documents")
+        yield from _fitting(lines, "document")
     if review.changes is not None and review.changes.bmcs and not review.changes.first:
         bmcs = review.changes.bmcs
-        shown = ", ".join(map(code, bmcs[:10])) + _more(len(bmcs) - 10)
-        yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {words.count(len(bmcs))}: {shown}"
+        shown = some(list(map(code, bmcs)), 10)
+        yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {count(len(bmcs), 'server')}: {shown}"
 
 
 def _problems(review: Review) -> Iterator[str]:
@@ -219,12 +216,12 @@ def _problems(review: Review) -> Iterator[str]:
     ):
         if problems:
             yield f"\n### {heading}: {_counted(problems)}\n"
-            yield from _fitting([_problem(problem) for problem in problems], "problems", 2 * _SECTION)
+            yield from _fitting([_problem(problem) for problem in problems], "problem", 2 * _SECTION)
 
 
 def _counted(problems: tuple[Problem, ...]) -> str:
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
-    return f"{words.count(errors, 'error')}, {words.count(len(problems) - errors, 'warning')}"
+    return f"{count(errors, 'error')}, {count(len(problems) - errors, 'warning')}"
 
 
 def _problem(problem: Problem) -> str:
@@ -238,7 +235,7 @@ def _next(review: Review) -> Iterator[str]:
     acknowledging = list(review.acknowledging())
     if not acknowledging:
         return
-    yield "\nTo accept it none the less, once you have looked: put into the last commit's message\n"
+    yield "\nTo accept it anyway, once you have looked: put into the last commit's message\n"
     yield _plain_fence([line for _, line in acknowledging])
     yield "\nor, where the instance runs:\n"
     yield _plain_fence([str(review.approval)])
@@ -271,6 +268,6 @@ def _fitting(lines: list[str], what: str, room: int = _SECTION) -> Iterator[str]
     for number, line in enumerate(lines):
         room -= len(line.encode()) + 1
         if room < 0:
-            yield f"\nand {len(lines) - number:,} more {what}"
+            yield f"\n{more(len(lines) - number, what)}"
             return
         yield line

@@ -9,6 +9,7 @@ from typing import Final
 
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
+from gitboot.phrases import more
 from gitboot.plan import Boot, BootPlan, Cause, Decision, Phase
 from gitboot.render import grub, ipxe
 from gitboot.render.tree import File
@@ -16,7 +17,7 @@ from gitboot.resolve import Decisions
 from gitboot.review.hidden import fit_to_show
 
 _CONTEXT: Final = 2  # lines around each difference
-_LONGEST: Final = 400  # lines of one diff; more is not read, and is told
+_LONGEST: Final = 400  # lines of one diff; more is not read; how much more is said
 
 Texts = dict[str, str]  # by name: entry, user-data
 
@@ -68,7 +69,7 @@ def _diff(old: str | None, new: str | None, file: str) -> Iterator[str]:
     lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT, lineterm=""))
     yield from lines[:_LONGEST]
     if len(lines) > _LONGEST:
-        yield f"… and {len(lines) - _LONGEST} more lines"
+        yield f"… {more(len(lines) - _LONGEST, 'line')}"
 
 
 def _boots(decisions: Decisions, decision: Decision) -> dict[str, Texts]:
@@ -112,7 +113,6 @@ def _plan(
         boot=fit_to_show(boot),
         ignition=None,
         override=None,
-        decision_digest=decision.digest,
         next_transition=None,
     )
 

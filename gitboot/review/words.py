@@ -8,24 +8,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.changes import Area, Changes
+from gitboot.diff.changes import Changes
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
+from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.guard import SMALL, Guard, Limits, Trip
 from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
 from gitboot.model.scalars import format_instant
-from gitboot.review.groups import Cause, Group
+from gitboot.phrases import count, more, some
+from gitboot.review.groups import ChangeCause, Group
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
 _LONGEST: Final = 160  # characters of one value
-
-
-def count(number: int, noun: str = "server") -> str:
-    """A count and its noun, in the plural where it is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def share(number: int, of: int) -> str:
@@ -34,12 +31,6 @@ def share(number: int, of: int) -> str:
         return f"{number:,}"
     percent = number * 100 / of
     return f"{number:,} ({'<1' if percent < 1 else f'{percent:.0f}'} %)"
-
-
-def some(names: Sequence[str], most: int = 5) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def value(found: Any) -> str:
@@ -98,7 +89,7 @@ def trip(tripped: Trip) -> str:
     if tripped.guard is Guard.ALLOW_REWIND:
         return "the commit does not descend from the accepted one"
     if tripped.guard is Guard.MAX_UNKNOWN_CHANGES:
-        return f"what machines boot that no document describes changes; the limit is {tripped.limit}"
+        return f"what unknown machines boot changes; the limit is {tripped.limit}"
     number = share(tripped.number, tripped.of) if tripped.percent and tripped.of else f"{tripped.number:,}"
     of = f" of {tripped.of:,}" if tripped.of is not None else ""
     where = "" if tripped.area == "all" else f" in {tripped.area}"
@@ -110,7 +101,7 @@ def counts(changes: Changes) -> str:
     renamed = sum(each.renamed for each in changes.servers)
     changed = len(changes.having(Fate.EDITED))
     parts = [
-        f"{count(changed)} changed" + (f" ({renamed:,} renamed)" if renamed else ""),
+        f"{count(changed, 'server')} changed" + (f" ({renamed:,} renamed)" if renamed else ""),
         f"{len(changes.having(Fate.ADDED)):,} added",
         f"{len(changes.having(Fate.REMOVED)):,} removed",
         f"{changes.unchanged:,} unchanged",
@@ -135,24 +126,24 @@ def title(group: Group) -> str:
     """Cause and effect in one sentence: ImageStream/flatcar-stable changes 312 servers."""
     fate, number = group.servers[0].fate, len(group.servers)
     if fate is not Fate.EDITED:
-        return f"{count(number)} {'is' if number == 1 else 'are'} {fate}"
+        return f"{count(number, 'server')} {'is' if number == 1 else 'are'} {fate}"
     causes = some([str(cause) for cause in group.causes], 3)
     several = len(group.causes) > 1 or any(cause.number > 1 for cause in group.causes)
-    return f"{causes or 'The fleet'} {'change' if several else 'changes'} {count(number)}"
+    return f"{causes or 'The fleet'} {'change' if several else 'changes'} {count(number, 'server')}"
 
 
-def shared_title(causes: Sequence[Cause], what: str) -> str:
+def shared_title(causes: Sequence[ChangeCause], what: str) -> str:
     """The same for what no server is the only one to boot."""
     names = some([str(each) for each in causes], 3)
     return f"{names} {'changes' if len(causes) == 1 else 'change'} {what}" if names else f"{what} changes".capitalize()
 
 
-def cause(found: Cause) -> str:
+def cause(found: ChangeCause) -> str:
     """What was done to a document: its fields, with their values where they are short and no one's secret."""
     if found.fate is not Fate.EDITED or not found.fields:
         return "renamed" if found.fate is Fate.EDITED and found.id.kind == "Server" else found.fate
     shown = [change(field) if _is_harmless(field) else field.dotted for field in found.fields]
-    return "; ".join(shown[:4]) + (f" and {len(shown) - 4} more fields" if len(shown) > 4 else "")
+    return " ".join(filter(None, ("; ".join(shown[:4]), more(len(shown) - 4, "field"))))
 
 
 _TOLD: Final = re.compile(

@@ -11,7 +11,7 @@ from jinja2.utils import missing
 
 from gitboot.problems.codes import Code
 from gitboot.quote import Unquotable
-from gitboot.template.faults import TemplateFault, did_you_mean, failed, key_of, out_of_bounds
+from gitboot.template.faults import TemplateFault, failed, key_of, out_of_bounds, suggested
 from gitboot.template.filters import FILTERS
 from gitboot.template.values import NotDefined, kind_of
 
@@ -54,10 +54,10 @@ def _not_defined(failure: NotDefined, names: Mapping[str, object]) -> str:
         return str(failure)
     if value is missing:
         variables = names.get("vars")
-        suggestion = did_you_mean(name, names) or did_you_mean(name, variables, "vars")
+        suggestion = suggested(name, names) or suggested(name, variables, "vars")
         return f"{name!s:.60} is not defined{suggestion}"
     if isinstance(value, dict | list) and (path := _path(value, names)):
-        return f"{path}{key_of(name)} is not defined{did_you_mean(name, value, path)}"
+        return f"{path}{key_of(name)} is not defined{suggested(name, value, path)}"
     as_filter = f": use the filter, | {name}" if name in FILTERS else ""
     return f"{kind_of(value)} has no {name!s:.60}{as_filter}"
 

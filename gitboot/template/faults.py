@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 
+from gitboot.phrases import near
 from gitboot.problems.codes import Code
 
 
@@ -27,14 +27,14 @@ def out_of_bounds(message: str, line: int | None = None) -> TemplateFault:
 
 
 def unknown(what: str, name: str, known: Mapping[str, object]) -> str:
-    return f"there is no {what} {name:.60}{did_you_mean(name, known)}"
+    return f"there is no {what} {name:.60}{suggested(name, known)}"
 
 
-def did_you_mean(name: object, known: object, path: str = "") -> str:
+def suggested(name: object, known: object, path: str = "") -> str:
     if not isinstance(known, dict) or not isinstance(name, str) or len(name) > 60:
         return ""
-    near = get_close_matches(name, filter(lambda key: isinstance(key, str), known), n=1)
-    return f": did you mean {(path + key_of(near[0])).removeprefix('.')}?" if near else ""
+    meant = near(name, (key for key in known if isinstance(key, str)))
+    return f": did you mean {(path + key_of(meant)).removeprefix('.')}?" if meant is not None else ""
 
 
 def key_of(key: object) -> str:

@@ -1,0 +1,207 @@
+"""Files that are replaced whole, and locks that name the process that holds them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import LockedByAnother
+from gitboot.files import holder, locked, write_whole
+
+
+@pytest.fixture(autouse=True)
+def _loose_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    write_whole(tmp_path / "status.json", b"{}")
+    assert (_mode(tmp_path / "status.json"), (tmp_path / "status.json").read_bytes()) == (0o600, b"{}")
+
+
+def test_a_file_is_readable_to_whom_it_is_meant_for(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    write_whole(tmp_path / "ipxe.efi", b"", mode=0o644)
+    os.umask(before)
+    assert _mode(tmp_path / "ipxe.efi") == 0o644
+
+
+def test_nothing_else_is_left_in_the_folder(tmp_path: Path) -> None:
+    for content in (b"old", b"new"):
+        write_whole(tmp_path / "status.json", content)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"status.json": b"new"}
+
+
+def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    (tmp_path / "status.json").symlink_to("theirs")
+    write_whole(tmp_path / "status.json", b"ours")
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+    assert not (tmp_path / "status.json").is_symlink()
+
+
+def test_what_cannot_be_replaced_stays_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "status.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path / "status.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_reader_sees_the_old_content_or_the_new_and_never_a_part(tmp_path: Path) -> None:
+    path, contents = tmp_path / "status.json", (b"a" * 300_000, b"b" * 300_000)
+    write_whole(path, contents[0])
+    done, seen = threading.Event(), set()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(50):
+        write_whole(path, contents[number % 2])
+    done.set()
+    reader.join()
+    assert seen <= set(contents)
+    assert seen
+
+
+def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+
+    def write(text: bytes) -> None:
+        for _ in range(20):
+            write_whole(path, text * 1000)
+
+    writers = [threading.Thread(target=write, args=[text]) for text in (b"a", b"b")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert path.read_bytes() in (b"a" * 1000, b"b" * 1000)
+    assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_file_and_its_name_are_on_the_disk_before_the_call_returns(tmp_path: Path, trace_syncs: list[str]) -> None:
+    write_whole(tmp_path / "status.json", b"{}")
+    assert trace_syncs == ["file", "renamed", "folder"]
+
+
+@pytest.fixture
+def trace_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was synchronised, and when the new file got its name."""
+    seen: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def traced_fsync(fd: int) -> None:
+        seen.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def traced_rename(self: Path, target: Path) -> Path:
+        seen.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(Path, "rename", traced_rename)
+    return seen
+
+
+# Locks
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from gitboot.files import locked
+with locked(Path(sys.argv[1]), "state is in use"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def _held_by_another(lock: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", _HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_lock_keeps_others_out_and_names_who_is_in(tmp_path: Path) -> None:
+    with _held_by_another(tmp_path / "lock") as process:
+        named = re.escape(f"state is in use by process {process.pid} on {os.uname().nodename}")
+        with pytest.raises(LockedByAnother, match=f"^{named}$"), locked(tmp_path / "lock", "state is in use"):
+            pytest.fail("two are in")
+        assert holder(tmp_path / "lock") == process.pid
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_lock_goes_with_its_process(tmp_path: Path, end: signal.Signals) -> None:
+    with _held_by_another(tmp_path / "lock") as process:
+        process.send_signal(end)
+        process.wait()
+        with locked(tmp_path / "lock", "state is in use"):
+            assert holder(tmp_path / "lock") == os.getpid()
+
+
+def test_nobody_holds_what_was_never_locked_or_is_free_again(tmp_path: Path) -> None:
+    assert holder(tmp_path / "lock") is None
+    with locked(tmp_path / "lock", "state is in use"):
+        pass
+    assert holder(tmp_path / "lock") is None
+
+
+def test_a_lock_excludes_its_own_process_too(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / "lock", "state is in use"),
+        pytest.raises(LockedByAnother),
+        locked(tmp_path / "lock", "state is in use"),
+    ):
+        pytest.fail("two are in")
+
+
+def test_whoever_looks_who_holds_a_lock_keeps_nobody_out(tmp_path: Path) -> None:
+    lock, done = tmp_path / "lock", threading.Event()
+    lock.touch()
+
+    def look() -> None:
+        while not done.is_set():
+            holder(lock)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(200):
+            with locked(lock, "state is in use"):
+                pass
+    finally:
+        done.set()
+        looking.join()
+
+
+def test_a_symlink_is_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / "lock").symlink_to("theirs")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "lock", "state is in use"):
+        pass
+    assert (tmp_path / "theirs").read_text() == "theirs"
