@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from gitboot.instance.reconcile import Reconciler
-from gitboot.render.state import Version, parse, state_path, turn_of
+from gitboot.render.state import Turn, parse, state_path, turn_of
 from gitboot.serve.app import Endpoint
 from gitboot.serve.server import Server, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
@@ -115,7 +115,7 @@ def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> 
             assert found == expected(now)
 
 
-def states(folder: Path) -> dict[str, tuple[Version, ...]]:
+def states(folder: Path) -> dict[str, tuple[Turn, ...]]:
     """The versions of all paths, as they are published."""
     return dict(parse((folder / "output" / state_path("web01")).read_bytes()).paths)
 

@@ -14,7 +14,7 @@ from gitboot.problems.problem import Problem
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import is_immutable
 from gitboot.render.schedule import AHEAD, About, ServerState, server_state
-from gitboot.render.state import Version, parse, render, turn_of
+from gitboot.render.state import Turn, parse, render, turn_of
 from gitboot.status import Condition, Status
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
@@ -27,7 +27,7 @@ def state(*documents: str, record: Record | None = None) -> ServerState:
     return server_state(decisions, decisions.servers["web01"], record, NOON)
 
 
-def at_entry(found: ServerState, instant: datetime) -> Version | None:
+def at_entry(found: ServerState, instant: datetime) -> Turn | None:
     """What the entry answers."""
     return turn_of(found.published.paths[ENTRY], instant)[0]
 

@@ -26,7 +26,7 @@ Pair = tuple[str, str]  # an identity and the server that it may mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class Publication:
     """What a publication is to bring a tree to."""
 
     servers: Mapping[str, Files | None]  # those that may have changed; None: the server is gone
@@ -63,7 +63,7 @@ class Changes:
         return not (self.paths or self.batches or self.digests or self.shared is not None)
 
 
-class Named:
+class NamedContent:
     """Which content in o/ each server names: it goes when nobody does any more."""
 
     def __init__(self) -> None:
@@ -96,7 +96,9 @@ class Named:
 SHARED: Final = ""  # stands for a server where files are no server's
 
 
-def decide(disk: Disk, tree: Tree, named: Named, wanted: Wanted, gone: Collection[Pair], at: datetime) -> Changes:
+def decide(
+    disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, gone: Collection[Pair], at: datetime
+) -> Changes:
     """What brings a tree, and what a crash left between two versions, to what is wanted.
 
     Each file of a server that changed is compared with what lies there by its content, so that nothing is written
@@ -114,7 +116,7 @@ def decide(disk: Disk, tree: Tree, named: Named, wanted: Wanted, gone: Collectio
 class _Decision:
     """Changes in the making."""
 
-    def __init__(self, disk: Disk, tree: Tree, named: Named, wanted: Wanted, at: datetime) -> None:
+    def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
         self._disk, self._tree, self._named, self._wanted, self._at = disk, tree, named, wanted, at
         self._digests: dict[str, str | None] = {}
         self._shared: Mapping[str, Listed] | None = None

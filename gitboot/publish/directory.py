@@ -13,7 +13,7 @@ from gitboot import __version__
 from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish.amend import amended
-from gitboot.publish.changes import Changes, Named, Pair, Wanted, decide
+from gitboot.publish.changes import Changes, NamedContent, Pair, Publication, decide
 from gitboot.publish.disk import Disk, is_file, make_root
 from gitboot.publish.index import Shard, render_shard
 from gitboot.publish.manifest import Stamp
@@ -40,8 +40,8 @@ class Directory:
         self._ledger = ledger
         self._may_take_over = may_take_over
         self._tree = Tree(disk)
-        self._named = Named()
-        self._owed: Wanted | None = None  # what publications that failed were to bring about
+        self._named = NamedContent()
+        self._owed: Publication | None = None  # what publications that failed were to bring about
         self._owed_gone: frozenset[Pair] = frozenset()  # and what they were to take out of the index
 
     @classmethod
@@ -108,7 +108,7 @@ class Directory:
         publication completes the rest. Each version of a file is dated a second or more after the one before, so
         that an access log tells them apart. Raises ForeignTree and PublishError.
         """
-        wanted = _joined(self._owed, Wanted(servers=servers, shared=shared, complete=complete))
+        wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete))
         self._owed = wanted
         _refuse_foreign(self._disk, self._tree, self._ledger, self._may_take_over)
         try:
@@ -129,14 +129,14 @@ class Directory:
             self._disk.place(STATUS)
         self._disk.rest()
 
-    def _note(self, changes: Changes, wanted: Wanted) -> None:
+    def _note(self, changes: Changes, wanted: Publication) -> None:
         if wanted.complete:
             self._named.clear()
         for server, paths in changes.content.items():
             self._named.note(server, paths)
         self._owed, self._owed_gone = None, frozenset()
 
-    def _carry_out(self, changes: Changes, wanted: Wanted, stamp: Stamp) -> None:
+    def _carry_out(self, changes: Changes, wanted: Publication, stamp: Stamp) -> None:
         disk, tree = self._disk, self._tree
         head, manifest = amended(tree, stamp, changes.digests, changes.shared)
         if head == tree.head and changes.is_nothing and not tree.pending:
@@ -202,17 +202,17 @@ def would_change(
     servers: Mapping[str, Files], shared: Files, root: Path, *, ledger: str, at: datetime, may_take_over: bool = False
 ) -> Published:
     """What a complete publication would do, without doing any of it. Raises as it does."""
-    wanted = Wanted(servers=servers, shared=shared, complete=True)
+    wanted = Publication(servers=servers, shared=shared, complete=True)
     if not root.exists():
         paths = sorted(path for files in (*servers.values(), shared) for path in files)
         return Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
         _refuse_foreign(disk, tree, ledger, may_take_over)
-        return _published(decide(disk, tree, Named(), wanted, (), at))
+        return _published(decide(disk, tree, NamedContent(), wanted, (), at))
 
 
-def _joined(owed: Wanted | None, wanted: Wanted) -> Wanted:
+def _joined(owed: Publication | None, wanted: Publication) -> Publication:
     """What is wanted now, and what is still owed."""
     if owed is None or wanted.complete:
         return wanted
@@ -232,7 +232,7 @@ def _published(changes: Changes) -> Published:
     )
 
 
-def _content(changes: Changes, wanted: Wanted) -> dict[str, bytes]:
+def _content(changes: Changes, wanted: Publication) -> dict[str, bytes]:
     """What is written, by path, in its order."""
     written = set(changes.written)
     found = {

@@ -13,7 +13,7 @@ from gitboot.render import state
 from gitboot.render.formats import server_files
 from gitboot.render.paths import BOOT, ContentType, Kind, Role, identity_of, is_immutable, kind_of
 from gitboot.render.plans import document, summary
-from gitboot.render.state import Listed, PublishedServer, Version, state_path
+from gitboot.render.state import Listed, PublishedServer, Turn, state_path
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.instant import fallback
@@ -147,11 +147,11 @@ def _rendered(decisions: Decisions, decision: Decision, since: datetime | None, 
     return _Rendering(since, server_files(decisions, decision, planned), instead, planned)
 
 
-def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Version, ...]]:
+def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Turn, ...]]:
     """What each path that changes in place answers, and from when on."""
-    turns: dict[str, tuple[Version, ...]] = {}
+    turns: dict[str, tuple[Turn, ...]] = {}
     for path in sorted({path for each in renderings for path in each.files if not is_immutable(path)}):
-        versions: list[Version] = []
+        versions: list[Turn] = []
         for each in renderings:
             version = _version(path, each)
             before = versions[-1]._replace(since=version.since) if versions else None
@@ -161,13 +161,13 @@ def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Version, ...]]:
     return turns
 
 
-def _version(path: str, rendering: _Rendering) -> Version:
+def _version(path: str, rendering: _Rendering) -> Turn:
     kind = kind_of(path)
     assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
     file, instead = rendering.files.get(path), rendering.instead.get(path)
     digest = _evidence(kind.role, path, rendering.plan) if file is not None else None
     once = digest is not None and kind.role is Role.ENTRY and bool(rendering.plan and rendering.plan.is_made_once)
-    return Version(
+    return Turn(
         since=rendering.since,
         content=file.sha256 if file is not None else None,
         content_type=str(file.content_type if file is not None else kind.content_type),

@@ -23,7 +23,7 @@ class Listed(NamedTuple):
     size: int  # in bytes
 
 
-class Version(NamedTuple):
+class Turn(NamedTuple):
     """What a path answers from an instant on."""
 
     since: datetime | None  # None: from before all transitions
@@ -45,7 +45,7 @@ class PublishedServer:
     plan: Mapping[str, Any]  # decision and plan, with their digests
     files: Mapping[str, Listed]  # all of its files but this one, by path below the output directory
     contents: Mapping[str, str]  # what is answered in place, by sha256, but for what lies in o/
-    paths: Mapping[str, tuple[Version, ...]]  # by path below the output directory, in the order of their instants
+    paths: Mapping[str, tuple[Turn, ...]]  # by path below the output directory, in the order of their instants
 
     @property
     def stored(self) -> dict[str, str]:
@@ -63,7 +63,7 @@ def server_of(path: str) -> str | None:
     return path[len(_SERVERS) : -len(".json")] if path.startswith(_SERVERS) and path.endswith(".json") else None
 
 
-def turn_of(versions: tuple[Version, ...], at: datetime) -> tuple[Version | None, datetime | None]:
+def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
     """The version that is answered at ``at``, if any, and the instant of the next."""
     found = None
     for version in versions:
@@ -88,7 +88,7 @@ def render(state: PublishedServer) -> bytes:
     return canonical(document) + b"\n"
 
 
-def _version(version: Version) -> dict[str, Any]:
+def _version(version: Turn) -> dict[str, Any]:
     facts: dict[str, Any] = {"content": version.content, "type": version.content_type, "role": version.role}
     if version.since is not None:
         facts["since"] = format_instant(version.since)
@@ -118,8 +118,8 @@ def parse(data: bytes) -> PublishedServer:
         raise ValueError(f"not a server's state: {error!r}") from error
 
 
-def _parse_version(facts: Mapping[str, Any]) -> Version:
-    return Version(
+def _parse_version(facts: Mapping[str, Any]) -> Turn:
+    return Turn(
         since=datetime.fromisoformat(facts["since"]) if "since" in facts else None,
         content=facts["content"],
         content_type=facts["type"],

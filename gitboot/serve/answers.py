@@ -25,7 +25,7 @@ from gitboot.render.paths import (
     asked_for,
     identity_of,
 )
-from gitboot.render.state import Version, turn_of
+from gitboot.render.state import Turn, turn_of
 from gitboot.serve.metrics import Answered
 from gitboot.serve.reply import FOR_A_YEAR, HEARD, NOT_FOUND, REVALIDATED, UNCACHED, Reply, file_reply, unchanged
 from gitboot.serve.tree import Located, PublishedTree, Signature, signature
@@ -135,7 +135,7 @@ class Answers:
             until=until,
         )
 
-    def _recorded(self, located: Located, path: str, version: Version) -> Recorded | None:
+    def _recorded(self, located: Located, path: str, version: Turn) -> Recorded | None:
         if version.digest is None:
             return None
         instead = None
