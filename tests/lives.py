@@ -28,7 +28,7 @@ from gitboot.ledger import Ledger, copy_ledger
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Phase
 from gitboot.publish.directory import Published
-from gitboot.render.answers import Answers
+from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File, Files
 from gitboot.resolve.records import ahead, imported
 from gitboot.source import Source
@@ -79,7 +79,8 @@ class Life:
 
     # What gitboot has at its disposal after a crash
     branch: Branch = field(init=False)
-    answers: Answers | None = None  # as they were published last
+    servers: dict[str, ServerState] = field(default_factory=dict)  # as they were published last
+    shared: Files = field(default_factory=dict)
     backup: int | None = None  # how much had happened when it was made
 
     # How it ends
@@ -142,8 +143,8 @@ class Life:
         self.fate.befall(ledger)
         if ledger.is_behind:
             ledger.doubt_it("RestoredLedger")
-        if self.answers is not None and "ops/records.json" in self.answers.files:
-            published = imported(self.answers.files["ops/records.json"].content, "ops/records.json")
+        if "ops/records.json" in self.shared:
+            published = imported(self.shared["ops/records.json"].content, "ops/records.json")
             if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.overrides(uuid)]):
                 ledger.doubt_it("RestoredLedger")
         journal = Journal(ledger, self._happened)
@@ -204,15 +205,17 @@ class Life:
             self.counts["passes"] += 1
         return ended
 
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+    def publish(
+        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+    ) -> Published:
         if self.fate.dead:
             raise Crash
         assert self.instance is not None
-        reconciler = self.instance.reconciler
-        self.answers = reconciler.answers
-        for state in reconciler._servers.values():
+        self.servers = dict(self.instance.reconciler._servers)
+        self.shared = self.shared if shared is None else shared
+        for state in self.servers.values():
             self.plans |= {each.digest: each for each in (state.plan, *(p for _, p in state.later)) if each is not None}
-        return Published(written=(), withdrawn=(), expired=(), unchanged=len(files))
+        return Published(written=(), withdrawn=(), expired=(), unchanged=len(servers))
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
@@ -305,15 +308,15 @@ class Life:
     def fetch(self, client: str, at: datetime | None = None) -> BootPlan | None:
         """Ask for the server's entry; return what is booted by it."""
         at = at or self.now
-        if self.answers is None:
+        state = next((each for each in self.servers.values() if ENTRY in each.published.paths), None)
+        if state is None:
             return None
-        alive = self.instance is not None
-        entry = self.answers.entry_at(ENTRY, at) if alive else self.answers.entries.get(ENTRY)
-        if entry is None:
+        plans = [state.plan, *(planned for instant, planned in state.later if self.instance and instant <= at)]
+        plan = plans[-1]
+        if plan is None or plan.boot is None:
             return None
-        observation = Observation(server=entry.server, path=ENTRY, digest=entry.digest, client=client, at=at)
+        observation = Observation(server=plan.server, path=ENTRY, digest=plan.digest, client=client, at=at)
         self.tell(observation)
-        plan = self.plans[entry.digest]
         if client == ITSELF and plan.key is not None:
             made = self._made(plan)
             self.made.setdefault(made, observation)

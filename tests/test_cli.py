@@ -131,11 +131,11 @@ def test_help_of_a_command_says_what_it_does_and_what_each_option_means(gitboot:
     assert (done.code, done.err) == (Exit.FINE, "")
     assert max(map(len, done.out.splitlines())) <= 100
     for parameter in command(name).params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             assert parameter.help and parameter.help.endswith("."), parameter.name
             assert " ".join(parameter.help.split()) in words, parameter.name
             assert any(option in words for option in parameter.opts)
-        elif not isinstance(parameter.type, click.Choice):
+        elif isinstance(parameter, click.Argument) and not isinstance(parameter.type, click.Choice):
             shown = (parameter.metavar or str(parameter.name).upper()).split("|")
             assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
 
@@ -580,11 +580,12 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
     )
     try:
         assert process.stderr is not None
-        listening = json.loads(process.stderr.readline())
-        assert listening["type"] == "Listening"
+        listening, warned = (json.loads(process.stderr.readline()) for _ in range(2))
+        assert (listening["type"], warned["type"], warned["level"]) == ("Listening", "NotRecording", "warning")
         with httpx.Client(base_url=listening["url"]) as client:
             entry = client.get(f"/{ENTRY}")
-            assert entry.content == (tmp_path / "out" / "boot" / ENTRY).read_bytes()
+            assert b"could not be recorded" in entry.content
+            assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()
             assert client.get("/api/v1/servers").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert json.loads(process.stderr.readline())["type"] == "Stopped"
@@ -699,7 +700,7 @@ def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed:
     assert str(followed.folder / "output" / "boot" / ENTRY) in written
     followed.run("--records", "fresh")
     made = {path for path in (followed.folder / "output").rglob("*") if path.is_file()}
-    bookkeeping = {path for path in made if re.search(r"\.gitboot|ops/manifest", str(path))}
+    bookkeeping = {path for path in made if re.search(r"\.gitboot|ops/(manifest|index/|status\.json)", str(path))}
     assert {Path(path) for path in written} == made - bookkeeping
 
 

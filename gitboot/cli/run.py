@@ -18,23 +18,25 @@ from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import config_option, credentials_option
+from gitboot.cli.serving import note_serving, serving, spool_of, watched
 from gitboot.cli.telling import tell
 from gitboot.errors import DamagedLedger, UsageError
 from gitboot.instance.settings import Settings
-from gitboot.observe.observation import Observation
+from gitboot.model.scalars import format_instant
+from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
 
 if TYPE_CHECKING:
     from gitboot.bmc.pool import BmcPool
     from gitboot.instance.evaluation import Evaluation
     from gitboot.instance.evidence import Evidence
-    from gitboot.instance.loop import Loop
+    from gitboot.instance.journal import Journal
     from gitboot.instance.overrides import Overriding
     from gitboot.instance.provisioning import Told
     from gitboot.instance.reconcile import Reconciler, Target
     from gitboot.ledger import Ledger
     from gitboot.load import Revision
-    from gitboot.serve.server import Server
+    from gitboot.serve.supervise import Workers
     from gitboot.source import Remote, Source
 
 
@@ -59,6 +61,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="Where the ledger and gitboot's own clone live. Back up STATE/ledger.sqlite: it cannot be rebuilt.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
+@click.option("--workers", type=_COUNT, default=1, show_default=True, help="Processes that serve, each on a core.")
 @click.option(
     "--records",
     metavar="fresh|adopt|FILE",
@@ -74,7 +77,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where `gitboot serve --spool` writes fetches of entries. Default: only those of --listen count.",
+    help="Where `gitboot serve --spool` records fetches. Default: STATE/spool, where this instance serves itself.",
 )
 @click.option(
     "--git-credentials",
@@ -148,6 +151,7 @@ def _run(settings: Settings) -> Exit:
     from gitboot.load import Revision
     from gitboot.observe import spool
     from gitboot.publish.directory import Directory
+    from gitboot.serve.tree import status_file
     from gitboot.source import Source
 
     told = _told(settings.records)
@@ -175,14 +179,27 @@ def _run(settings: Settings) -> Exit:
             published=Revision(target.stamp.commit) if target.stamp is not None else None,
         )
 
+        folder = spool_of(settings)
+        offsets: dict[str, int] = {}  # how far the spool was taken
+        workers: Workers | None = None
+
         def before() -> None:
-            for observation in spool.take(settings.spool) if settings.spool is not None else ():
-                parts.evidence.observations.put(observation)
+            if folder is not None:
+                taken = spool.take(folder, offsets)
+                offsets.clear()
+                offsets.update(taken.offsets)
+                for observation in taken.observations:
+                    parts.evidence.observations.put(observation)
+            if workers is not None:
+                note_serving(workers.counted(), parts.journal, _clock())
 
         def after() -> None:
-            if settings.spool is not None and parts.evidence.observations.empty():
-                spool.forget(settings.spool)
-            state.write_status(settings.state, parts.reconciler.status.facts())
+            status, at = parts.reconciler.status, _clock()
+            if folder is not None and parts.evidence.observations.empty() and status.condition("Published"):
+                spool.forget(folder, offsets)
+            facts = {**status.facts(), "at": format_instant(at)}
+            state.write_status(settings.state, facts)
+            target.write_status(status_file(facts), at)
 
         loop = Loop(
             parts.reconciler,
@@ -197,9 +214,9 @@ def _run(settings: Settings) -> Exit:
         if settings.once:
             loop.once()
             return _exit_of(parts.reconciler.status)
-        if settings.listen is not None:
-            server = stack.enter_context(_endpoint(settings, parts, loop))
-            tell(Event(at=_clock(), type="Listening", message=server.url, facts={"url": server.url}))
+        reap_orphans(loop.wait)
+        stack.enter_context(watched(folder, loop.wake))
+        workers = stack.enter_context(serving(settings, folder, ledger.identity, loop.wake))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: loop.stop())
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
@@ -215,6 +232,7 @@ class _Parts:
 
     reconciler: Reconciler
     evidence: Evidence
+    journal: Journal
     overriding: Overriding
     bmcs: BmcPool
     evaluation: Evaluation
@@ -282,7 +300,14 @@ def _assembled(
         requests=Requests(ledger, provisioning, overriding, journal),
         journal=journal,
     )
-    return _Parts(reconciler=reconciler, evidence=evidence, overriding=overriding, bmcs=bmcs, evaluation=evaluation)
+    return _Parts(
+        reconciler=reconciler,
+        evidence=evidence,
+        journal=journal,
+        overriding=overriding,
+        bmcs=bmcs,
+        evaluation=evaluation,
+    )
 
 
 def _told(records: str | None) -> Told | None:
@@ -375,25 +400,6 @@ def _remote(settings: Settings) -> Remote:
         ca_bundle=settings.ca_bundle,
         timeout_s=settings.git_timeout_s,
     )
-
-
-def _endpoint(settings: Settings, parts: _Parts, loop: Loop) -> Server:
-    from gitboot.serve.app import Endpoint
-    from gitboot.serve.server import Server
-
-    def observe(observation: Observation) -> None:
-        parts.evidence.observations.put(observation)
-        loop.wake()
-
-    endpoint = Endpoint(
-        answers=lambda: parts.reconciler.answers,
-        status=lambda: parts.reconciler.status,
-        clock=_clock,
-        observe=observe,
-        assets=settings.assets,
-        artifacts=settings.output / "boot" / "o",
-    )
-    return Server(endpoint, settings.listen or "")
 
 
 def _exit_of(status: Status) -> Exit:

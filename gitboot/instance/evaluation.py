@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
+from gitboot.processes import python, spawn
 from gitboot.resolve import Decisions
 from gitboot.resolve.optouts import OptOut
 
@@ -171,9 +171,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 
 def _started(state: Path) -> subprocess.Popen[bytes]:
     """An evaluator, which ends with the thread that calls this."""
-    return subprocess.Popen(
-        # -P: what lies in the working directory is not imported
-        [sys.executable, "-P", "-m", "gitboot.evaluate", str(state), str(os.getpid())],
+    return spawn(
+        python("gitboot.evaluate", str(state), str(os.getpid())),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,

@@ -72,7 +72,7 @@ class Evidence:
     ) -> None:
         if (offer := self._offered(observation)) is None:
             return
-        if observation.evidence is fleet.Evidence.REPORTED:
+        if observation.is_report:
             if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
                 self._provisioning.record_boot(offer, observation.at, "Reported", at)
         elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:

@@ -62,6 +62,10 @@ class Loop:
         self._wakes.put(None)
         self._fetches.put(None)
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `run` has ended, or for so long; say whether it has."""
+        return self._stopped.wait(timeout_s)
+
     def once(self) -> None:
         """Fetch, do one pass, and wait for its BMC jobs."""
         self._fetch_once()

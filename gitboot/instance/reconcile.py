@@ -16,13 +16,13 @@ from gitboot.instance.overrides import Fleetwide, Overriding
 from gitboot.instance.provisioning import Provisioning
 from gitboot.instance.requests import Requests
 from gitboot.ledger import Ledger
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import Cause, Record
 from gitboot.publish.directory import Published
-from gitboot.render import shared_files
-from gitboot.render.answers import Answers, EntryOf
-from gitboot.render.schedule import ServerState, server_state
-from gitboot.render.tree import ContentType, File, Files
+from gitboot.render.formats import shared_files
+from gitboot.render.paths import ContentType
+from gitboot.render.schedule import ServerState, about_servers, server_state
+from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
 from gitboot.resolve.records import drift, exported
 from gitboot.status import Status
@@ -43,8 +43,10 @@ class _Planned(NamedTuple):
 class Target(Protocol):
     """Where files go, whole or not at all."""
 
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
-        """Bring the target to hold exactly ``files``."""
+    def publish(
+        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+    ) -> Published:
+        """Bring the files of these servers (None: gone), and the shared ones (None: as they are), to what they are."""
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
@@ -72,11 +74,12 @@ class Reconciler:
         self._accepting, self._target, self._ledger = accepting, target, ledger
         self._provisioning, self._overriding, self._journal = provisioning, overriding, journal
         self._evidence, self._requests = evidence, requests
-        self.answers: Answers | None = None  # what the endpoint answers from; replaced as a whole
         self.status = Status()
         self._applied: str | None = None
         self._planned_at: datetime | None = None
         self._servers: dict[str, ServerState] = {}
+        self._published: dict[str, ServerState] | None = None  # as the target has them; None: nobody knows
+        self._shared: Files | None = None
         self._planned: _Planned | None = None
         self._counts = _counted(())  # of what was planned last
         self._stands = False  # whether what was planned last is what the target holds
@@ -129,7 +132,7 @@ class Reconciler:
         )
         if self._journal.condition("LedgerNamed", False, "AnotherLedger", message, at):
             self._journal.event(at, "StandsBack", message, warning=True)
-        self.answers, self._planned_at, self._stands = None, None, False
+        self._planned_at, self._stands = None, False
         return False
 
     def _bring_up_to_date(self, at: datetime) -> None:
@@ -162,10 +165,12 @@ class Reconciler:
         elif self._planned is not None and self._planned.holds(decisions, records, at):
             return
         self._servers = {}
+        accepted = self._accepting.accepted
+        about = about_servers(accepted.sites, accepted.labels, accepted.addresses) if accepted is not None else {}
         for name, decision in decisions.servers.items():
             state, record = before.get(name), records.get(decision.uuid)
-            if state is None or not state.holds(decision, record, at):
-                state = server_state(decisions, decision, record, at)
+            if state is None or not state.holds(decision, record, at, about[name]):
+                state = server_state(decisions, decision, record, at, about[name])
             self._servers[name] = state
         transitions = (state.transition for state in self._servers.values() if state.transition is not None)
         self._planned = _Planned(decisions, records, min(transitions, default=None))
@@ -192,36 +197,35 @@ class Reconciler:
     # publish
 
     def _publish(self, accepted: Commit, at: datetime) -> None:
-        """Bring the endpoint and the tree to what was planned.
-
-        The endpoint answers from memory: a full disk keeps no window open there.
-        """
+        """Bring the tree to what was planned. Where that fails, what stands there still turns by the clock."""
         states, decisions = self._servers.values(), accepted.decisions
         known = {state.decision.uuid: state.record for state in states if state.record is not None}
         files = {path: file for state in states for path, file in state.files.items()}
-        files |= shared_files(decisions)
-        files["ops/records.json"] = File(exported(known), ContentType.JSON)
+        shared = {**shared_files(decisions), "ops/records.json": File(exported(known), ContentType.JSON)}
         entries = {path: each for state in states for path, each in state.entries.items()}
         unnoted = self._note_offers(entries, files, at)
-        self.answers = Answers(
-            files=files,
-            turns={path: each for state in states for path, each in state.turns.items()},
-            entries=entries,
-            servers={name: state.summary for name, state in self._servers.items()},
-            addresses=accepted.addresses,
-        )
         self._planned_at = at
+        before = self._published or {}
+        changed: dict[str, Files | None] = dict.fromkeys(before.keys() - self._servers.keys())
+        changed |= {name: state.files for name, state in self._servers.items() if before.get(name) is not state}
         try:
             if unnoted is not None:
                 raise unnoted
-            published = self._target.publish(files, commit=decisions.revision, at=at)
+            published = self._target.publish(
+                changed,
+                shared if shared != self._shared else None,
+                complete=self._published is None,
+                commit=decisions.revision,
+                at=at,
+            )
         except PublishError as error:
             if self._journal.condition("Published", False, type(error).__name__, str(error), at):
                 self._journal.event(at, "PublishFailed", str(error), warning=True)
             return
         self._evidence.published()
+        self._published, self._shared = self._servers, shared
         self._applied, self._stands = decisions.revision, True
-        self._journal.condition("Published", True, "Published", f"{len(files)} files stand", at)
+        self._journal.condition("Published", True, "Published", f"{len(self._servers)} servers stand", at)
         if published.written or published.withdrawn:
             counts = {
                 "written": len(published.written),
@@ -232,17 +236,16 @@ class Reconciler:
             self._journal.event(at, "Published", message, {"commit": decisions.revision, **counts})
 
     def _note_offers(
-        self, entries: Mapping[str, EntryOf], files: Files, at: datetime
+        self, entries: Mapping[str, Digest], files: Files, at: datetime
     ) -> LedgerError | PublishError | None:
         """Note what is about to be offered, before a machine can fetch it.
 
-        Where that fails the endpoint answers all the same, and what it is asked counts for as long as this
-        process lives; but no file is published whose fetches could not be told from others after a restart.
+        Where that fails nothing is published: its fetches could not be told from others after a restart.
         """
         offers = self._provisioning.offers
         try:
             self._provisioning.offer(self._servers.values(), at)
-            plans = {path: entry.digest for path, entry in entries.items() if entry.digest in offers}
+            plans = {path: digest for path, digest in entries.items() if digest in offers}
             self._evidence.expect(plans, lambda path: self._target.dated(path, files[path], at))
         except (LedgerError, PublishError) as error:
             return error

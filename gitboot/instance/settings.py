@@ -21,6 +21,7 @@ class Settings:
     output: Path
     state: Path
     listen: str | None  # HOST:PORT; None: nothing is served
+    workers: int  # processes that serve
     records: str | None  # fresh, adopt, or a file of exported records: what a ledger in doubt is told
     credentials: Path | None  # of BMCs: a directory with NAME/username and NAME/password
     assets: Path | None  # what is served under /assets/
