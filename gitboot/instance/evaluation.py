@@ -48,7 +48,7 @@ class Evaluation:
         self._base: tuple[Commit, FleetRepository] | None = None
         self._candidate: tuple[Commit, FleetRepository] | None = None
 
-    def evaluate(self, revision: Revision) -> Evaluated | None:
+    def evaluate(self, revision: Revision, *, wait: bool = False) -> Evaluated | None:  # noqa: ARG002 - never unfinished
         """What ``revision`` says; None while it is still being evaluated: ask again.
 
         Raises `InvalidRepository` with all that speaks against it, and `SourceError` where it cannot be read.
