@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from gitboot.bmc.fleet import Fleet, read_credentials
+from gitboot.bmc.override import OverrideRecord
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
 from gitboot.instance.accept import Accepting, Evaluating
@@ -18,18 +19,19 @@ from gitboot.instance.accept import Source as Commits
 from gitboot.instance.bookkeeping import known, write
 from gitboot.instance.cache import read_parsed, write_parsed
 from gitboot.instance.evaluation import Commit, Evaluation, commit_of
-from gitboot.instance.inbox import Inbox
+from gitboot.instance.inbox import Bmcs, Inbox
 from gitboot.instance.knowledge import Initial, Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Reconciler
-from gitboot.instance.settings import GitSettings, Settings
+from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.instance.standing import Standing
 from gitboot.ledger import facts, overrides, records, requests
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store
 from gitboot.load import Revision, load
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.look import Looked
 from gitboot.render.tree import File, Files
@@ -41,6 +43,7 @@ from gitboot.status import Event, Status
 
 Tell = Callable[[Event], None]
 Clock = Callable[[], datetime]
+MakeBmcs = Callable[[BmcSettings, Callable[[SystemUuid, OverrideRecord], None], Clock, Callable[[], None], bool], Bmcs]
 
 
 def nobody(_: Event) -> None:
@@ -66,7 +69,25 @@ class Instance:
     reconciler: Reconciler
     inbox: Inbox
     store: Store
-    bmcs: Fleet
+
+
+def fleet_of(
+    settings: BmcSettings,
+    write: Callable[[SystemUuid, OverrideRecord], None],
+    clock: Clock,
+    wake: Callable[[], None],
+    dry_run: bool,
+) -> Bmcs:
+    """Whoever carries out jobs at real BMCs."""
+    return Fleet(
+        credentials=settings.credentials,
+        write=write,
+        clock=clock,
+        dry_run=dry_run,
+        parallel=settings.parallel,
+        per_site=settings.per_site,
+        on_finished=wake,
+    )
 
 
 @contextmanager
@@ -81,6 +102,7 @@ def assembled(
     dry_run: bool = False,
     wait: bool = False,
     wake: Callable[[], None] = lambda: None,
+    bmcs_of: MakeBmcs | None = None,
     report: Callable[[Status], None] = lambda _: None,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
@@ -89,15 +111,7 @@ def assembled(
     ``wait`` a commit that is being evaluated is waited for.
     """
     inbox = Inbox(store, settings.spool)
-    bmcs = Fleet(
-        credentials=settings.bmc.credentials,
-        write=inbox.record,
-        clock=clock,
-        dry_run=dry_run,
-        parallel=settings.bmc.parallel,
-        per_site=settings.bmc.per_site,
-        on_finished=wake,
-    )
+    bmcs = (bmcs_of or fleet_of)(settings.bmc, inbox.record, clock, wake, dry_run)
     knowledge = known(store, initial=initial, observes=outside.observes, foreign=outside.foreign)
     schedule = Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter)
     accepting = Accepting(
@@ -114,7 +128,7 @@ def assembled(
         report=report,
     )
     try:
-        yield Instance(reconciler=reconciler, inbox=inbox, store=store, bmcs=bmcs)
+        yield Instance(reconciler=reconciler, inbox=inbox, store=store)
     finally:
         bmcs.close()
 

@@ -31,6 +31,9 @@ class Bmcs(Protocol):
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
         """The results of jobs that have ended since the last call."""
 
+    def close(self) -> None:
+        """Let running jobs end."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:

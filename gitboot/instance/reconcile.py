@@ -66,22 +66,22 @@ class Reconciler:
         ``fetched`` is how the last fetch of the source went. With ``wait`` what comes of the jobs at BMCs is learned
         before it ends. A ledger that cannot be written keeps no window open: what was known before is planned.
         """
-        before = self.standing if fetched is None else replace(self.standing, fetched=fetched)
-        now, machines = self._learned(before, self._bmcs.finished(), at)
+        before = replace(self.standing, fetched=fetched or self.standing.fetched, unwritable=None)
+        now = self._learned(before, self._bmcs.finished(), at)
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
-            now, changed, different = _planned(now, commit, machines, at)
+            now, different = _planned(now, commit, at)
             now = self._published(now, commit, different, at)
-            now = self._asked(now, commit, machines | _machines(changed | different, before, now), at)
+            now = self._asked(now, commit, at)
         if wait:
-            now, _ = self._learned(now, self._bmcs.finished(wait_all=True), at, accept=False)
+            now = self._learned(now, self._bmcs.finished(wait_all=True), at, accept=False)
         return self._reported(now, at)
 
     def _learned(
         self, before: Standing, results: Mapping[SystemUuid, Result], at: datetime, *, accept: bool = True
-    ) -> tuple[Standing, frozenset[SystemUuid]]:
-        """Take in → accept → learn → write; and the machines of which anything is another then.
+    ) -> Standing:
+        """Take in → accept → learn → write.
 
         All of it counts once it is written. Until then what has come in waits.
         """
@@ -99,25 +99,30 @@ class Reconciler:
                 write(self._store, (asked.news, learnt.news))
                 self._inbox.forget(heard)
         except LedgerError as error:
-            return replace(before, unwritable=str(error)), frozenset()
+            return replace(before, unwritable=str(error))
         for event in (*asked.news.events, *learnt.news.events):
             self._tell(event)
         schedule = reported(before.schedule, heard.results, learnt.judged, learnt.knowledge, at)
-        now = replace(
+        return replace(
             before,
             knowledge=learnt.knowledge,
             attempt=self._accepting.adopt(attempt),
             schedule=hurried(schedule, asked.hurried, at),
-            unwritable=None,
+            unplanned=before.unplanned | asked.changed | learnt.changed,
         )
-        return now, asked.changed | learnt.changed
 
     def _stood_back(self, now: Standing) -> Standing:
         """Nothing is answered, planned, or asked for: there is no commit, or another instance acts for it."""
         self.answers = None
         self._bmcs.forget(frozenset(now.schedule.asks))
         schedule = Schedule(most_failures=now.schedule.most_failures, jitter=now.schedule.jitter)
-        return replace(now, plans=Plans(), publication=Publication(applied=now.publication.applied), schedule=schedule)
+        return replace(
+            now,
+            plans=Plans(),
+            publication=Publication(applied=now.publication.applied),
+            schedule=schedule,
+            unplanned=frozenset(),
+        )
 
     def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
@@ -129,15 +134,16 @@ class Reconciler:
             self._inbox.forget_spool(now.knowledge.taken)
         return replace(now, publication=publication, unwritable=publication.unwritable or error)
 
-    def _asked(self, now: Standing, commit: Commit, machines: frozenset[SystemUuid], at: datetime) -> Standing:
+    def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
         """Ask BMCs for what was published: a machine that resets at once finds its files."""
+        machines = now.unplanned
         before, knowledge, suspension = now.schedule, now.knowledge, now.knowledge.facts.suspension
         may_set = now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
         schedule = arranged(before, commit, now.plans.servers, knowledge, machines, may_set=may_set)
         self._bmcs.forget(frozenset(before.asks.keys() - schedule.asks.keys()))
         made, schedule = jobs(schedule, knowledge, machines, at)
         taken = self._bmcs.submit(made)
-        return replace(now, schedule=submitted(schedule, made, taken, knowledge, at))
+        return replace(now, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())
 
     def _reported(self, now: Standing, at: datetime) -> datetime | None:
         """Say where the instance stands; return when something is due next."""
@@ -207,17 +213,16 @@ def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
             )
 
 
-def _planned(
-    now: Standing, commit: Commit, machines: frozenset[SystemUuid], at: datetime
-) -> tuple[Standing, frozenset[str], frozenset[str]]:
-    """Plan anew whoever's decision, record or instant asks for it: whom that was, and whose files may be others."""
-    names = {commit.machines[uuid].name for uuid in machines if uuid in commit.machines}
+def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:
+    """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
+    names = {commit.machines[uuid].name for uuid in now.unplanned if uuid in commit.machines}
     changed = names | changed_by(now.plans.commit, commit)
     plans, different = replanned(now.plans, commit, now.knowledge, changed, at)
-    return replace(now, plans=plans), frozenset(changed), different
+    machines = _machines(changed | different, now.plans, plans)
+    return replace(now, plans=plans, unplanned=now.unplanned | machines), different
 
 
-def _machines(names: Iterable[str], *standings: Standing) -> frozenset[SystemUuid]:
-    """The machines that have these names, in any of the plans."""
-    states = (each.plans.servers.get(name) for name in names for each in standings)
+def _machines(names: Iterable[str], *plans: Plans) -> frozenset[SystemUuid]:
+    """The machines that have these names in any of the plans."""
+    states = (each.servers.get(name) for name in names for each in plans)
     return frozenset(state.decision.uuid for state in states if state is not None)

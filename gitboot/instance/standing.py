@@ -11,6 +11,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.plans import Plans
 from gitboot.instance.publishing import Publication
+from gitboot.model.scalars import SystemUuid
 from gitboot.status import Condition, Status
 
 
@@ -32,6 +33,7 @@ class Standing:
     plans: Plans = field(default_factory=Plans)
     publication: Publication = field(default_factory=Publication)
     schedule: Schedule = field(default_factory=Schedule)
+    unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
     unwritable: str | None = None  # why the ledger took nothing the last time
     conditions: tuple[Condition, ...] = ()
