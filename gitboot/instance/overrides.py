@@ -144,8 +144,10 @@ def arranged(
     changed: Collection[SystemUuid],
     *,
     may_set: bool,
-) -> Schedule:
-    """Who is to be asked for what now; ``changed`` are the machines of which anything is different.
+) -> tuple[Schedule, frozenset[SystemUuid]]:
+    """Who is to be asked for what now, and of whom that may be another than before.
+
+    ``changed`` are the machines of which anything is different.
 
     Without ``may_set`` nothing new is set; what is no longer wanted is withdrawn all the same. An override on a BMC
     that no document names any more for its machine is withdrawn there, before anything else is set on that BMC.
@@ -154,7 +156,7 @@ def arranged(
     if may_set != schedule.may_set:
         uuids = {*schedule.asks, *commit.machines, *knowledge.overrides}
     if not uuids:
-        return schedule
+        return schedule, frozenset()
     asks = {**schedule.asks}
     for uuid in uuids:
         asks.pop(uuid, None)
@@ -175,7 +177,7 @@ def arranged(
     schedule = replace(
         schedule, may_set=may_set, asks=asks, left_behind=frozenset(left_behind), blocked=frozenset(blocked)
     )
-    return schedule.with_appointments({uuid: None for uuid in uuids if uuid not in asks})
+    return schedule.with_appointments({uuid: None for uuid in uuids if uuid not in asks}), frozenset(uuids)
 
 
 def _ask(

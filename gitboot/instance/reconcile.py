@@ -128,18 +128,17 @@ class Reconciler:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = now.publication, now.unwritable
         if different or not publication.stands_for(commit):
-            publication = published(publication, now.plans, commit, different, self._target, self._store, at)
             self.answers = answers_of(now.plans, commit)
+            publication = published(publication, now.plans, commit, different, self._target, self._store, at)
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken)
         return replace(now, publication=publication, unwritable=publication.unwritable or error)
 
     def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
         """Ask BMCs for what was published: a machine that resets at once finds its files."""
-        machines = now.unplanned
         before, knowledge, suspension = now.schedule, now.knowledge, now.knowledge.facts.suspension
         may_set = now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
-        schedule = arranged(before, commit, now.plans.servers, knowledge, machines, may_set=may_set)
+        schedule, machines = arranged(before, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set)
         self._bmcs.forget(frozenset(before.asks.keys() - schedule.asks.keys()))
         made, schedule = jobs(schedule, knowledge, machines, at)
         taken = self._bmcs.submit(made)
