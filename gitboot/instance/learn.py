@@ -1,0 +1,95 @@
+"""What is learned from a batch of requests, fetches and readings, and from the accepted commit; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gitboot.bmc.override import OverrideRecord
+from gitboot.instance import evidence, provisioning, requests
+from gitboot.instance.commit import Commit
+from gitboot.instance.evidence import Fetch, Reading
+from gitboot.instance.knowledge import Draft, Knowledge, News
+from gitboot.instance.provable import goes_unseen
+from gitboot.ledger.values import Request
+from gitboot.model.scalars import SystemUuid
+from gitboot.status import Event
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What has come in since the last one."""
+
+    written: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # by jobs at BMCs; the ledger has it already
+    requests: tuple[Request, ...] = ()
+    accepted: tuple[str, str | None] | None = None  # a commit, and the digest of what it changes
+    commit: Commit | None = None  # the accepted one, where this instance acts for it
+    changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
+    fetched: tuple[Fetch, ...] = ()
+    taken: Mapping[str, int] | None = None  # how far the spool is taken in with that
+    readings: tuple[Reading, ...] = ()
+    unasked: frozenset[SystemUuid] = frozenset()  # who waits to be judged by a BMC that nobody asks
+    events: tuple[Event, ...] = ()  # to be written down with it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learnt:
+    """What is known now, and what of it is new."""
+
+    knowledge: Knowledge
+    news: News
+    changed: frozenset[SystemUuid]  # of whom a record, an override or an observation is another
+    hurried: frozenset[SystemUuid]  # whose BMCs are to be asked now
+    judged: frozenset[SystemUuid]  # of whom a fetch was judged by a reading
+
+
+def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
+    """What is known after ``batch``."""
+    draft = Draft(knowledge)
+    for uuid, record in batch.written:
+        draft.note_override(uuid, record, stored=True)
+    requests.carry_out(draft, batch.requests, at)
+    draft.events += batch.events
+    if batch.accepted is not None and batch.accepted[0] != draft.facts.accepted:
+        revision, draft.used_up = batch.accepted
+        draft.facts = replace(draft.facts, accepted=revision)
+    if batch.commit is not None:
+        _learn_of(draft, batch, batch.commit, at)
+    changed = {*draft.new_records, *draft.new_overrides, *draft.new_pending, *(draft.unseen ^ knowledge.unseen)}
+    if (draft.settled is None) != (knowledge.settled is None):
+        changed |= draft.known.standing | draft.machines.keys()
+    return Learnt(
+        knowledge=draft.finished(),
+        news=draft.news(at),
+        changed=frozenset(changed),
+        hurried=frozenset(draft.hurried),
+        judged=frozenset(draft.judged),
+    )
+
+
+def _learn_of(draft: Draft, batch: Batch, commit: Commit, at: datetime) -> None:
+    """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
+    if draft.settled != commit.revision:
+        provisioning.settle(draft, commit, batch.changed, at)
+    kind = commit.fleet.provisioning.evidence
+    for reading in batch.readings:
+        if evidence.judge(draft, reading, kind, at):
+            draft.judged.add(reading.uuid)
+    evidence.trust_unasked(draft, batch.unasked, commit, at)
+    evidence.take(draft, batch.fetched, commit, at)
+    draft.taken = batch.taken
+    draft.unseen = _unseen(draft, commit, batch.changed)
+
+
+def _unseen(draft: Draft, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
+    """The servers whose boot this instance could not see being made."""
+    servers, found = commit.decisions.servers, set()
+    uuids = {servers[name].uuid for name in changed if name in servers} | draft.new_records.keys()
+    for uuid in uuids & commit.machines.keys():
+        machine = commit.machines[uuid]
+        decision = servers[machine.name]
+        observes = draft.facts.observes
+        if goes_unseen(decision, machine, draft.record(uuid), commit.decisions.evidence, observes=observes):
+            found.add(uuid)
+    return (draft.unseen - uuids) | found if uuids else draft.unseen
