@@ -26,6 +26,7 @@ from gitboot.publish.index import index_of, is_of_index, render_shard
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
+    STATUS,
     Digests,
     Head,
     Manifest,
@@ -44,7 +45,6 @@ from gitboot.render.state import Listed, PublishedServer, parse, state_path
 _OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{_OWN}/lock"
 PENDING: Final = f"{_OWN}/pending.json"
-STATUS: Final = "ops/status.json"  # the instance's own word on itself; no part of what is published either
 _RETIRED: Final = f"{_OWN}/retired"
 
 _S = TypeVar("_S")
