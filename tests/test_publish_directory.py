@@ -746,6 +746,48 @@ def test_a_damaged_manifest_is_named_and_nothing_is_touched(
         assert path in [difference.path for difference in verify(root)]
 
 
+def publish_as_0_1_0(root: Path, files: Files) -> None:
+    """A tree as gitboot 0.1.0 left it."""
+    shards: dict[str, dict[str, object]] = {}
+    for path, file in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(file.content)
+        listed = {"contentType": "text/plain", "sha256": file.sha256, "size": len(file.content)}
+        shards.setdefault(sha256(path.encode()).hexdigest()[:2], {})[path] = listed
+    (root / "ops/manifest").mkdir(parents=True, exist_ok=True)
+    digests = {}
+    for name, shard in shards.items():
+        data = json.dumps(shard).encode()
+        (root / f"ops/manifest/{name}.json").write_bytes(data)
+        digests[name] = sha256(data).hexdigest()
+    head = {"commit": "one", "gitboot": "0.1.0", "ledger": "ours", "shards": digests, "version": 1}
+    (root / "ops/manifest.json").write_text(json.dumps(head))
+
+
+@pytest.mark.parametrize("stage", ["untouched", "cut short"])
+def test_a_tree_of_0_1_0_is_taken_over_with_all_its_files(
+    root: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tree(1, servers=5)
+    publish_as_0_1_0(root, old)
+    (root / "boot/mine").write_text("mine")
+    with pytest.raises(ForeignTree):
+        publish(root, tree(2), ledger="theirs")
+    if stage == "cut short":
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("cut")))
+            with pytest.raises(PublishError, match="cut"):
+                publish(root, tree(2))
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp == Stamp(commit="one", gitboot="0.1.0", ledger="ours")
+    publish(root, tree(2))
+    retired = {path: file for path, file in old.items() if path.startswith("boot/o/")}
+    assert on_disk(root) == {**contents(retired), **contents(tree(2)), "boot/mine": b"mine"}
+    assert verify(root) == ()
+    listed = {*(root / "ops/manifest").glob("*.json")} - {root / "ops/manifest/shared.json"}
+    assert {path.stem for path in listed} == set(json.loads((root / "ops/manifest.json").read_text())["nodes"])
+
+
 def test_a_manifest_of_a_later_version_is_not_understood(root: Path) -> None:
     publish(root, tree())
     head = json.loads((root / "ops/manifest.json").read_text())

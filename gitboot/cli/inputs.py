@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -87,6 +86,8 @@ def config_option(command: Command) -> Command:
             for parameter in context.command.params
             for option in parameter.opts
         }
+        import tomllib  # few give one
+
         try:
             given = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -51,7 +51,7 @@ def amended(
         nodes=_changed(tree.head.nodes if tree.head else {}, top),
         shared=_amend_shared(parts, tree, shared),
     )
-    return head, {**parts, MANIFEST: render_head(head)}
+    return head, {**dict.fromkeys(tree.outdated), **parts, MANIFEST: render_head(head)}
 
 
 def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:

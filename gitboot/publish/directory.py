@@ -16,8 +16,8 @@ from gitboot.publish.amend import amended
 from gitboot.publish.changes import Changes, NamedContent, Pair, Publication, decide
 from gitboot.publish.disk import Disk, is_file, make_root
 from gitboot.publish.index import Shard, render_shard
-from gitboot.publish.manifest import Stamp
-from gitboot.publish.tree import LOCK, PENDING, STATUS, Tree, batch_path
+from gitboot.publish.manifest import STATUS, Stamp
+from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
 from gitboot.render.paths import is_immutable
 from gitboot.render.tree import File, Files
 
@@ -78,7 +78,7 @@ class Directory:
     @property
     def stamp(self) -> Stamp | None:
         """Of what the tree was made; None if no publication has ended here."""
-        return self._tree.head.stamp if self._tree.head else None
+        return self._tree.stamp
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
@@ -249,9 +249,9 @@ def _rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
 
 
 def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, may_take_over: bool) -> None:
-    if tree.head and tree.head.stamp.ledger != ledger and not may_take_over:
+    if tree.stamp is not None and tree.stamp.ledger != ledger and not may_take_over:
         raise ForeignTree(
-            f"{disk.root} is a tree of the ledger {tree.head.stamp.ledger}, not of {ledger} "
+            f"{disk.root} is a tree of the ledger {tree.stamp.ledger}, not of {ledger} "
             "(choose another directory, or say what is installed with --records to take it over)"
         )
 

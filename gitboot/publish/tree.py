@@ -26,6 +26,7 @@ from gitboot.publish.index import index_of, is_of_index, render_shard
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
+    STATUS,
     Digests,
     Head,
     Manifest,
@@ -38,12 +39,12 @@ from gitboot.publish.manifest import (
     parse_listing,
     place_of,
 )
+from gitboot.publish.older import read_older
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 
 _OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{_OWN}/lock"
 PENDING: Final = f"{_OWN}/pending.json"
-STATUS: Final = "ops/status.json"  # the instance's own word on itself; no part of what is published either
 _RETIRED: Final = f"{_OWN}/retired"
 
 _S = TypeVar("_S")
@@ -64,8 +65,13 @@ class Tree:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self.head = _read(disk, MANIFEST, parse_head)
+        older = read_older(disk)
+        self.head = _read(disk, MANIFEST, parse_head) if older is None else None
+        self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
+        self.outdated: frozenset[str] = frozenset()  # parts of a manifest of another version
+        if older is not None:  # all of it is between two versions
+            self.pending, self.outdated = self.pending | older.files, older.parts
         self.batches = {
             _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
             for name in disk.names(_RETIRED)
@@ -113,7 +119,7 @@ class Tree:
         return None
 
     def _part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
-        data = self._disk.read(path)
+        data = self._disk.read(path) if path not in self.outdated else None
         # A publication replaces its parts before the head; what one that was cut short has left is no damage.
         if (digest_of(data) if data else None) != expected and path not in self.pending:
             raise damaged(self._disk, path)
@@ -125,8 +131,8 @@ class Tree:
 
     def settle(self, head: Head) -> None:
         """Take note that a publication has ended, and all is as the manifest says."""
-        self.pending = frozenset()
-        self.head = head
+        self.pending = self.outdated = frozenset()
+        self.head, self.stamp = head, head.stamp
 
     def retire(self, paths: Collection[str], since: datetime) -> None:
         if paths:

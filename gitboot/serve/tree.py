@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
 from gitboot.publish.index import parse_shard, shard_path
-from gitboot.publish.manifest import MANIFEST, SHARED, Head, UnknownFormat, parse_head, parse_listing
-from gitboot.publish.tree import STATUS
+from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 from gitboot.status import Status
 
