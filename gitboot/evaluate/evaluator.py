@@ -39,7 +39,7 @@ class Foundation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class CommitPair:
     """A commit and its base: what is the same in both need not be looked at."""
 
     base: Foundation | None
@@ -71,7 +71,7 @@ class Evaluator:
         self._register: Register | None = None  # None: not made yet
         self._reach = Reach()
 
-    def evaluate(self, revision: Revision, base: Revision | None) -> Difference:
+    def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
         """What ``revision`` says, and what it changes against ``base``; raises `InvalidRepository`, `SourceError`."""
         self._take_as_base(base)
         snapshot = self._snapshots(revision, self._base.loaded.snapshot if self._base is not None else None)
@@ -105,7 +105,7 @@ class Evaluator:
         self._register.strike(self._step.delta.come)
         self._register.enter(self._step.delta.gone)
 
-    def _whole(self, snapshot: Snapshot) -> Difference:
+    def _whole(self, snapshot: Snapshot) -> CommitPair:
         """A commit of which all is looked at."""
         base = self._base
         with _uncollected():
@@ -119,9 +119,9 @@ class Evaluator:
             repository,
         )
         names = repository.servers.keys() | (before.repository.servers.keys() if before else set())
-        return Difference(base=base, head=head, servers=names, extent=changes.extent)
+        return CommitPair(base=base, head=head, servers=names, extent=changes.extent)
 
-    def _next(self, snapshot: Snapshot) -> Difference | None:
+    def _next(self, snapshot: Snapshot) -> CommitPair | None:
         """A commit of which only what differs is looked at; None where that is not enough."""
         base = self._base
         assert base is not None  # noqa: S101
@@ -152,7 +152,7 @@ class Evaluator:
             loaded.repository,
             Touched(servers=servers, documents=documents, sizes=sizes),
         )
-        return Difference(
+        return CommitPair(
             base=base,
             head=Foundation(loaded=loaded, decided=decided, pinned=_pinned(base, loaded.repository, servers)),
             servers=servers,

@@ -131,12 +131,12 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 
     Raises what it says instead, and EOFError where it does not come to an end.
     """
-    parts = _Parts(base)
+    parts = _Assembly(base)
     for answer in answers:
         match answer:
-            case wire.Servers(servers=servers):
+            case wire.ServerParts(servers=servers):
                 parts.take(servers)
-            case wire.Result() as result:
+            case wire.CommitEnd() as result:
                 return Evaluated(commit=parts.commit(revision, result), changes=result.extent)
             case wire.Refused(problems=problems):
                 raise InvalidRepository(problems)
@@ -205,7 +205,7 @@ class _Frames:
 _PIECE: Final = 2**20  # bytes
 
 
-class _Parts:
+class _Assembly:
     """A commit while it is put together, of its base and of what is said to be another."""
 
     def __init__(self, base: Commit | None) -> None:
@@ -216,7 +216,7 @@ class _Parts:
         self._machines: dict[SystemUuid, Machine] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
 
-    def take(self, servers: tuple[wire.Server, ...]) -> None:
+    def take(self, servers: tuple[wire.ServerPart, ...]) -> None:
         for server in servers:
             self._touched.append(server.name)
             if server.decision is not None:
@@ -228,7 +228,7 @@ class _Parts:
             if server.labels is not None:
                 self._labels[server.name] = server.labels
 
-    def commit(self, revision: Revision, result: wire.Result) -> Commit:
+    def commit(self, revision: Revision, result: wire.CommitEnd) -> Commit:
         base = self._base if self._base is not None else _nothing(result)
         gone = result.gone
         decisions = replace(
@@ -251,7 +251,7 @@ class _Parts:
         return commit if result.fleetwide is None else _fleetwide(commit, result.fleetwide)
 
 
-def _nothing(result: wire.Result) -> Commit:
+def _nothing(result: wire.CommitEnd) -> Commit:
     """A commit without servers, to begin with."""
     said = result.fleetwide
     assert said is not None  # noqa: S101 - all of a commit is said where there is no base
@@ -279,7 +279,7 @@ def _nothing(result: wire.Result) -> Commit:
     )
 
 
-def _fleetwide(commit: Commit, said: wire.Fleetwide) -> Commit:
+def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
     decisions = replace(
         commit.decisions,
         base_url=said.base_url,

@@ -10,13 +10,14 @@ from typing import Protocol
 from gitboot.errors import LedgerError, PublishError
 from gitboot.instance.commit import Commit
 from gitboot.instance.offers import offers_of
-from gitboot.instance.plans import Plans
+from gitboot.instance.planning import Plans
 from gitboot.ledger import evidence
 from gitboot.ledger.store import Store
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest
 from gitboot.publish.directory import Published
 from gitboot.render import shared_files
+from gitboot.render.answers import Answers
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import ContentType, File, Files
 from gitboot.resolve.records import exported
@@ -97,6 +98,18 @@ def shared(plans: Plans, commit: Commit) -> Files:
     states = plans.servers.values()
     known = {state.decision.uuid: state.record for state in states if state.record is not None}
     return {**shared_files(commit.decisions), "ops/records.json": File(exported(known), ContentType.JSON)}
+
+
+def answers_of(plans: Plans, commit: Commit) -> Answers:
+    """All files of all servers, with their turns."""
+    states = plans.servers.values()
+    return Answers(
+        files={path: file for state in states for path, file in state.files.items()} | dict(shared(plans, commit)),
+        turns={path: each for state in states for path, each in state.turns.items()},
+        entries={path: each for state in states for path, each in state.entries.items()},
+        servers={name: state.summary for name, state in plans.servers.items()},
+        addresses=commit.addresses,
+    )
 
 
 def _versions(state: ServerState) -> dict[str, Digest]:

@@ -10,7 +10,6 @@ from typing import Final
 from gitboot.bmc.job import Result
 from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
-from gitboot.instance.answers import answers_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
@@ -19,8 +18,8 @@ from gitboot.instance.inbox import Bmcs, Inbox, Taken
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
-from gitboot.instance.plans import Plans, changed_by, replanned
-from gitboot.instance.publishing import Publication, Target, published
+from gitboot.instance.planning import Plans, changed_by, replanned
+from gitboot.instance.publishing import Publication, Target, answers_of, published
 from gitboot.instance.standing import Fetched, Standing, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid

@@ -9,7 +9,7 @@ from gitboot.instance.accept import Attempt
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
-from gitboot.instance.plans import Plans
+from gitboot.instance.planning import Plans
 from gitboot.instance.publishing import Publication
 from gitboot.model.scalars import SystemUuid
 from gitboot.status import Condition, Status
