@@ -19,8 +19,8 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.planning import Plans, changed_by, replanned
-from gitboot.instance.publishing import Publication, Target, answers_of, published
-from gitboot.instance.standing import Fetched, Standing, acts_for
+from gitboot.instance.publishing import Target, answers_of, published
+from gitboot.instance.standing import Fetched, Publication, Standing, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.answers import Answers
