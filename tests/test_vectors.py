@@ -36,7 +36,7 @@ from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.offers import offer_of
-from gitboot.ledger.values import Facts
+from gitboot.ledger.entries import Facts
 from gitboot.load import Revision
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid

@@ -53,8 +53,9 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--records",
     metavar="fresh|adopt|FILE",
-    help="What a new, restored or foreign ledger is told: fresh (no server with provision 1 or more is installed), "
-    "adopt (all are), or a file of exported records (ops/records.json). One that has been told is not changed.",
+    help="What a new, restored or foreign ledger is initialised with: fresh (no server with provision 1 or more is "
+    "installed), adopt (all are), or a file of exported records (ops/records.json). One that is initialised is not "
+    "changed.",
 )
 @credentials_option
 @click.option(

@@ -14,8 +14,7 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pool import BmcPool, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
-from gitboot.instance.accept import Accepting, Evaluating
-from gitboot.instance.accept import Source as Commits
+from gitboot.instance.accept import Accepting, CommitSource, Evaluating
 from gitboot.instance.bookkeeping import known, write
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
@@ -54,7 +53,7 @@ def nobody(_: Event) -> None:
 class Outside:
     """What an instance works with and does not own: each real, or a test's."""
 
-    source: Commits
+    source: CommitSource
     evaluation: Evaluating
     target: Target
     published: Revision | None = None  # the commit that the target was made of before

@@ -12,7 +12,7 @@ from gitboot.instance.accept import accepted_message, held_message, refused_mess
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
-from gitboot.instance.plans import Plans
+from gitboot.instance.planning import Plans
 from gitboot.instance.provisioning import answers, doubt_of
 from gitboot.instance.standing import Standing
 from gitboot.model.scalars import format_instant

@@ -13,8 +13,8 @@ from typing import Protocol
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.ledger import overrides, requests
+from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store
-from gitboot.ledger.values import Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe import spool
 from gitboot.observe.observation import Observation

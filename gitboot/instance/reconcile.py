@@ -18,9 +18,9 @@ from gitboot.instance.inbox import Bmcs, Inbox, Taken
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
-from gitboot.instance.plans import Plans, changed_by, replanned
-from gitboot.instance.publishing import Publication, Target, published
-from gitboot.instance.standing import Fetched, Standing, acts_for
+from gitboot.instance.planning import Plans, changed_by, replanned
+from gitboot.instance.publishing import Target, published
+from gitboot.instance.standing import Fetched, Publication, Standing, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.serve.supervise import Counted
@@ -135,10 +135,12 @@ class Reconciler:
 
     def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
         """Ask BMCs for what was published: a machine that resets at once finds its files."""
-        before, knowledge, suspension = now.schedule, now.knowledge, now.knowledge.facts.suspension
+        knowledge, suspension = now.knowledge, now.knowledge.facts.suspension
         may_set = now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
-        schedule, machines = arranged(before, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set)
-        self._bmcs.forget(frozenset(before.asks.keys() - schedule.asks.keys()))
+        schedule, machines = arranged(
+            now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set
+        )
+        self._bmcs.forget(machines - schedule.asks.keys())
         made, schedule = jobs(schedule, knowledge, machines, at)
         taken = self._bmcs.submit(made)
         return replace(now, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())

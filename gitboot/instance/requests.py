@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from gitboot.bmc.override import OverrideRecord, State
 from gitboot.errors import UsageError
-from gitboot.instance.knowledge import Draft
+from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import set_records
-from gitboot.ledger.values import Approval, Request, Suspension
+from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
 from gitboot.plan import Record
 from gitboot.resolve.records import record_of
@@ -25,56 +25,56 @@ SUSPEND: Final = "suspend"  # {"reason", "until"}
 RESUME: Final = "resume"  # {}
 
 
-def carry_out(draft: Draft, requests: Iterable[Request], at: datetime) -> None:
+def carry_out(learning: Learning, requests: Iterable[Request], at: datetime) -> None:
     """Do what was asked for, each once; a request that makes no sense is refused, and noted as that."""
     for request in requests:
         try:
-            outcome = _do(draft, request, at)
+            outcome = _do(learning, request, at)
         except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"refused: {error}"
         message, facts = f"{request.who}: {outcome}", {"who": request.who, "request": request.what}
-        draft.events.append(Event(at=at, type="Requested", message=message, facts=facts))
-        draft.outcomes.append((request, outcome))
+        learning.events.append(Event(at=at, type="Requested", message=message, facts=facts))
+        learning.outcomes.append((request, outcome))
 
 
-def _do(draft: Draft, request: Request, at: datetime) -> str:
+def _do(learning: Learning, request: Request, at: datetime) -> str:
     facts = request.facts
     match request.what:
         case "records":
-            return _set_records(draft, request)
+            return _set_records(learning, request)
         case "resolve":
-            return _resolve(draft, facts)
+            return _resolve(learning, facts)
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
-            draft.hurried.update(uuids)
+            learning.hurried.update(uuids)
             return f"{len(uuids)} BMCs are asked now"
         case "approve":
             approval = Approval(facts["digest"], tuple(facts["guards"]), at, request.who, facts["reason"])
-            draft.approved.append(approval)
+            learning.approved.append(approval)
             return (
                 f"{', '.join(approval.guards)} acknowledged for the changes {approval.digest[:12]} ({approval.reason})"
             )
         case "suspend":
             until = datetime.fromisoformat(facts["until"])
-            draft.facts = replace(draft.facts, suspension=Suspension(request.who, facts["reason"], until))
+            learning.facts = replace(learning.facts, suspension=Suspension(request.who, facts["reason"], until))
             return f"suspended until {format_instant(until)}: {facts['reason']}"
         case "resume":
-            was = draft.facts.suspension
-            draft.facts = replace(draft.facts, suspension=None)
+            was = learning.facts.suspension
+            learning.facts = replace(learning.facts, suspension=None)
             return "resumed" if was is not None else "it was not suspended"
     raise UsageError(f"this gitboot knows no request {request.what!r}")
 
 
-def _set_records(draft: Draft, request: Request) -> str:
+def _set_records(learning: Learning, request: Request) -> str:
     facts = request.facts
     items = [(parse_uuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
     for uuid, server, record in items:
-        if record.provision is None and _was_provisioned_since(draft, request, uuid):
+        if record.provision is None and _was_provisioned_since(learning, request, uuid):
             raise UsageError(f"{server} was provisioned after that was asked for; ask again if it is meant still")
-    set_records(draft, items)
+    set_records(learning, items)
     for uuid, _, record in items:
         if record.provision is None:  # what was set before says nothing of the boot that is asked for now
-            _settle(draft, uuid, State.WITHDRAWN, _is_provision)
+            _settle(learning, uuid, State.WITHDRAWN, _is_provision)
     reason = f" ({facts['reason']})" if facts.get("reason") else ""
     if len(items) == 1:
         _, server, record = items[0]
@@ -82,9 +82,9 @@ def _set_records(draft: Draft, request: Request) -> str:
     return f"{len(items)} records are set{reason}"
 
 
-def _was_provisioned_since(draft: Draft, request: Request, uuid: SystemUuid) -> bool:
+def _was_provisioned_since(learning: Learning, request: Request, uuid: SystemUuid) -> bool:
     """Whether a boot has overtaken a request."""
-    record = draft.record(uuid)
+    record = learning.record(uuid)
     return (
         record is not None
         and record.provision is not None
@@ -93,7 +93,7 @@ def _was_provisioned_since(draft: Draft, request: Request, uuid: SystemUuid) -> 
     )
 
 
-def _resolve(draft: Draft, facts: Mapping[str, Any]) -> str:
+def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
     uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
     consumed, bmc, reason = facts["consumed"], facts["bmc"], facts["reason"]
 
@@ -103,24 +103,24 @@ def _resolve(draft: Draft, facts: Mapping[str, Any]) -> str:
         closed = each.reason == key and not each.state.is_open
         return elsewhere or closed or each.state is State.RECORDED
 
-    record = draft.record(uuid) if draft.known.is_trusted else None
+    record = learning.record(uuid) if learning.known.is_trusted else None
     if not consumed and record is not None and record.consumed_key == key and key is not None:
-        set_records(draft, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
-    if not _settle(draft, uuid, State.LOST if consumed else State.WITHDRAWN, is_meant):
+        set_records(learning, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
+    if not _settle(learning, uuid, State.LOST if consumed else State.WITHDRAWN, is_meant):
         return f"{server}: there was nothing to resolve"
     what = "is consumed, and is not set again" if consumed else "was never set, and is set where wanted"
     return f"{server}: its override counts as one that {what} ({reason})"
 
 
-def _settle(draft: Draft, uuid: SystemUuid, state: State, which: Callable[[OverrideRecord], bool]) -> int:
+def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[[OverrideRecord], bool]) -> int:
     """Take an operator's word for what became of overrides; return of how many.
 
     Withdrawn: it was never consumed, and its reason is open again. Lost: it was, and is never set again.
     """
-    meant = [each for each in draft.overrides_of(uuid) if each.state is not state and which(each)]
+    meant = [each for each in learning.overrides_of(uuid) if each.state is not state and which(each)]
     for each in meant:
-        draft.note_override(uuid, replace(each, state=state, corrections=()))
-    draft.hurried.add(uuid)
+        learning.note_override(uuid, replace(each, state=state, corrections=()))
+    learning.hurried.add(uuid)
     return len(meant)
 
 
