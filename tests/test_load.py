@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gitboot.document import Path
 from gitboot.errors import InvalidRepository
-from gitboot.load import KINDS, BlobId, Id, Irregular, ParseCache, Snapshot, load, parse_blob, references
+from gitboot.load import KINDS, BlobId, Id, Irregular, Oversized, ParseCache, Snapshot, load, parse_blob, references
 from gitboot.model.scalars import parse_file_path, parse_name
 from gitboot.problems.problem import Problem
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
@@ -122,6 +122,18 @@ def test_a_gitbootignore_of_more_than_64_kib_is_told_and_leaves_out_nothing() ->
 
 
 # What a file says
+
+
+def test_what_is_too_large_to_be_read_is_told_where_it_is_and_where_it_is_named() -> None:
+    named = profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: huge.ign}")
+    given = snapshot(*SEED[:4], named, *SEED[5:], files={"huge.ign": "", "huge.yaml": "# huge"})
+
+    def read(blob: BlobId) -> bytes:
+        if blob in (given.blobs["huge.ign"], given.blobs["huge.yaml"]):
+            raise Oversized(2**30)
+        return given.read(blob)
+
+    assert told(replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
 
 
 def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:

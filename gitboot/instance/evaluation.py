@@ -195,6 +195,8 @@ class _Frames:
             return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
+        if status == wire.OUT_OF_MEMORY:
+            return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, as where a machine has no memory left")
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
