@@ -24,7 +24,7 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Serving:
+class Endpoints:
     """How the endpoints that an instance starts fare."""
 
     wanted: int

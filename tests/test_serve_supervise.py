@@ -141,11 +141,11 @@ def test_an_instance_counts_its_endpoints_and_starts_them_again(repository: Repo
             found = {each["type"]: each for each in instance.status()["conditions"]}
             return f"{found['Serving']['status']} {found['Serving']['message']}"
 
-        eventually(lambda: serving() == "True 2 of 2 endpoints run")
+        eventually(lambda: serving() == "True 2 of 2 endpoints running")
         (tree_read,) = [each for each in instance.status()["conditions"] if each["type"] == "TreeRead"]
         assert tree_read["status"] is True
         os.kill(workers_of(instance.process.pid)[0], signal.SIGKILL)
-        eventually(lambda: serving() == "True 2 of 2 endpoints run, 1 restarts since the start")
+        eventually(lambda: serving() == "True 2 of 2 endpoints running, 1 restart since the start")
 
 
 def test_what_an_endpoint_recorded_is_taken_in_once_and_forgotten(repository: Repository, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gitboot.instance.standing import Standing
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more
 from gitboot.resolve import Decisions
-from gitboot.status import Condition, Event, Serving
+from gitboot.status import Condition, Endpoints, Event
 
 _HINTS: Final = {
     "NewLedger": "start with --records fresh (none is), adopt (all are), or a file of exported records",
@@ -76,7 +76,7 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("CommitAccepted", False, "Invalid", refused_message(attempt), at)
 
 
-def _of_endpoints(serving: Serving | None, at: datetime) -> Iterator[Condition]:
+def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition]:
     if serving is not None:
         is_whole = serving.alive == serving.wanted
         restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""

@@ -14,16 +14,16 @@ from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Fetch, Reading
-from gitboot.instance.inbox import Bmcs, Inbox, Taken
+from gitboot.instance.inbox import Arrivals, Bmcs, Inbox
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.publishing import Target, published
-from gitboot.instance.standing import Fetched, Publication, Standing, acts_for
+from gitboot.instance.standing import Fetched, PublishedPlans, Standing, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.status import Event, Serving, Status
+from gitboot.status import Endpoints, Event, Status
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 
@@ -58,7 +58,7 @@ class Reconciler:
         return self.standing.status()
 
     def reconcile(
-        self, at: datetime, *, fetched: Fetched | None = None, serving: Serving | None = None, wait: bool = False
+        self, at: datetime, *, fetched: Fetched | None = None, serving: Endpoints | None = None, wait: bool = False
     ) -> datetime | None:
         """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
 
@@ -118,7 +118,7 @@ class Reconciler:
         return replace(
             now,
             plans=Plans(),
-            publication=Publication(applied=now.publication.applied),
+            publication=PublishedPlans(applied=now.publication.applied),
             schedule=schedule,
             unplanned=frozenset(),
         )
@@ -165,7 +165,7 @@ class Reconciler:
         return min((due for due in (self.standing.next_due(), again) if due is not None), default=None)
 
 
-def _heard(taken: Taken, attempt: Attempt, knowledge: Knowledge) -> Taken:
+def _heard(taken: Arrivals, attempt: Attempt, knowledge: Knowledge) -> Arrivals:
     """What of it is learned now: of machines only where this instance acts for the accepted commit."""
     if attempt.accepted is not None and acts_for(knowledge, attempt.accepted):
         return taken
@@ -175,7 +175,7 @@ def _heard(taken: Taken, attempt: Attempt, knowledge: Knowledge) -> Taken:
 def _batch(
     before: Standing,
     attempt: Attempt,
-    heard: Taken,
+    heard: Arrivals,
     fetches: tuple[Fetch, ...],
     events: tuple[Event, ...],
     at: datetime,

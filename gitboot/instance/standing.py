@@ -13,7 +13,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.status import Condition, Event, Serving, Status
+from gitboot.status import Condition, Endpoints, Event, Status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Publication:
+class PublishedPlans:
     """How far the target holds what was planned."""
 
     applied: Revision | None = None  # the commit that what it holds comes from
@@ -50,11 +50,11 @@ class Standing:
     knowledge: Knowledge
     attempt: Attempt = field(default_factory=Attempt)
     plans: Plans = field(default_factory=Plans)
-    publication: Publication = field(default_factory=Publication)
+    publication: PublishedPlans = field(default_factory=PublishedPlans)
     schedule: Schedule = field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
-    serving: Serving | None = None  # how the endpoints fare; None: it starts none
+    serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
     unwritable: str | None = None  # why the ledger took nothing the last time
     conditions: tuple[Condition, ...] = ()
 

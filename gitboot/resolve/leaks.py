@@ -68,12 +68,12 @@ def _by_rule(text: str) -> Iterator[Iterator[Secret]]:
 
 
 def _placed(text: str, what: str, severity: Severity, spans: Iterable[_SecretSpan]) -> Iterator[Secret]:
-    lines = _Lines(text)
+    lines = _TextLines(text)
     for at, start, end in spans:
         yield Secret(what, lines.of(at), lines.of(start), lines.of(end), severity)
 
 
-class _Lines:
+class _TextLines:
     """The lines of offsets that come nearly in order: only what lies between two of them is counted."""
 
     def __init__(self, text: str) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from gitboot.processes import spawn
-from gitboot.status import Serving
+from gitboot.status import Endpoints
 
 _END_S: Final = 5  # between SIGTERM and SIGKILL
 _FIRST_PAUSE_S: Final = 0.1
@@ -75,10 +75,10 @@ class Workers:
     ) -> None:
         self.close()
 
-    def counted(self) -> Serving:
+    def counted(self) -> Endpoints:
         with self._lock:
             alive = [process for process in self._processes if process is not None and process.poll() is None]
-            return Serving(wanted=self._count, alive=len(alive), restarts=self._restarts)
+            return Endpoints(wanted=self._count, alive=len(alive), restarts=self._restarts)
 
     def _keep(self, number: int) -> None:
         pause_s = 0.0

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -64,6 +65,10 @@ def asked_all_the_while(instance: Instance) -> Iterator[list[float]]:
     assert not wrong, wrong
 
 
+def attempted(instance: Instance, commit: str) -> bool:
+    return bool(instance.status()["attempted"]["commit"] == commit)
+
+
 def test_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     having = {
@@ -77,12 +82,12 @@ def test_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_ag
         for what, files in HOSTILE.items():
             with asked_all_the_while(instance) as waits:
                 commit = repository.push(harmless | files)
-                eventually(lambda: instance.status()["attempted"]["commit"] == commit, within_s=60)
+                eventually(partial(attempted, instance, commit), within_s=60)
             slowest[what] = max(waits, default=0)
             harmless |= {path: harmless.get(path, "") for path in files}
         applied = instance.status()["applied"]["commit"]
     with running(repository.bare, tmp_path, *LIMITS) as instance, asked_all_the_while(instance) as waits:
-        eventually(lambda: instance.status()["attempted"]["commit"] == commit, within_s=60)
+        eventually(partial(attempted, instance, commit), within_s=60)
         assert instance.status()["applied"]["commit"] == applied
     slowest["after a restart"] = max(waits, default=0)
     assert max(slowest.values()) < 3, slowest  # seconds, on two cores that other tests use, too
