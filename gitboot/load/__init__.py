@@ -1,7 +1,8 @@
 """Blobs of a commit -> the fleet repository as typed values, or every problem of the commit.
 
 A `snapshot` is listed (`listing`), each of its files is read (`blobs`, by `documents`), what they say is gathered
-in a `draft` and checked as a whole (`checks`); what holds together is the `repository`.
+in a `draft` and checked as a whole (`checks`); what holds together is the `repository`. Of the revision after one that
+holds together only what differs is looked at (`successor`, by a `register` of who names and has what).
 """
 
 from __future__ import annotations
