@@ -84,7 +84,8 @@ def evaluating() -> Iterator[Begun]:
 
 def _part(seconds: float | None, mebibytes: int | None) -> None:
     """Go on as a child of this process, which waits for it and ends as it does."""
-    from gitboot.evaluate.limits import Allowance, end_with
+    from gitboot.evaluate.limits import Allowance
+    from gitboot.processes import end_with
 
     global _begun
     sys.stdout.flush()

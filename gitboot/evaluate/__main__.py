@@ -13,8 +13,9 @@ from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
-from gitboot.evaluate.limits import Allowance, Spent, end_with
+from gitboot.evaluate.limits import Allowance, Spent
 from gitboot.load import Revision
+from gitboot.processes import end_with
 from gitboot.source import Reader
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 import resource
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,15 +80,6 @@ def _data_size() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
-
-
-def end_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends; prctl(2), PR_SET_PDEATHSIG."""
-    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
-    if prctl is not None:
-        prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
-        os._exit(1)
 
 
 def exceeded(what: str) -> Problem:
