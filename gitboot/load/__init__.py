@@ -2,7 +2,8 @@
 
 A `snapshot` is listed (`listing`), each of its files is read (`blobs`, by `documents`), what they say is gathered
 in a `draft` and checked as a whole (`checks`, whose `remarks` become problems). What holds together is the
-`repository`.
+`repository`. Of the revision after one that holds together only what differs is looked at (`successor`, by a `register`
+of who names and has what).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Who boots what: fleet -> decisions (`decide`), a decision at an instant -> its plan (`plan`)."""
+"""Who boots what: fleet -> decisions (`decide`), a decision at an instant -> its plan (`plan`).
+
+`affected` says whose decisions a commit can change: of the next one only those are made anew.
+"""
 
 from gitboot.resolve.decide import Decisions, decide
 from gitboot.resolve.instant import plan, transition
