@@ -114,7 +114,7 @@ def test_a_submodule_is_a_folder_that_can_be_left_out() -> None:
     assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SYMLINK}) == ["sub:1 GB5002"]
 
 
-def test_a_gitbootignore_of_more_than_64_kib_is_told_and_leaves_out_nothing() -> None:
+def test_a_gitbootignore_of_more_than_64_kib_is_reported_and_leaves_out_nothing() -> None:
     ignored = "charts/\n" + "#" * 64 * 1024
     files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
     assert wrong(files=files) == [".gitbootignore:1 GB1004", "charts/values.yaml:1 GB1021"]
@@ -425,7 +425,7 @@ TOO_MANY: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("case", TOO_MANY)
-def test_a_hundred_problems_of_a_file_are_told_and_how_many_more(case: str) -> None:
+def test_a_hundred_problems_of_a_file_are_shown_and_how_many_more(case: str) -> None:
     found = problems(snapshot(*SEED, files={"x.yaml": TOO_MANY[case](250)}))
     assert {each.path for each in found} == {"x.yaml"}
     assert [each.code for each in found].index("GB1015") == len(found) - 1 == 100
