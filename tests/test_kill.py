@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gitboot.load import load
-from gitboot.render import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve import decide, plan
 from gitboot.source import open_snapshot
 from tests.fleets import fleet, image, policy, profile, server

@@ -74,20 +74,15 @@ def test_module_says_its_job_in_one_sentence(path: Path) -> None:
 
 TWICE = {
     "Artifacts": {"model", "serve"},
-    "BootFile": {"plan", "serve"},
-    "BootFiles": {"plan", "serve"},
     "Changes": {"diff", "publish"},
     "Condition": {"serve", "status"},
     "Held": {"serve", "status"},
     "Output": {"cli", "model"},
     "Override": {"bmc", "serve"},
-    "Planned": {"cli", "serve"},
     "Problem": {"problems", "serve"},
     "Server": {"model", "serve"},
     "Source": {"resolve", "source"},
     "Target": {"bmc", "instance"},
-    "_Decision": {"publish", "serve"},
-    "_Files": {"serve", "source"},
 }
 REPEATED = {
     "artifacts": {"model", "serve"},

@@ -44,7 +44,7 @@ from gitboot.model.server import Lifecycle
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Decision, Phase, Record
 from gitboot.problems.codes import Code
-from gitboot.render import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve import Decisions, decide, plan
 from gitboot.resolve.records import exported, imported
 from tests.fleets import (

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
 from gitboot.model.scalars import SystemUuid
+from gitboot.processes import python, spawn
 from gitboot.resolve import Decisions
 
 V = TypeVar("V")
@@ -147,9 +147,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 
 def _started(state: Path) -> subprocess.Popen[bytes]:
     """An evaluator, which ends with the thread that calls this."""
-    return subprocess.Popen(
-        # -P: what lies in the working directory is not imported
-        [sys.executable, "-P", "-m", "gitboot.evaluate", str(state), str(os.getpid())],
+    return spawn(
+        python("gitboot.evaluate", str(state), str(os.getpid())),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -196,6 +195,8 @@ class _Frames:
             return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
+        if status == wire.OUT_OF_MEMORY:
+            return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, as where a machine has no memory left")
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"

@@ -58,7 +58,7 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
     offer, observation = fetch.offer, fetch.observation
     machine = commit.machines.get(offer.uuid)
     has_bmc = machine is not None and machine.bmc is not None
-    if observation.evidence is fleet.Evidence.REPORTED:
+    if observation.is_report:
         if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
             record_boot(learning, offer, observation.at, "Reported", at)
     elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:

@@ -16,10 +16,10 @@ from gitboot.ledger import evidence
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import Digest
 from gitboot.publish.directory import Published
-from gitboot.render import shared_files
-from gitboot.render.answers import Answers
+from gitboot.render.formats import shared_files
+from gitboot.render.paths import ContentType
 from gitboot.render.schedule import ServerState
-from gitboot.render.tree import ContentType, File, Files
+from gitboot.render.tree import File, Files
 from gitboot.resolve.records import exported
 from gitboot.status import Event
 
@@ -82,22 +82,10 @@ def shared(plans: Plans, commit: Commit) -> Files:
     return {**shared_files(commit.decisions), "ops/records.json": File(exported(known), ContentType.JSON)}
 
 
-def answers_of(plans: Plans, commit: Commit) -> Answers:
-    """All files of all servers, with their turns."""
-    states = plans.servers.values()
-    return Answers(
-        files={path: file for state in states for path, file in state.files.items()} | dict(shared(plans, commit)),
-        turns={path: each for state in states for path, each in state.turns.items()},
-        entries={path: each for state in states for path, each in state.entries.items()},
-        servers={name: state.summary for name, state in plans.servers.items()},
-        addresses=commit.addresses,
-    )
-
-
 def _versions(state: ServerState) -> dict[str, Digest]:
     """Whose boot each path of a server is, of those boots that mean something by being made."""
     offers = {offer.plan for offer in offers_of(state)}
-    return {path: entry.digest for path, entry in state.entries.items() if entry.digest in offers}
+    return {path: digest for path, digest in state.entries.items() if digest in offers}
 
 
 def _note_offers(

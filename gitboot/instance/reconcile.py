@@ -19,11 +19,11 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.planning import Plans, changed_by, replanned
-from gitboot.instance.publishing import Target, answers_of, published
+from gitboot.instance.publishing import Target, published
 from gitboot.instance.standing import Fetched, Publication, Standing, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.answers import Answers
+from gitboot.serve.supervise import Counted
 from gitboot.status import Event, Status
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
@@ -46,10 +46,9 @@ class Reconciler:
         target: Target,
         bmcs: Bmcs,
         tell: Callable[[Event], None],
-        report: Callable[[Status], None],
+        report: Callable[[Status, datetime], None],
     ) -> None:
         self.standing = standing
-        self.answers: Answers | None = None  # what the endpoint of this process answers from
         self._accepting, self._inbox, self._store = accepting, inbox, store
         self._target, self._bmcs = target, bmcs
         self._tell, self._report = tell, report
@@ -59,13 +58,16 @@ class Reconciler:
         """Where this instance stands, at a glance."""
         return self.standing.status()
 
-    def reconcile(self, at: datetime, *, fetched: Fetched | None = None, wait: bool = False) -> datetime | None:
+    def reconcile(
+        self, at: datetime, *, fetched: Fetched | None = None, serving: Counted | None = None, wait: bool = False
+    ) -> datetime | None:
         """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
 
-        ``fetched`` is how the last fetch of the source went. With ``wait`` what comes of the jobs at BMCs is learned
-        before it ends. A ledger that cannot be written keeps no window open: what was known before is planned.
+        ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare. With ``wait`` what
+        comes of the jobs at BMCs is learned before it ends. A ledger that cannot be written keeps no window open: what
+        was known before is planned.
         """
-        before = replace(self.standing, fetched=fetched or self.standing.fetched, unwritable=None)
+        before = replace(self.standing, fetched=fetched or self.standing.fetched, serving=serving, unwritable=None)
         self._inbox.collect(self._bmcs.finished())
         try:
             with self._inbox.held():
@@ -142,8 +144,7 @@ class Reconciler:
         return self._after(before, before.attempt, heard, (learnt,), at)
 
     def _stood_back(self, now: Standing) -> Standing:
-        """Nothing is answered, planned, or asked for: there is no commit, or another instance acts for it."""
-        self.answers = None
+        """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
         self._bmcs.forget(frozenset(now.schedule.asks))
         schedule = Schedule(most_failures=now.schedule.most_failures, jitter=now.schedule.jitter)
         return replace(
@@ -158,7 +159,6 @@ class Reconciler:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = now.publication, now.unwritable
         if different or not publication.stands_for(commit):
-            self.answers = answers_of(now.plans, commit)
             publication = published(publication, now.plans, commit, different, self._target, self._store, at)
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken)
@@ -190,7 +190,7 @@ class Reconciler:
         for event in events:
             self._tell(event)
         self.standing = replace(now, conditions=found, publication=replace(now.publication, events=()))
-        self._report(self.status)
+        self._report(self.status, at)
         if now.unwritable is not None:
             return at + LEDGER_RETRY
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None
