@@ -24,6 +24,15 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """How the endpoints that an instance starts fare."""
+
+    wanted: int
+    alive: int
+    restarts: int  # since the start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
     """A commit that waits for an acknowledgement."""
 

@@ -18,8 +18,7 @@ from gitboot.instance.standing import Standing
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more
 from gitboot.resolve import Decisions
-from gitboot.serve.supervise import Counted
-from gitboot.status import Condition, Event
+from gitboot.status import Condition, Event, Serving
 
 _HINTS: Final = {
     "NewLedger": "start with --records fresh (none is), adopt (all are), or a file of exported records",
@@ -77,7 +76,7 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("CommitAccepted", False, "Invalid", refused_message(attempt), at)
 
 
-def _of_endpoints(serving: Counted | None, at: datetime) -> Iterator[Condition]:
+def _of_endpoints(serving: Serving | None, at: datetime) -> Iterator[Condition]:
     if serving is not None:
         is_whole = serving.alive == serving.wanted
         restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""

@@ -17,9 +17,8 @@ from gitboot.errors import OperatorError, TryAgain
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
-from gitboot.serve.supervise import Counted
 from gitboot.source import Source
-from gitboot.status import Event
+from gitboot.status import Event, Serving
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 
@@ -93,7 +92,7 @@ class Loop:
         self._fetch_once()
         self._reconcile(wait=True)
 
-    def run(self, serving: Callable[[], Counted] | None = None) -> None:
+    def run(self, serving: Callable[[], Serving] | None = None) -> None:
         """Reconcile again and again, until `stop`; ``serving`` tells how the endpoints fare."""
         threads = [threading.Thread(target=self._keep_fetching, name="fetch", daemon=True)]
         if watched := self._source.watch_paths():
@@ -110,7 +109,7 @@ class Loop:
         for thread in threads:
             thread.join(timeout=1)  # one that hangs in the network ends with the process
 
-    def _reconcile(self, *, serving: Counted | None = None, wait: bool = False) -> datetime | None:
+    def _reconcile(self, *, serving: Serving | None = None, wait: bool = False) -> datetime | None:
         fetched = self._how_fetched()
         return self._reconciler.reconcile(self._clock(), fetched=fetched, serving=serving, wait=wait)
 

@@ -23,8 +23,7 @@ from gitboot.instance.publishing import Target, published
 from gitboot.instance.standing import Fetched, Publication, Standing, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.serve.supervise import Counted
-from gitboot.status import Event, Status
+from gitboot.status import Event, Serving, Status
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 
@@ -59,7 +58,7 @@ class Reconciler:
         return self.standing.status()
 
     def reconcile(
-        self, at: datetime, *, fetched: Fetched | None = None, serving: Counted | None = None, wait: bool = False
+        self, at: datetime, *, fetched: Fetched | None = None, serving: Serving | None = None, wait: bool = False
     ) -> datetime | None:
         """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
 

@@ -13,8 +13,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.serve.supervise import Counted
-from gitboot.status import Condition, Event, Status
+from gitboot.status import Condition, Event, Serving, Status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +54,7 @@ class Standing:
     schedule: Schedule = field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
-    serving: Counted | None = None  # how the endpoints fare; None: it starts none
+    serving: Serving | None = None  # how the endpoints fare; None: it starts none
     unwritable: str | None = None  # why the ledger took nothing the last time
     conditions: tuple[Condition, ...] = ()
 

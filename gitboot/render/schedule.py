@@ -29,19 +29,6 @@ class About:
     addresses: tuple[str, ...] = ()
 
 
-def about_servers(
-    sites: Mapping[str, str], labels: Mapping[str, Mapping[str, str]], addresses: Mapping[str, str]
-) -> dict[str, About]:
-    """Each server's own, where ``addresses`` has whose each is, and ``labels`` every server."""
-    of: dict[str, list[str]] = {}
-    for address, name in addresses.items():
-        of.setdefault(name, []).append(address)
-    return {
-        name: About(site=sites.get(name), labels=each, addresses=tuple(sorted(of.get(name, ()))))
-        for name, each in labels.items()
-    }
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerState:
     """One server as it was planned and rendered last."""
