@@ -14,13 +14,13 @@ from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
-from gitboot.instance.inbox import Bmcs, Inbox, Taken
+from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.publishing import Target, published
-from gitboot.instance.standing import Fetched, Publication, Standing, acts_for
+from gitboot.instance.standing import Fetched, Standing, TargetState, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.status import Event, Serving, Status
@@ -90,7 +90,7 @@ class Reconciler:
         return self._reported(now, at)
 
     def _batch(
-        self, before: Standing, attempt: Attempt, heard: Taken, events: tuple[Event, ...], at: datetime
+        self, before: Standing, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
     ) -> Batch:
         """What there is to learn, once it is known which commit goes on."""
         accepted, knowledge = attempt.accepted, before.knowledge
@@ -112,7 +112,7 @@ class Reconciler:
         )
 
     def _after(
-        self, before: Standing, attempt: Attempt, heard: Taken, learnt: tuple[Learnt, ...], at: datetime
+        self, before: Standing, attempt: Attempt, heard: Intake, learnt: tuple[Learnt, ...], at: datetime
     ) -> Standing:
         """Where the instance stands once what was learnt is written down."""
         for event in (event for each in learnt for event in each.news.events):
@@ -149,7 +149,7 @@ class Reconciler:
         return replace(
             now,
             plans=Plans(),
-            publication=Publication(applied=now.publication.applied),
+            publication=TargetState(applied=now.publication.applied),
             schedule=schedule,
             unplanned=frozenset(),
         )
@@ -196,7 +196,7 @@ class Reconciler:
         return min((due for due in (self.standing.next_due(), again) if due is not None), default=None)
 
 
-def _heard(taken: Taken, attempt: Attempt, knowledge: Knowledge) -> Taken:
+def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     """What of it is learned now: of machines only where this instance acts for the accepted commit."""
     if attempt.accepted is not None and acts_for(knowledge, attempt.accepted):
         return taken
