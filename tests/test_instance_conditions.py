@@ -17,7 +17,7 @@ from gitboot.instance.conditions import announcements, carried, conditions
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Appointment, Schedule
 from gitboot.instance.planning import Plans
-from gitboot.instance.standing import Fetched, PublishedPlans, Standing
+from gitboot.instance.standing import Fetched, Standing, TargetState
 from gitboot.ledger.entries import Facts, Suspension
 from gitboot.load import Id, Revision
 from gitboot.model.scalars import SystemUuid
@@ -56,7 +56,7 @@ FINE = Standing(
     knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), settled=COMMIT.revision),
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
-    publication=PublishedPlans(applied=COMMIT.revision, complete=True, at=NOON),
+    publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
     fetched=Fetched(),
 )
 DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
@@ -163,11 +163,11 @@ def same(standing: Standing) -> Standing:
         ("all is published", same, "Published", (True, "Published")),
         (
             "the disk is full",
-            with_(publication=PublishedPlans(failure=("PublishError", "full"))),
+            with_(publication=TargetState(failure=("PublishError", "full"))),
             "Published",
             (False, "PublishError"),
         ),
-        ("nothing was published yet", with_(publication=PublishedPlans()), "Published", None),
+        ("nothing was published yet", with_(publication=TargetState()), "Published", None),
         ("nothing was consumed unseen", same, "BootsProven", (True, "Proven")),
         ("something was", with_(plans=Plans(consumed=frozenset({"web01"}))), "BootsProven", (False, "NeedsOperator")),
         ("no deadline is past", same, "OptOutsInTime", (True, "InTime")),

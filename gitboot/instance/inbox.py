@@ -39,7 +39,7 @@ class Bmcs(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arrivals:
+class Intake:
     """What was taken in; all of it waits on until it is forgotten."""
 
     observations: tuple[Observation, ...]
@@ -81,11 +81,11 @@ class Inbox:
         with self._lock:
             yield
 
-    def take(self, taken: Mapping[str, int]) -> Arrivals:
+    def take(self, taken: Mapping[str, int]) -> Intake:
         """All that waits; ``taken`` is how far the spool was taken in before."""
         observations = tuple(self._observations)
         spooled, now = self._spooled(taken)
-        return Arrivals(
+        return Intake(
             observations=observations,
             spooled=spooled,
             spool=now,
@@ -107,7 +107,7 @@ class Inbox:
             _logger.error("%s: %d lines are no observations", self._folder, found.strays)
         return tuple(found.observations), found.offsets
 
-    def forget(self, taken: Arrivals) -> None:
+    def forget(self, taken: Intake) -> None:
         """Drop what was learned and is written down; the spool keeps its own until `forget_spool`."""
         del self._observations[: len(taken.observations)]
         del self._written[: len(taken.written)]

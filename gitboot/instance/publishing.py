@@ -11,7 +11,7 @@ from gitboot.errors import LedgerError, PublishError
 from gitboot.instance.commit import Commit
 from gitboot.instance.offers import offers_of
 from gitboot.instance.planning import Plans
-from gitboot.instance.standing import PublishedPlans
+from gitboot.instance.standing import TargetState
 from gitboot.ledger import evidence
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import Digest
@@ -40,14 +40,14 @@ class Target(Protocol):
 
 
 def published(
-    before: PublishedPlans,
+    before: TargetState,
     plans: Plans,
     commit: Commit,
     different: Collection[str],
     target: Target,
     store: Store,
     at: datetime,
-) -> PublishedPlans:
+) -> TargetState:
     """The target brought to what was planned; ``different`` are servers whose files may be others than before.
 
     No file is published whose fetches could not be told from others: what is offered is written down before.
@@ -89,7 +89,7 @@ def _versions(state: ServerState) -> dict[str, Digest]:
 
 
 def _note_offers(
-    before: PublishedPlans,
+    before: TargetState,
     states: Mapping[str, ServerState | None],
     versions: Mapping[str, Mapping[str, Digest]],
     target: Target,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -13,14 +13,14 @@ from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
-from gitboot.instance.evidence import Fetch, Reading
-from gitboot.instance.inbox import Arrivals, Bmcs, Inbox
+from gitboot.instance.evidence import Reading
+from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.learn import Batch, learn
+from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.publishing import Target, published
-from gitboot.instance.standing import Fetched, PublishedPlans, Standing, acts_for
+from gitboot.instance.standing import Fetched, Standing, TargetState, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.status import Endpoints, Event, Status
@@ -67,49 +67,80 @@ class Reconciler:
         was known before is planned.
         """
         before = replace(self.standing, fetched=fetched or self.standing.fetched, serving=serving, unwritable=None)
-        now = self._learned(before, self._bmcs.finished(), at)
+        self._inbox.collect(self._bmcs.finished())
+        try:
+            with self._inbox.held():
+                taken = self._inbox.take(before.knowledge.taken)
+                asked = learn(before.knowledge, Batch(written=taken.written, requests=taken.requests), at)
+                attempt, events = self._accepting.accept(before.attempt, asked.knowledge, at)
+                heard = _heard(taken, attempt, asked.knowledge)
+                learnt = learn(asked.knowledge, self._batch(before, attempt, heard, events, at), at)
+                write(self._store, (asked.news, learnt.news))
+                self._inbox.forget(heard)
+            now = self._after(before, self._accepting.adopt(attempt), heard, (asked, learnt), at)
+        except LedgerError as error:  # nothing of it counts, and what has come in waits
+            now = replace(before, unwritable=str(error))
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
             now, different = _planned(now, commit, at)
             now = self._published(now, commit, different, at)
             now = self._asked(now, commit, at)
-        if wait:
-            now = self._learned(now, self._bmcs.finished(wait_all=True), at, accept=False)
+            now = self._waited(now, at) if wait else now
         return self._reported(now, at)
 
-    def _learned(
-        self, before: Standing, results: Mapping[SystemUuid, Result], at: datetime, *, accept: bool = True
-    ) -> Standing:
-        """Take in → accept → learn → write.
+    def _batch(
+        self, before: Standing, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
+    ) -> Batch:
+        """What there is to learn, once it is known which commit goes on."""
+        accepted, knowledge = attempt.accepted, before.knowledge
+        if accepted is None:
+            return Batch(events=events)
+        done = (event for result in heard.results for event in events_of(result, accepted.revision, at))
+        batch = Batch(accepted=(accepted.revision, attempt.changes), events=(*events, *done))
+        if not acts_for(knowledge, accepted):
+            return batch
+        settled = before.plans.commit if knowledge.settled is not None else None
+        return replace(
+            batch,
+            commit=accepted,
+            changed=changed_by(settled, accepted),
+            fetched=fetches_of(self._store, (*heard.observations, *heard.spooled)),
+            taken=heard.spool,
+            readings=tuple(_readings(heard.results, before)),
+            unasked=unasked(before.schedule, knowledge),
+        )
 
-        All of it counts once it is written. Until then what has come in waits.
-        """
-        self._inbox.collect(results)
+    def _after(
+        self, before: Standing, attempt: Attempt, heard: Intake, learnt: tuple[Learnt, ...], at: datetime
+    ) -> Standing:
+        """Where the instance stands once what was learnt is written down."""
+        for event in (event for each in learnt for event in each.news.events):
+            self._tell(event)
+        knowledge, judged = learnt[-1].knowledge, learnt[-1].judged
+        schedule = reported(before.schedule, heard.results, judged, knowledge, at)
+        return replace(
+            before,
+            knowledge=knowledge,
+            attempt=attempt,
+            schedule=hurried(schedule, frozenset().union(*(each.hurried for each in learnt)), at),
+            unplanned=before.unplanned.union(*(each.changed for each in learnt)),
+        )
+
+    def _waited(self, before: Standing, at: datetime) -> Standing:
+        """Learn what comes of the jobs that were begun; it is planned the next time."""
+        self._inbox.collect(self._bmcs.finished(wait_all=True))
         try:
             with self._inbox.held():
-                taken = self._inbox.take(before.knowledge.taken)
-                asked = learn(before.knowledge, Batch(written=taken.written, requests=taken.requests), at)
-                attempt, events = (
-                    self._accepting.accept(before.attempt, asked.knowledge, at) if accept else (before.attempt, ())
-                )
-                heard = _heard(taken, attempt, asked.knowledge)
-                fetches = fetches_of(self._store, (*heard.observations, *heard.spooled))
-                learnt = learn(asked.knowledge, _batch(before, attempt, heard, fetches, events, at), at)
-                write(self._store, (asked.news, learnt.news))
+                heard = self._inbox.take(before.knowledge.taken)
+                batch = self._batch(before, before.attempt, heard, (), at)
+                batch = replace(batch, written=heard.written, requests=heard.requests)
+                learnt = learn(before.knowledge, batch, at)
+                write(self._store, (learnt.news,))
                 self._inbox.forget(heard)
         except LedgerError as error:
             return replace(before, unwritable=str(error))
-        for event in (*asked.news.events, *learnt.news.events):
-            self._tell(event)
-        schedule = reported(before.schedule, heard.results, learnt.judged, learnt.knowledge, at)
-        return replace(
-            before,
-            knowledge=learnt.knowledge,
-            attempt=self._accepting.adopt(attempt),
-            schedule=hurried(schedule, asked.hurried, at),
-            unplanned=before.unplanned | asked.changed | learnt.changed,
-        )
+        return self._after(before, before.attempt, heard, (learnt,), at)
 
     def _stood_back(self, now: Standing) -> Standing:
         """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
@@ -118,7 +149,7 @@ class Reconciler:
         return replace(
             now,
             plans=Plans(),
-            publication=PublishedPlans(applied=now.publication.applied),
+            publication=TargetState(applied=now.publication.applied),
             schedule=schedule,
             unplanned=frozenset(),
         )
@@ -165,39 +196,11 @@ class Reconciler:
         return min((due for due in (self.standing.next_due(), again) if due is not None), default=None)
 
 
-def _heard(taken: Arrivals, attempt: Attempt, knowledge: Knowledge) -> Arrivals:
+def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     """What of it is learned now: of machines only where this instance acts for the accepted commit."""
     if attempt.accepted is not None and acts_for(knowledge, attempt.accepted):
         return taken
     return replace(taken, observations=(), spooled=(), spool=knowledge.taken, results=())
-
-
-def _batch(
-    before: Standing,
-    attempt: Attempt,
-    heard: Arrivals,
-    fetches: tuple[Fetch, ...],
-    events: tuple[Event, ...],
-    at: datetime,
-) -> Batch:
-    """What there is to learn, once it is known which commit goes on."""
-    accepted, knowledge = attempt.accepted, before.knowledge
-    if accepted is None:
-        return Batch(events=events)
-    done = (event for result in heard.results for event in events_of(result, accepted.revision, at))
-    batch = Batch(accepted=(accepted.revision, attempt.changes), events=(*events, *done))
-    if not acts_for(knowledge, accepted):
-        return batch
-    settled = before.plans.commit if knowledge.settled is not None else None
-    return replace(
-        batch,
-        commit=accepted,
-        changed=changed_by(settled, accepted),
-        fetched=fetches,
-        taken=heard.spool,
-        readings=tuple(_readings(heard.results, before)),
-        unasked=unasked(before.schedule, knowledge),
-    )
 
 
 def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:

@@ -26,7 +26,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PublishedPlans:
+class TargetState:
     """How far the target holds what was planned."""
 
     applied: Revision | None = None  # the commit that what it holds comes from
@@ -50,7 +50,7 @@ class Standing:
     knowledge: Knowledge
     attempt: Attempt = field(default_factory=Attempt)
     plans: Plans = field(default_factory=Plans)
-    publication: PublishedPlans = field(default_factory=PublishedPlans)
+    publication: TargetState = field(default_factory=TargetState)
     schedule: Schedule = field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
