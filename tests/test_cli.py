@@ -25,7 +25,8 @@ import yaml
 from gitboot import __version__, errors
 from gitboot.cli import cli, main
 from gitboot.cli.exit import Exit, exit_of
-from gitboot.ledger import Ledger
+from gitboot.ledger import facts
+from gitboot.ledger.opening import open_ledger
 from gitboot.plan import Record
 from gitboot.resolve.records import exported
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
@@ -278,6 +279,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
+        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "leave out the fraction of a second"),
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; give fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "not exported records"),
@@ -708,9 +710,9 @@ def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed:
     followed.run("--records", "fresh")
     if left == "killed":  # with what was written last only in the log beside the ledger
         state = followed.folder / "state"
-        with Ledger.open(state / "ledger.sqlite") as ledger:
-            ledger.tell("fresh")
-            ledger._store.set_fact("note", "in the log")
+        with open_ledger(state / "ledger.sqlite") as ledger:
+            with ledger.writing() as tx:
+                facts.initialise(tx, "fresh")
             shutil.copytree(state, followed.folder / "copy")
         shutil.rmtree(state)
         (followed.folder / "copy").rename(state)
@@ -794,6 +796,13 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
                 assert variable == expected, parameter.name
 
 
+@pytest.mark.parametrize("variable", ["GITBOOT_POLL", "GITBOOT_BMC_PARALLEL"])
+def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "often")
+    done = gitboot("run", "nowhere", "--output", "o", "--state", "s")
+    assert (done.code, f"Invalid value for {variable}: 'often'" in done.err) == (Exit.USAGE, True), done
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -802,7 +811,8 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
         ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have allow-empty, allow-rewind, assets"),
         ("[run]\noutput = 'x'\n", "there is no setting 'run'"),
         ("output = \n", "cannot be read: Invalid value"),
-        ("poll = 'often'\n", "'often' is not a valid float"),
+        ("poll = 'often'\n", "gitboot.toml: 'often' is not a valid float"),
+        ("git-timeout = 'often'\n", "Invalid value for git-timeout in "),
         ("poll = 0\n", "is not in the range"),
         ("records = 'maybe'\n", "--records is fresh, adopt, or a file of exported records; maybe: No such file"),
         (None, "cannot be read: [Errno 2]"),

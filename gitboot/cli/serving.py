@@ -16,13 +16,12 @@ from gitboot.instance.settings import Settings
 from gitboot.status import Event
 
 if TYPE_CHECKING:
-    from gitboot.instance.journal import Journal
-    from gitboot.serve.supervise import Counted, Workers
+    from gitboot.serve.supervise import Workers
 
 
 def spool_of(settings: Settings) -> Path | None:
     """Where what was fetched is recorded; None where nothing can be fetched from this instance."""
-    own = settings.state / "spool" if settings.listen is not None and not settings.once else None
+    own = settings.state / "spool" if settings.listen is not None else None
     folder = settings.spool or own
     if folder is not None:
         make_spool(folder)
@@ -30,7 +29,7 @@ def spool_of(settings: Settings) -> Path | None:
 
 
 @contextmanager
-def serving(settings: Settings, spool: Path | None, ledger: str, wake: Callable[[], None]) -> Iterator[Workers | None]:
+def serving(settings: Settings, ledger: str, wake: Callable[[], None]) -> Iterator[Workers | None]:
     """The endpoints at --listen, as long as the block runs; ``wake`` is called when one has ended or begun."""
     from gitboot.serve.server import listen_at, url_of
     from gitboot.serve.supervise import Workers
@@ -40,18 +39,10 @@ def serving(settings: Settings, spool: Path | None, ledger: str, wake: Callable[
         return
     listening = listen_at(settings.listen)
     url = url_of(settings.listen, listening)
-    command = worker_command(settings.output, spool, settings.assets, settings.state / STATUS, ledger)
+    command = worker_command(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger)
     with Workers(command, listening, settings.workers, wake) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
         yield workers
-
-
-def note_serving(counted: Counted, journal: Journal, at: datetime) -> None:
-    """Say whether every endpoint runs."""
-    is_whole = counted.alive == counted.wanted
-    restarts = f", {counted.restarts} restarts since the start" if counted.restarts else ""
-    message = f"{counted.alive} of {counted.wanted} endpoints run{restarts}"
-    journal.condition("Serving", is_whole, "Running" if is_whole else "Restarting", message, at)
 
 
 @contextmanager

@@ -55,10 +55,10 @@ class Spent:
     def limit(self, allowance: Allowance, files: int) -> None:
         """End this process, by SIGXCPU and MemoryError, where it takes more than a commit of so many files may."""
         seconds = math.ceil(self.processor_s + allowance.processor_s(files))
-        _lower(resource.RLIMIT_CPU, seconds)
-        _lower(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_CPU, seconds)
+        _limit(resource.RLIMIT_CORE, 0)
         if self.memory is not None:
-            _lower(resource.RLIMIT_DATA, self.memory + allowance.memory(files))
+            _limit(resource.RLIMIT_DATA, self.memory + allowance.memory(files))
 
 
 def lift() -> None:
@@ -67,7 +67,7 @@ def lift() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def _lower(what: int, limit: int) -> None:
+def _limit(what: int, limit: int) -> None:
     """Set a soft limit; the hard one, which cannot be raised again, stays as it was given."""
     hard = resource.getrlimit(what)[1]
     resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

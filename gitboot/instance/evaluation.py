@@ -13,43 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from gitboot.diff.extent import Extent
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.encoded import Encoded
 from gitboot.evaluate.limits import Allowance, exceeded
+from gitboot.instance.commit import Commit, Evaluated
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
-from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.processes import python, spawn
 from gitboot.resolve import Decisions
-from gitboot.resolve.optouts import OptOut
 
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
-    """A commit that holds together: all that an instance knows of it. Its files stay behind."""
-
-    revision: Revision
-    fleet: FleetSpec
-    decisions: Decisions
-    machines: Mapping[SystemUuid, Machine]
-    sites: Mapping[str, str]  # by server, where a site selects it
-    labels: Mapping[str, Mapping[str, str]]  # by server
-    addresses: Mapping[str, str]  # IP address -> server
-    opt_outs: tuple[OptOut, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    """A commit, and what it changes against the one that was adopted last."""
-
-    commit: Commit
-    changes: Extent
 
 
 class Evaluation:
@@ -155,12 +131,12 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 
     Raises what it says instead, and EOFError where it does not come to an end.
     """
-    parts = _Parts(base)
+    parts = _Assembly(base)
     for answer in answers:
         match answer:
-            case wire.Servers(servers=servers):
+            case wire.ServerParts(servers=servers):
                 parts.take(servers)
-            case wire.Result() as result:
+            case wire.CommitEnd() as result:
                 return Evaluated(commit=parts.commit(revision, result), changes=result.extent)
             case wire.Refused(problems=problems):
                 raise InvalidRepository(problems)
@@ -219,6 +195,8 @@ class _Frames:
             return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
+        if status == wire.OUT_OF_MEMORY:
+            return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, as where a machine has no memory left")
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
@@ -228,18 +206,20 @@ class _Frames:
 _PIECE: Final = 2**20  # bytes
 
 
-class _Parts:
+class _Assembly:
     """A commit while it is put together, of its base and of what is said to be another."""
 
     def __init__(self, base: Commit | None) -> None:
         self._base = base
+        self._touched: list[str] = []
         self._decisions: dict[str, bytes] = {}
         self._networks: dict[str, bytes] = {}
         self._machines: dict[SystemUuid, Machine] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
 
-    def take(self, servers: tuple[wire.Server, ...]) -> None:
+    def take(self, servers: tuple[wire.ServerPart, ...]) -> None:
         for server in servers:
+            self._touched.append(server.name)
             if server.decision is not None:
                 self._decisions[server.name] = server.decision
             if server.network is not None:
@@ -249,7 +229,7 @@ class _Parts:
             if server.labels is not None:
                 self._labels[server.name] = server.labels
 
-    def commit(self, revision: Revision, result: wire.Result) -> Commit:
+    def commit(self, revision: Revision, result: wire.CommitEnd) -> Commit:
         base = self._base if self._base is not None else _nothing(result)
         gone = result.gone
         decisions = replace(
@@ -266,11 +246,13 @@ class _Parts:
             labels=merged(base.labels, self._labels, gone),
             addresses=merged(base.addresses, result.addresses, result.gone_addresses),
             sites=merged(base.sites, result.sites, result.gone_sites),
+            base=self._base.revision if self._base is not None else None,
+            touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
         )
         return commit if result.fleetwide is None else _fleetwide(commit, result.fleetwide)
 
 
-def _nothing(result: wire.Result) -> Commit:
+def _nothing(result: wire.CommitEnd) -> Commit:
     """A commit without servers, to begin with."""
     said = result.fleetwide
     assert said is not None  # noqa: S101 - all of a commit is said where there is no base
@@ -298,7 +280,7 @@ def _nothing(result: wire.Result) -> Commit:
     )
 
 
-def _fleetwide(commit: Commit, said: wire.Fleetwide) -> Commit:
+def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
     decisions = replace(
         commit.decisions,
         base_url=said.base_url,
