@@ -13,8 +13,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.serve.supervise import Counted
-from gitboot.status import Condition, Event, Status
+from gitboot.status import Condition, Counted, Event, Status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,25 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from gitboot.processes import spawn
+from gitboot.status import Counted
 
 _END_S: Final = 5  # between SIGTERM and SIGKILL
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30  # who has run for so long may begin again at once
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
-    """How the workers fare."""
-
-    wanted: int
-    alive: int
-    restarts: int  # since the start
 
 
 class Workers:
