@@ -23,7 +23,7 @@ class Stop:
         """Wait until the end is asked for, or for so long; say whether it was."""
         if not self.is_set:
             with suppress(Empty):
-                self._asked.get(timeout=timeout_s)
+                self._asked.put(self._asked.get(timeout=timeout_s))  # others may wait, too
         return self.is_set
 
 
