@@ -42,15 +42,6 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
-    """How the endpoints fare that an instance has started."""
-
-    wanted: int
-    alive: int
-    restarts: int  # since the start
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     """An instance at a glance."""
 

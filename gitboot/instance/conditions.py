@@ -18,7 +18,7 @@ from gitboot.instance.standing import Standing
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more
 from gitboot.resolve import Decisions
-from gitboot.status import Condition, Counted, Event
+from gitboot.status import Condition, Endpoints, Event
 
 _HINTS: Final = {
     "NewLedger": "start with --records fresh (none is), adopt (all are), or a file of exported records",

@@ -18,7 +18,7 @@ from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
 from gitboot.source import Source
-from gitboot.status import Counted, Event
+from gitboot.status import Endpoints, Event
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 

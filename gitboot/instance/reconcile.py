@@ -23,7 +23,7 @@ from gitboot.instance.publishing import Target, published
 from gitboot.instance.standing import Fetched, Standing, TargetState, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.status import Counted, Event, Status
+from gitboot.status import Endpoints, Event, Status
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 

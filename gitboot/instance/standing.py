@@ -13,7 +13,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.status import Condition, Counted, Event, Status
+from gitboot.status import Condition, Endpoints, Event, Status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from gitboot.processes import spawn
-from gitboot.status import Counted
+from gitboot.status import Endpoints
 
 _END_S: Final = 5  # between SIGTERM and SIGKILL
 _FIRST_PAUSE_S: Final = 0.1
