@@ -81,10 +81,8 @@ TWICE = {
     "Override": {"bmc", "serve"},
     "Problem": {"problems", "serve"},
     "Server": {"model", "serve"},
-    "Serving": {"model", "status"},
     "Source": {"resolve", "source"},
     "Target": {"bmc", "instance"},
-    "_Lines": {"document", "resolve"},
 }
 REPEATED = {
     "artifacts": {"model", "serve"},
