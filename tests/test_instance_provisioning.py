@@ -14,7 +14,7 @@ from gitboot.instance.offers import offer_of
 from gitboot.instance.provisioning import Told
 from gitboot.ledger import Ledger
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import BootPlan, Cause, Phase, Record
+from gitboot.plan import BootPlan, Cause, Phase, Record, Run
 from tests.bench import NOON, Bench
 from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
@@ -591,7 +591,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     plan = bench.plan()
     assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     boot_once(bench, plan)
-    assert bench.record is not None and bench.record.runs == {"repair": (1, NOON)}
+    assert bench.record is not None and bench.record.runs == {"repair": Run(1, NOON)}
     assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
     (event,) = bench.events
     assert (event.type, event.message) == (

@@ -19,7 +19,7 @@ from gitboot.phrases import some
 from gitboot.plan import Boot, Decision, Offer, Phase, Record
 from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
-from gitboot.resolve.instant import is_provisioned
+from gitboot.resolve.instant import has_run, is_provisioned
 from gitboot.resolve.records import adopted, first_records
 from gitboot.status import Condition
 
@@ -268,7 +268,7 @@ class Provisioning:
         return any(
             each.boot is not None
             and each.network_boot is NetworkBoot.ONCE
-            and record.runs.get(each.name, (-1, None))[0] < each.run
+            and not has_run(each, record)
             and not self._sees(decision, each.boot, each.override, Evidence.FETCHED)
             for each in decision.maintenances
         )

@@ -14,7 +14,7 @@ from gitboot.ledger.store import VERSION, Store, copy_ledger, reading, set_aside
 from gitboot.load.machines import Machine
 from gitboot.model.scalars import Digest, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, Record
+from gitboot.plan import Offer, Record, Run
 from gitboot.status import Event
 
 __all__ = ["VERSION", "Ledger", "Pending", "Request", "Suspension", "copy_ledger", "set_aside"]
@@ -218,9 +218,9 @@ class Ledger:
     def records(self) -> dict[SystemUuid, Record]:
         """What is known of each server, by UUID; a UUID that is missing is unknown."""
         with reading(self._store.path):
-            runs: dict[str, dict[str, tuple[int, datetime]]] = {}
+            runs: dict[str, dict[str, Run]] = {}
             for uuid, maintenance, run, made_at in self._store.rows("SELECT * FROM runs"):
-                runs.setdefault(uuid, {})[maintenance] = (run, rows.instant(made_at))
+                runs.setdefault(uuid, {})[maintenance] = Run(run, rows.instant(made_at))
             found = self._store.rows(f"SELECT uuid, {rows.RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
             return {SystemUuid(uuid): rows.record(rest, runs.get(uuid, {})) for uuid, *rest in found}
 
@@ -235,7 +235,7 @@ class Ledger:
                 connection.execute("DELETE FROM runs WHERE uuid = ?", (uuid,))
                 connection.executemany(
                     "INSERT INTO runs VALUES (?, ?, ?, ?)",
-                    [(uuid, name, run, format_instant(at)) for name, (run, at) in sorted(record.runs.items())],
+                    [(uuid, name, made.run, format_instant(made.at)) for name, made in sorted(record.runs.items())],
                 )
 
     def forget_records(self) -> None:
