@@ -6,7 +6,7 @@ in a `draft` and checked as a whole (`checks`); what holds together is the `repo
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gitboot.errors import InvalidRepository
@@ -18,11 +18,13 @@ from gitboot.load.references import references
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import KINDS, Id, Origin, Resource
 from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
-from gitboot.problems.problem import Severity
+from gitboot.model.fleet import Fleet
+from gitboot.problems.problem import Problem, Severity
 
 __all__ = [
     "KINDS",
     "BlobId",
+    "Flawed",
     "FleetRepository",
     "Id",
     "Irregular",
@@ -33,17 +35,36 @@ __all__ = [
     "Resource",
     "Revision",
     "Snapshot",
+    "examine",
     "load",
     "parse_blob",
     "references",
 ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flawed:
+    """What a revision says that does not hold together, as far as it can be looked at."""
+
+    problems: tuple[Problem, ...]
+    well_formed: FleetRepository  # every document that is one; what it names may be missing
+    whole: FleetRepository  # of these, those of which all that they name is there
+    lacking: frozenset[str]  # kinds of which documents are broken, or named something that is missing
+
+
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
-    """The fleet repository at ``snapshot``; raise `InvalidRepository` with every problem it has.
+    """The fleet repository at ``snapshot``; raise `InvalidRepository` with what is wrong with its documents.
 
     ``cache`` keeps what blobs parse to between calls: only blobs that it lacks are read.
     """
+    found = examine(snapshot, cache)
+    if isinstance(found, Flawed):
+        raise InvalidRepository(found.problems)
+    return found
+
+
+def examine(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository | Flawed:
+    """The same, but with what can still be looked at where documents are wrong."""
     snapshot = replace(snapshot, read=lru_cache(maxsize=2)(snapshot.read))  # for the problems of two files that clash
     cache = {} if cache is None else cache
     files = listed(snapshot)
@@ -55,6 +76,17 @@ def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository
             parsed = cache[blob] = read_blob(snapshot, blob, path)
         problems += draft.add(path, parsed)
     problems += check(draft)
-    if any(problem.severity is Severity.ERROR for problem in problems):
-        raise InvalidRepository(problems)
-    return draft.finished()
+    if not any(problem.severity is Severity.ERROR for problem in problems):
+        return draft.repository()
+    whole = draft.whole()
+    lacking = {key.kind for key in draft.known() - whole}
+    if draft.nameless:
+        lacking |= KINDS.keys()
+    if not draft.of(Fleet):
+        lacking.add("Fleet")
+    return Flawed(
+        problems=tuple(problems),
+        well_formed=draft.repository(),
+        whole=draft.repository(whole),
+        lacking=frozenset(lacking),
+    )
