@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from gitboot.diff.reinstalls import Reinstall, Why, reinstalls
 from gitboot.diff.risks import Risk
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import DiskBoot, MaintenancePower, Method, NetworkBoot, OverrideMode, PolicyPower
-from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.model.scalars import Digest, MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import (
     FETCH_GRACE,
@@ -116,6 +117,21 @@ def decisions(draw: st.DrawFn) -> Decision:
         maintenances=tuple(each for each in found if draw(st.booleans())) if active else (),
         stopped=draw(st.integers(0, 9)) == 0,
     )
+
+
+AT_REST = Decision(
+    server="web01",
+    uuid=SystemUuid(uuid_of("web01")),
+    macs=(),
+    architecture=Architecture.X86_64,
+    firmware=Firmware.UEFI,
+    lifecycle=Lifecycle.ACTIVE,
+    restrict=False,
+    base_url="http://boot.test",
+    provision=0,
+    policy=None,
+    maintenances=(),
+)
 
 
 @st.composite
@@ -295,6 +311,30 @@ def test_what_is_less_is_no_reinstallation(pair: tuple[Decision, Decision]) -> N
 @given(decision=decisions())
 def test_a_decision_is_less_than_itself(decision: Decision) -> None:
     assert is_less(decision, decision)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"server": "other"},
+        {"uuid": SystemUuid(uuid_of("other"))},
+        {"macs": (MacAddress("52-54-00-00-00-01"),)},
+        {"serial": "OTHER"},
+        {"replaces": SystemUuid(uuid_of("other"))},
+        {"architecture": Architecture.AARCH64},
+        {"firmware": Firmware.BIOS},
+        {"restrict": True},
+        {"base_url": "http://other.test"},
+        {"declared": 1},
+        {"provision": 1},
+        {"lifecycle": Lifecycle.RETIRED},
+    ],
+    ids=str,
+)
+def test_whose_decision_it_is_and_where_files_lie_is_no_less(other: dict[str, Any]) -> None:
+    decided = replace(AT_REST, **other)
+    assert not is_less(AT_REST, decided)
+    assert is_less(AT_REST, AT_REST)
 
 
 @LAWS

@@ -12,7 +12,8 @@ Parked is the disk. Everything else that a decision says (whose it is, where fil
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields
+from operator import attrgetter
 from typing import Final
 
 from gitboot.diff.asks import Ask, NotProvisioned, Span, covers, instants, spans
@@ -33,13 +34,12 @@ def is_less(old: Decision, new: Decision) -> bool:
 def _is_comparable(old: Decision, new: Decision) -> bool:
     if old.lifecycle is not new.lifecycle and (old.lifecycle, new.lifecycle) != _PARKED:
         return False
-    if new.provision > old.provision:
-        return False
-    same = replace(new, lifecycle=old.lifecycle, provision=old.provision, stopped=old.stopped)
-    return replace(same, policy=old.policy, maintenances=old.maintenances).digest == old.digest
+    return new.provision <= old.provision and _same(new) == _same(old)
 
 
 _PARKED: Final = (Lifecycle.ACTIVE, Lifecycle.PARKED)
+_COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances", "stopped"})
+_same: Final = attrgetter(*sorted({each.name for each in fields(Decision)} - _COMPARED - {"digest"}))
 
 
 def _is_no_more(ask: Ask, spans: list[Span]) -> bool:
