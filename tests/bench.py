@@ -1,77 +1,96 @@
-"""An instance's parts in this process: its ledger and its BMC jobs are real, its clock is set by the test."""
+"""An instance in this process, without Git and without files: its ledger and its jobs at BMCs are real."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 
-from gitboot.bmc.pool import BmcPool
-from gitboot.instance.evidence import Evidence
-from gitboot.instance.journal import Journal
-from gitboot.instance.overrides import Fleetwide, Overriding
-from gitboot.instance.provisioning import Provisioning, Told
-from gitboot.instance.requests import Requests
-from gitboot.ledger import Ledger
-from gitboot.load import FleetRepository
-from gitboot.load.machines import Machine, machines
+from gitboot.bmc.override import OverrideRecord
+from gitboot.instance.build import Clock, Outside, assembled, pool_of
+from gitboot.instance.commit import Commit
+from gitboot.instance.inbox import Bmcs
+from gitboot.instance.knowledge import Initial, Knowledge
+from gitboot.instance.overrides import Schedule
+from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+from gitboot.ledger import facts, requests
+from gitboot.ledger.opening import check
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Record
-from gitboot.render.schedule import ServerState, server_state
-from gitboot.resolve import Decisions, decide
+from gitboot.render.schedule import ServerState
+from gitboot.resolve import Decisions
 from gitboot.status import Event
-from tests.evaluated import commit_of
-from tests.fleets import at, repository
+from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced
+from tests.fleets import at, snapshot
 
 NOON = at("20T12:00")
 
 
 class Bench:
-    """A ledger, what is built on it, and the passes that a test asks for, without Git and without files."""
+    """An instance whose commits, fetches and requests a test makes, and whom it tells when to reconcile."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        told: Told | None = "fresh",
+        initial: Initial | None = "fresh",
         credentials: Path | None = None,
         observes: bool = True,
         foreign: bool = False,
-        most_failures: int = 20,
+        doubt: str | None = None,
+        store: type[Unsynced] = Unsynced,
+        failures: int = 20,
         parallel: int = 32,
         per_site: int = 16,
     ) -> None:
         self.now = NOON
         self.events: list[Event] = []
-        self.ledger = Ledger.open(folder / "ledger.sqlite")
-        self.ledger._store._connection.execute("PRAGMA synchronous = OFF")  # no power cut is tested with it
-        self.journal = Journal(self.ledger, self.events.append)
-        self.provisioning = Provisioning(self.ledger, self.journal, told=told, foreign=foreign, observes=observes)
-        self.evidence = Evidence(self.ledger, self.provisioning, self.journal)
-        self.bmcs = BmcPool(
-            credentials=credentials,
-            write=self.ledger.write_override,
-            clock=lambda: self.now,
-            parallel=parallel,
-            per_site=per_site,
+        self.commits, self.target = Commits(), Taking()
+        self._opened = ExitStack()
+        self.ledger = self._opened.enter_context(store.open(folder / "ledger.sqlite"))
+        check(self.ledger)
+        if doubt is not None:
+            facts.doubt(self.ledger, doubt)
+        bmc = BmcSettings(credentials=credentials, failures=failures, parallel=parallel, per_site=per_site, jitter=0)
+        settings = Settings(output=folder, state=folder, git=GitSettings(repository=""), bmc=bmc, limits=UNLIMITED)
+        outside = Outside(
+            source=self.commits, evaluation=self.commits, target=self.target, foreign=foreign, observes=observes
         )
-        self.overriding = Overriding(
-            self.bmcs,
-            self.ledger,
-            self.evidence,
-            self.journal,
-            most_failures=most_failures,
-            jitter=lambda: 1,
+        self.instance = self._opened.enter_context(
+            assembled(
+                settings,
+                self.ledger,
+                outside,
+                initial=initial,
+                tell=self.events.append,
+                clock=lambda: self.job_clock or self.now,
+                bmcs_of=self._gate,
+            )
         )
-        self.requests = Requests(self.ledger, self.provisioning, self.overriding, self.journal)
-        self.servers: dict[str, ServerState] = {}
-        self.repository: FleetRepository
-        self.machines: dict[SystemUuid, Machine] = {}
-        self.decisions: Decisions
+        self.job_clock: datetime | None = None  # that jobs at BMCs go by, where it is not the instance's
+        self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
+        self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
+
+    def _gate(
+        self,
+        settings: BmcSettings,
+        write: Callable[[SystemUuid, OverrideRecord], None],
+        clock: Clock,
+        wake: Callable[[], None],
+        dry_run: bool,
+    ) -> Bmcs:
+        def recording(uuid: SystemUuid, record: OverrideRecord) -> None:
+            self.before_recording(record)
+            write(uuid, record)
+            self.after_recording(record)
+
+        self.bmcs = Gate(pool_of(settings, recording, clock, wake, dry_run))
+        return self.bmcs
 
     def close(self) -> None:
-        self.bmcs.close()
-        self.ledger.close()
+        self._opened.close()
 
     def __enter__(self) -> Bench:
         return self
@@ -80,59 +99,91 @@ class Bench:
         self.close()
 
     def decide(self, *documents: str) -> None:
-        """Accept a commit with these documents."""
-        self.repository = repository(*documents)
-        self.decisions, self.machines = decide(self.repository), machines(self.repository)
-
-    @property
-    def fleet(self) -> Fleetwide:
-        return Fleetwide(commit_of(self.repository, self.decisions), self.servers)
+        """Push a commit with these documents."""
+        self.commits.push(snapshot(*documents))
 
     def wait(self, **given: float) -> None:
         """Let time pass."""
         self.now += timedelta(**given)
 
-    def plan(self) -> BootPlan | None:
-        """Plan and publish anew; what web01 boots now."""
-        self.provisioning.know(self.decisions, self.machines, self.now)
-        self.servers = {}
-        for name, decision in self.decisions.servers.items():
-            record = self.provisioning.records.get(decision.uuid)
-            self.servers[name] = server_state(self.decisions, decision, record, self.now)
-        self.provisioning.offer(self.servers.values(), self.now)
+    def reconcile(self, *, wait: bool = True) -> BootPlan | None:
+        """Reconcile, to the end of the BMC jobs that it begins; what web01 boots then."""
+        self.due = self.instance.reconciler.reconcile(self.now, wait=wait)
         web01 = self.servers.get("web01")
         return web01.plan if web01 is not None else None
 
-    def reconcile(self) -> BootPlan | None:
-        """One pass, to the end of the BMC jobs that it begins; what web01 boots in it."""
-        self.overriding.collect(self.fleet, self.now)
-        self.requests.carry_out(self.now)
-        planned = self.plan()
-        self.overriding.ask(self.fleet, self.now)
-        self.overriding.collect(self.fleet, self.now, wait=True)
-        return planned
+    def plan(self) -> BootPlan | None:
+        """Reconcile while no BMC can be asked; what web01 boots then."""
+        self.bmcs.gives = False
+        try:
+            return self.collect()
+        finally:
+            self.bmcs.gives = True
 
-    def fetch(self, plan: BootPlan | None, client: str = "10.0.0.7", path: str = "boot/v1/boot/m/boot.ipxe") -> None:
+    def collect(self) -> BootPlan | None:
+        """Reconcile once the jobs under way have ended, and begin none."""
+        self.bmcs.takes = False
+        try:
+            return self.reconcile()
+        finally:
+            self.bmcs.takes = True
+
+    def fetch(
+        self,
+        plan: BootPlan | None,
+        client: str = "10.0.0.7",
+        path: str = "boot/v1/boot/m/boot.ipxe",
+        at: datetime | None = None,
+    ) -> None:
         """A client fetches the entry of a plan, whole, or another of its paths."""
         assert plan is not None
-        self.evidence.observations.put(
-            Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=self.now)
-        )
+        self.observe(Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=at or self.now))
+
+    def observe(self, observation: Observation) -> None:
+        self.instance.inbox.observe(observation)
 
     def request(self, what: str, **facts: object) -> int:
-        """Leave a request, as the command line does; it is carried out by the next pass."""
-        return self.ledger.give(self.now, "ada", what, facts)
+        """Leave a request, as the command line does; it is carried out by the next reconcile."""
+        return requests.give(self.ledger, self.now, "ada", what, facts)
+
+    def outcome(self, number: int) -> str:
+        """What came of a request; empty while it waits."""
+        return requests.outcome(self.ledger, number) or ""
+
+    @property
+    def commit(self) -> Commit:
+        return self.commits.commit
+
+    @property
+    def decisions(self) -> Decisions:
+        return self.commit.decisions
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self.instance.reconciler.standing.knowledge
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.instance.reconciler.standing.schedule
+
+    @property
+    def servers(self) -> dict[str, ServerState]:
+        """As they were planned last."""
+        return dict(self.instance.reconciler.standing.plans.servers)
 
     @property
     def record(self) -> Record | None:
         """What is known of web01."""
-        return self.provisioning.records.get(self.decisions.servers["web01"].uuid)
+        return self.knowledge.record(self.decisions.servers["web01"].uuid)
 
     def told(self, *types: str) -> list[str]:
-        """The types of the events that happened, of those named, or of all."""
-        return [event.type for event in self.events if not types or event.type in types]
+        """The types of the events that happened, of those named, or of all but those that each commit brings."""
+        given = types or tuple({event.type for event in self.events} - {"Accepted", "Acknowledged"})
+        return [event.type for event in self.events if event.type in given]
 
     def condition(self, type: str) -> tuple[bool, str, str] | None:
         """Status, reason and message of a condition."""
-        found = {each.type: (each.status, each.reason, each.message) for each in self.journal.conditions}
+        found = {
+            each.type: (each.status, each.reason, each.message) for each in self.instance.reconciler.status.conditions
+        }
         return found.get(type)

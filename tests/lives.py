@@ -8,35 +8,32 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from gitboot.bmc.pool import BmcPool
-from gitboot.diff.guard import Limits
-from gitboot.errors import LedgerError
-from gitboot.instance.evaluation import Evaluation
-from gitboot.instance.evidence import Evidence
-from gitboot.instance.journal import Journal
-from gitboot.instance.overrides import Overriding
-from gitboot.instance.provisioning import Provisioning
+from gitboot.instance.build import Outside, assembled, doubt_if_behind
+from gitboot.instance.inbox import Inbox
 from gitboot.instance.reconcile import Reconciler
-from gitboot.instance.requests import Requests
-from gitboot.ledger import Ledger, copy_ledger
+from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+from gitboot.ledger import evidence, facts, requests
+from gitboot.ledger.opening import copy_ledger
+from gitboot.ledger.store import Store
+from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
-from gitboot.plan import BootPlan, Phase
+from gitboot.plan import BootPlan, Offer, Phase
 from gitboot.publish.directory import Published
-from gitboot.render.answers import Answers
+from gitboot.render.state import PublishedServer, parse, state_path, turn_of
 from gitboot.render.tree import File, Files
-from gitboot.resolve.records import ahead, imported
-from gitboot.source import Source
+from gitboot.resolve.records import imported
 from gitboot.status import Event
 from tests import fleets
-from tests.lives_commits import Branch, Commit, Trusting
+from tests.doubles import UNLIMITED
+from tests.lives_commits import Branch, Commit
 from tests.lives_machines import NETWORK, Key, OverrideRecord, Reading, Watched
-from tests.lives_process import Crash, Fate
+from tests.lives_process import Crash, Fate, Mortal
 from tests.redfish.double import Boot
 from tests.redfish.profiles import ENABLED, TARGET, Profile
 from tests.redfish.server import RedfishServer
@@ -47,19 +44,16 @@ _GRACE = timedelta(seconds=60)
 
 
 @dataclass
-class Instance:
-    """A process: what is lost when it dies."""
+class Process:
+    """What is lost when it dies."""
 
-    ledger: Ledger
-    bmcs: BmcPool
-    evidence: Evidence
-    overriding: Overriding
+    ledger: Store
+    inbox: Inbox
     reconciler: Reconciler
-    journal: Journal
+    opened: ExitStack
 
     def close(self) -> None:
-        self.bmcs.close()
-        self.ledger.close()
+        self.opened.close()
 
 
 @dataclass
@@ -79,12 +73,13 @@ class Life:
 
     # What gitboot has at its disposal after a crash
     branch: Branch = field(init=False)
-    answers: Answers | None = None  # as they were published last
+    servers: dict[str, PublishedServer] = field(default_factory=dict)  # as they were published last
+    shared: Files = field(default_factory=dict)
     backup: int | None = None  # how much had happened when it was made
 
     # How it ends
     fate: Fate = field(default_factory=Fate)
-    instance: Instance | None = None
+    instance: Process | None = None
 
     # What is true
     intruded_at: datetime | None = None
@@ -99,16 +94,17 @@ class Life:
     acknowledged: set[Observation] = field(default_factory=set)  # that a pass has come to its end with
     made: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # boots by the machine itself
     proven: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # of them, those that gitboot must know of
-    plans: dict[str, BootPlan] = field(default_factory=dict)
+    offers: dict[str, Offer] = field(default_factory=dict)  # by the digest of a plan
 
     def __post_init__(self) -> None:
         self.own, self.other = (self._machine(name) for name in ("a", "b"))
         for name, server in self.bmcs.items():
-            server._faults.clear()
+            server.heal()
             server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
         self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
-        self.branch = Branch(self._documents())
-        self.start(told="fresh")
+        self.branch = Branch()
+        self.branch.write(self._documents())
+        self.start(initial="fresh")
 
     def _machine(self, name: str) -> Watched:
         machine = Watched(name, uuid=fleets.uuid_of(name), profile=self.profile)
@@ -136,37 +132,37 @@ class Life:
 
     # The process
 
-    def start(self, told: str | None = None) -> None:
-        path = self.folder / "ledger.sqlite"
-        ledger = Ledger.open(path)
-        self.fate.befall(ledger)
-        if ledger.is_behind:
-            ledger.doubt_it("RestoredLedger")
-        if self.answers is not None and "ops/records.json" in self.answers.files:
-            published = imported(self.answers.files["ops/records.json"].content, "ops/records.json")
-            if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.overrides(uuid)]):
-                ledger.doubt_it("RestoredLedger")
-        journal = Journal(ledger, self._happened)
-        provisioning = Provisioning(ledger, journal, told=told)
-        evidence = Evidence(ledger, provisioning, journal)
-        bmcs = BmcPool(credentials=self.folder, write=ledger.write_override, clock=lambda: self.now, parallel=1)
-        overriding = Overriding(bmcs, ledger, evidence, journal, jitter=lambda: 1)
-        source = cast(Source, None)  # commits come from elsewhere
-        accepting = Trusting(source, Evaluation(self.folder), ledger, provisioning, journal, limits=Limits())
-        accepting.branch = self.branch
-        reconciler = Reconciler(
-            accepting=accepting,
-            target=self,
-            ledger=ledger,
-            provisioning=provisioning,
-            evidence=evidence,
-            overriding=overriding,
-            requests=Requests(ledger, provisioning, overriding, journal),
-            journal=journal,
+    def start(self, initial: str | None = None) -> None:
+        opened = ExitStack()
+
+        class Ledger(Mortal):
+            fate = self.fate
+
+        ledger = opened.enter_context(Ledger.open(self.folder / "ledger.sqlite"))
+        if facts.is_behind(ledger):
+            facts.doubt(ledger, "RestoredLedger")
+        if "ops/records.json" in self.shared:
+            doubt_if_behind(ledger, imported(self.shared["ops/records.json"].content, "ops/records.json"))
+        settings = Settings(
+            output=self.folder,
+            state=self.folder,
+            git=GitSettings(repository=""),
+            bmc=BmcSettings(credentials=self.folder, parallel=1, jitter=0),
+            limits=UNLIMITED,
         )
-        self.instance = Instance(ledger, bmcs, evidence, overriding, reconciler, journal)
+        made = opened.enter_context(
+            assembled(
+                settings,
+                ledger,
+                Outside(source=self.branch, evaluation=self.branch, target=self),
+                initial=initial,
+                tell=self._happened,
+                clock=lambda: self.now,
+            )
+        )
+        self.instance = Process(ledger, made.inbox, made.reconciler, opened)
         for observation in self.told:
-            evidence.observations.put(observation)
+            made.inbox.observe(observation)
 
     def kill(self) -> None:
         """End the process, with everything that it had not written down."""
@@ -185,34 +181,38 @@ class Life:
             self.start()
         instance, ended = self.instance, False
         assert instance is not None
-        try:
+        with suppress(Crash):
             instance.reconciler.reconcile(self.now, wait=True)
-            ended = not self.fate.dead
-        except LedgerError as error:
-            with suppress(Crash):
-                instance.reconciler.ledger_failed(error, self.now)
-        except Crash:
-            pass
+            ended = not self.fate.dead and instance.reconciler.standing.unwritable is None
         self.fate.dies_in = None
         if self.fate.dead:
             self.kill()
         elif ended:
-            self.unknown = instance.ledger.doubt is not None
+            self.unknown = facts.read(instance.ledger).doubt is not None
             self.ordered.clear()
             self.acknowledged.update(self.told)
             self.told.clear()
             self.counts["passes"] += 1
         return ended
 
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+    def publish(
+        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+    ) -> Published:
         if self.fate.dead:
             raise Crash
         assert self.instance is not None
-        reconciler = self.instance.reconciler
-        self.answers = reconciler.answers
-        for state in reconciler._servers.values():
-            self.plans |= {each.digest: each for each in (state.plan, *(p for _, p in state.later)) if each is not None}
-        return Published(written=(), withdrawn=(), expired=(), unchanged=len(files))
+        if complete:
+            self.servers.clear()
+        for name, files in servers.items():
+            self.servers.pop(name, None)
+            if files is not None:
+                self.servers[name] = parse(files[state_path(name)].content)
+        self.shared = self.shared if shared is None else shared
+        turns = (turn for each in self.servers.values() for path in each.paths.values() for turn in path)
+        for digest in {Digest(turn.digest) for turn in turns if turn.digest is not None}:
+            if (offer := evidence.offered(self.instance.ledger, digest)) is not None:
+                self.offers[digest] = offer
+        return Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
@@ -236,7 +236,7 @@ class Life:
         if self.commit.uuid != before.uuid and self.commit.uuid not in self.images:
             self.strange.add(self.commit.uuid)
         self.images.setdefault(before.uuid, [])
-        self.branch.push(self._documents())
+        self.branch.write(self._documents())
 
     def wait(self, seconds: float) -> None:
         """Let time pass for all, event by event."""
@@ -258,7 +258,7 @@ class Life:
         shutil.copyfile(self.folder / "backup.sqlite", path)
         self.start()
         assert self.instance is not None
-        self.unknown = self.instance.ledger.doubt is not None
+        self.unknown = facts.read(self.instance.ledger).doubt is not None
         if not self.unknown and self.backup != self.counts["set"] + self.counts["provisioned"]:
             self.violations.append("an older ledger was believed")
         self.made.clear()
@@ -269,7 +269,7 @@ class Life:
     def adopt(self) -> None:
         """Start with --records adopt."""
         self.kill()
-        self.start(told="adopt")
+        self.start(initial="adopt")
         if self.unknown:
             self._open_anew(self.commit.uuid)
             self.strange |= {fleets.uuid_of(f"board-{board}") for board in range(3)}
@@ -279,7 +279,7 @@ class Life:
     def request(self, what: str, **facts: Any) -> None:
         """Leave an operator's request, which opens everything anew when it is carried out."""
         if self.instance is not None:
-            self.instance.ledger.give(self.now, "an operator", what, facts)
+            requests.give(self.instance.ledger, self.now, "an operator", what, facts)
             self.ordered.add(self.commit.uuid)
 
     def _open_anew(self, uuid: str) -> None:
@@ -293,7 +293,7 @@ class Life:
 
     def _tell(self, observation: Observation) -> None:
         if self.instance is not None:
-            self.instance.evidence.observations.put(observation)
+            self.instance.inbox.observe(observation)
         if self.instance is not None or self.spooled:
             self.told.append(observation)
 
@@ -302,30 +302,31 @@ class Life:
         for observation in delayed:
             self._tell(observation)
 
-    def fetch(self, client: str, at: datetime | None = None) -> BootPlan | None:
-        """Ask for the server's entry; return what is booted by it."""
+    def fetch(self, client: str, at: datetime | None = None) -> None:
+        """Ask for the server's entry."""
         at = at or self.now
-        if self.answers is None:
-            return None
-        alive = self.instance is not None
-        entry = self.answers.entry_at(ENTRY, at) if alive else self.answers.entries.get(ENTRY)
-        if entry is None:
-            return None
-        observation = Observation(server=entry.server, path=ENTRY, digest=entry.digest, client=client, at=at)
+        found = [(name, each.paths[ENTRY]) for name, each in self.servers.items() if ENTRY in each.paths]
+        if not found:
+            return
+        ((name, turns),) = found
+        turn = turn_of(turns, at)[0] if self.instance is not None else turns[0]  # a mirror does not turn
+        if turn is None or turn.digest is None:
+            return
+        digest = Digest(turn.digest)
+        observation = Observation(server=name, path=ENTRY, digest=digest, client=client, at=at)
         self.tell(observation)
-        plan = self.plans[entry.digest]
-        if client == ITSELF and plan.key is not None:
-            made = self._made(plan)
+        offer = self.offers.get(digest)
+        if client == ITSELF and offer is not None:
+            made = self._made(offer.uuid, offer.key)
             self.made.setdefault(made, observation)
-            if plan.phase is Phase.NETWORK:
+            if offer.phase is Phase.NETWORK:
                 self.counts["installed"] += 1
                 before = self.proven.get(made)
                 if before is not None and at >= before.at + _GRACE:
                     self.violations.append(f"{at}: {made} was installed at {before.at}, and is installed again")
-        return plan
 
-    def _made(self, plan: BootPlan) -> tuple[Key, int]:
-        return Key(plan.uuid, plan.key or ""), self.epochs[plan.uuid]
+    def _made(self, uuid: str, key: str) -> tuple[Key, int]:
+        return Key(uuid, key), self.epochs[uuid]
 
     # What is true
 
@@ -393,7 +394,7 @@ class Life:
         """Let every BMC answer and every fetch be told, and some passes run; then nothing may be left to do."""
         self.fate.dies_in = None
         for server in self.bmcs.values():
-            server._faults.clear()
+            server.heal()
         for machine in self.machines:
             machine.at_patch = None
         quiet_since = self.now
@@ -414,7 +415,7 @@ class Life:
     @property
     def plan(self) -> BootPlan | None:
         assert self.instance is not None
-        state = self.instance.reconciler._servers.get(self.commit.name)
+        state = self.instance.reconciler.standing.plans.servers.get(self.commit.name)
         return state.plan if state is not None else None
 
     def _all_is_known(self, quiet_since: datetime) -> None:
@@ -443,14 +444,16 @@ class Life:
         if plan is None or plan.override is None or named is None or plan.phase is Phase.MAINTENANCE:
             return
         assert self.instance is not None
-        conditions = [each for each in self.instance.journal.conditions if not each.status]
+        conditions = [each for each in self.instance.reconciler.status.conditions if not each.status]
         if named.override[ENABLED] == "Disabled" and not conditions:
             self.violations.append(f"{self.now}: {plan.override} is wanted, is not set, and nobody is told")
 
     def _what_was_made_is_over(self) -> None:
         plan = self.plan
-        if plan is not None and plan.key is not None and plan.boot is not None and self._made(plan) in self.proven:
-            self.violations.append(f"{self.now}: {self._made(plan)} was made, and is still served")
+        if plan is None or plan.key is None or plan.boot is None:
+            return
+        if (made := self._made(plan.uuid, plan.key)) in self.proven:
+            self.violations.append(f"{self.now}: {made} was made, and is still served")
 
     def close(self) -> None:
         if self.instance is not None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
-from gitboot.instance.accept import Accepting
-from gitboot.load import ParseCache, Revision, load
 from gitboot.model.scalars import format_instant
-from gitboot.resolve import decide
 from tests import fleets
-from tests.evaluated import commit_of
+from tests.doubles import Commits
 
 _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
 
@@ -85,27 +82,8 @@ class Commit:
         return repairing or self.often != "Never"
 
 
-class Branch:
-    """The newest commit."""
+class Branch(Commits):
+    """A branch on which commits come again and again."""
 
-    def __init__(self, documents: list[str]) -> None:
-        self._count = 0
-        self.push(documents)
-
-    def push(self, documents: list[str]) -> None:
-        self._count += 1
-        snapshot = replace(fleets.snapshot(*documents), revision=Revision(f"{self._count:040}"))
-        repository = load(snapshot, _PARSED)
-        self.newest = commit_of(repository, decide(repository))
-
-
-class Trusting(Accepting):
-    """Accepts every commit, whatever guards would say."""
-
-    branch: Branch
-
-    def accept(self, at: datetime) -> None:
-        self.accepted = self.branch.newest
-
-
-_PARSED: ParseCache = {}  # documents come again and again
+    def write(self, documents: list[str]) -> None:
+        self.push(fleets.snapshot(*documents))

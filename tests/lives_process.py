@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from gitboot.errors import LedgerError
-from gitboot.ledger import Ledger
+from gitboot.ledger.store import Transaction
+from tests.doubles import Unsynced
 
 
 class Crash(BaseException):
@@ -22,40 +22,12 @@ class Fate:
     dead: bool = False
     dies_in: tuple[int, str] | None = None  # writes from now, and how: "before", "unmarked", "after"; or "full"
 
-    def befall(self, ledger: Ledger) -> None:
-        """Let it come with a write to this ledger."""
-        store = ledger._store
-        store._connection.execute("PRAGMA synchronous = OFF")  # no power cut is tested with it
-        writing, write_mark = store.writing, store._write_mark
-        unmarked = False
-
-        @contextmanager
-        def mortal(*, marked: bool = False) -> Iterator[Any]:
-            nonlocal unmarked
-            how = self._next()
-            if how == "full":
-                raise LedgerError("the disk is full")
-            unmarked = how == "unmarked"
-            with writing(marked=marked) as connection:
-                yield connection
-                if how == "before":
-                    self.die()
-            if how is not None:
-                self.die()
-
-        def mark() -> None:
-            if unmarked:
-                self.die()
-            write_mark()
-
-        store.writing = mortal  # type: ignore[method-assign]
-        store._write_mark = mark  # type: ignore[method-assign]
-
     def die(self) -> None:
         self.dead = True
         raise Crash
 
-    def _next(self) -> str | None:
+    def next(self) -> str | None:
+        """How the process dies with the write that is about to be made; None: it lives on."""
         if self.dead:
             raise Crash
         if self.dies_in is None:
@@ -63,3 +35,28 @@ class Fate:
         left, how = self.dies_in
         self.dies_in = (left - 1, how) if left else None
         return None if left else how
+
+
+class Mortal(Unsynced):
+    """A ledger whose process dies with one of its writes."""
+
+    fate = Fate()
+    _how: str | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        how = self.fate.next()
+        if how == "full":
+            raise LedgerError("the disk is full")
+        self._how = how
+        with super().writing() as tx:
+            yield tx
+            if how == "before":
+                self.fate.die()
+        if how is not None:
+            self.fate.die()
+
+    def write_mark(self, identity: str, changes: int) -> None:
+        if self._how == "unmarked":
+            self.fate.die()
+        super().write_mark(identity, changes)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.apply import Job, Outcome, Result, bring_about
+from gitboot.bmc.apply import bring_about
+from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
 from gitboot.bmc.pool import BmcPool, connections, read_credentials
 from gitboot.bmc.redfish import BmcConnection, Credentials

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gitboot.canonical import digest
 from gitboot.diff.extent import Area, Extent
 from gitboot.diff.guard import Guard, Limits, Verdict, judge, trailer
 from gitboot.diff.way import MAX_STEPS, Leg, Way, introduced, way
-from gitboot.plan import digest
 
 SIZE = 100
 State = dict[int, int]  # the provision numbers of servers that were raised

@@ -15,7 +15,8 @@ import pytest
 
 from gitboot.errors import CorruptClone, InvalidRepository
 from gitboot.evaluate.limits import Allowance
-from gitboot.instance.evaluation import Evaluated, Evaluation
+from gitboot.instance.commit import Evaluated
+from gitboot.instance.evaluation import Evaluation
 from gitboot.load import Revision
 from gitboot.problems.codes import Code
 from gitboot.source import Remote, Source

@@ -16,10 +16,10 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import CommitPair, Evaluator
-from gitboot.instance.evaluation import Commit, assembled
+from gitboot.instance.commit import Commit, commit_of
+from gitboot.instance.evaluation import assembled
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.problems.problem import Problem
-from tests.evaluated import commit_of
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
 
 LAWS = settings(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gitboot.diff.guard import Limits
-from gitboot.ledger import Suspension
+from gitboot.ledger import requests
 from gitboot.status import Held
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server
 from tests.inprocess import Parts, in_process
@@ -48,6 +48,10 @@ def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         turn(parts)
         yield parts
+
+
+def approve(parts: Parts, digest: str, guards: Iterable[str]) -> None:
+    requests.give(parts.ledger, NOON, "op", "approve", {"digest": digest, "guards": list(guards), "reason": "planned"})
 
 
 def turn(parts: Parts, seconds: float = 0) -> None:
@@ -93,11 +97,11 @@ def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_dig
     turn(parts)
     digest = held(parts).digest
     for given in ((digest, ["maxReinstalls"]), ("0" * 64, ["maxReinstalls", "maxUpdatePercent"])):
-        parts.ledger.approve(*given, at=NOON, who="op", reason="planned")
+        approve(parts, *given)
         turn(parts, 1)
         assert applied(parts) != commit
     assert held(parts).guards == ("maxUpdatePercent",)
-    parts.ledger.approve(digest, ["maxUpdatePercent"], at=NOON, who="op", reason="planned")
+    approve(parts, digest, ["maxUpdatePercent"])
     turn(parts, 2)
     assert (applied(parts), parts.reconciler.status.held) == (commit, None)
     assert [event.type for event in parts.events].count("Acknowledged") == 2
@@ -108,7 +112,7 @@ def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, rep
     for second, name in enumerate(("flatcar-2", "flatcar-1")):
         commit = repository.push(documents(name))
         turn(parts, second)
-        parts.ledger.approve(held(parts).digest, held(parts).guards, at=NOON, who="op", reason="planned")
+        approve(parts, held(parts).digest, held(parts).guards)
         turn(parts, second)
         assert applied(parts) == commit
     again = repository.push(documents("flatcar-2"))
@@ -123,10 +127,10 @@ def test_an_approval_outlives_a_restart_and_an_order_carries_it_out(
     commit = repository.push(documents("flatcar-2"))
     turn(parts)
     facts = {"digest": held(parts).digest, "guards": list(held(parts).guards), "reason": "planned"}
-    number = parts.ledger.give(NOON, "op", "approve", facts)
+    number = requests.give(parts.ledger, NOON, "op", "approve", facts)
     turn(parts, 1)
     assert applied(parts) == commit
-    assert "maxReinstalls, maxUpdatePercent acknowledged" in (parts.ledger.outcome(number) or "")
+    assert "maxReinstalls, maxUpdatePercent acknowledged" in (requests.outcome(parts.ledger, number) or "")
 
 
 @pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])
@@ -170,7 +174,7 @@ def test_a_window_over_the_whole_fleet_opens_and_is_not_held(parts: Parts, repos
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
     commit = repository.push(documents("flatcar-1", *more))
     turn(parts)
-    parts.ledger.approve(held(parts).digest, held(parts).guards, at=NOON, who="op", reason="planned")
+    approve(parts, held(parts).digest, held(parts).guards)
     turn(parts, 1)
     assert applied(parts) == commit
     turn(parts, 3601)
@@ -181,39 +185,41 @@ def test_a_window_over_the_whole_fleet_opens_and_is_not_held(parts: Parts, repos
 def test_a_first_commit_is_judged_by_what_would_be_installed(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "new")
     commit = repository.push(documents(servers=6, provision=1))
-    with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5), told="fresh") as parts:
+    with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5), initial="fresh") as parts:
         turn(parts)
         assert (applied(parts), held(parts).guards) == (None, ("maxInstalls",))
-        parts.ledger.approve(held(parts).digest, ["maxInstalls"], at=NOON, who="op", reason="new rack")
+        approve(parts, held(parts).digest, ["maxInstalls"])
         turn(parts, 1)
         assert applied(parts) == commit
-    for told in ("adopt", None):
-        with in_process(tmp_path / str(told), repository.bare, limits=Limits(max_installs=5), told=told) as parts:
+    for initial in ("adopt", None):
+        with in_process(
+            tmp_path / str(initial), repository.bare, limits=Limits(max_installs=5), initial=initial
+        ) as parts:
             turn(parts)
             assert applied(parts) == commit  # nothing is installed by it
 
 
 def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Repository) -> None:
     """The tree says which commit it was made of, and the guards go on from there."""
-    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         turn(parts)
         before = applied(parts)
         repository.push(documents("flatcar-2"))
         turn(parts, 1)
         assert "maxReinstalls" in held(parts).guards
     shutil.rmtree(tmp_path / "state")
-    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         turn(parts, 2)
         assert (applied(parts), "maxReinstalls" in held(parts).guards) == (before, True)
 
 
 def test_a_tree_of_another_history_is_not_taken_for_a_beginning(tmp_path: Path, repository: Repository) -> None:
-    with in_process(tmp_path, repository.bare, limits=Limits(), told="adopt") as parts:
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         turn(parts)
     shutil.rmtree(tmp_path / "state")
     other = Repository.create(tmp_path / "other")
     other.push(documents("flatcar-2"))
-    with in_process(tmp_path, other.bare, limits=Limits(), told="adopt") as parts:
+    with in_process(tmp_path, other.bare, limits=Limits(), initial="adopt") as parts:
         turn(parts)
         assert (applied(parts), held(parts).guards) == (None, ("allowRewind",))
 
@@ -232,7 +238,7 @@ def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_p
 
 def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: Parts, repository: Repository) -> None:
     before = applied(parts)
-    parts.ledger.suspension = Suspension("op", "datacentre move", NOON + timedelta(minutes=5))
+    requests.give(parts.ledger, NOON, "op", "suspend", {"reason": "datacentre move", "until": "2026-11-20T12:05:00Z"})
     commit = repository.push(documents(servers=13))
     turn(parts, 1)
     assert applied(parts) == before
@@ -246,11 +252,11 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
 
 def test_a_suspension_is_ordered_and_ended(parts: Parts, repository: Repository) -> None:
     before = applied(parts)
-    parts.ledger.give(NOON, "op", "suspend", {"reason": "x", "until": "2026-11-21T00:00:00Z"})
+    requests.give(parts.ledger, NOON, "op", "suspend", {"reason": "x", "until": "2026-11-21T00:00:00Z"})
     commit = repository.push(documents(servers=13))
     turn(parts, 1)
     assert applied(parts) == before
-    parts.ledger.give(NOON, "op", "resume", {})
+    requests.give(parts.ledger, NOON, "op", "resume", {})
     turn(parts, 2)
     assert applied(parts) == commit
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from gitboot.bmc.override import State
-from gitboot.model.scalars import Digest
+from gitboot.ledger import evidence
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause
 from tests.bench import NOON
@@ -56,7 +56,7 @@ def test_a_fetch_and_a_report_count_where_the_fleet_says_so(site: Site, kind: st
     for path, proof in ((ENTRY, "Fetched"), (REPORT, "Reported")):
         before = provisioned(site)
         site.bench.fetch(plan, path=path)
-        site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+        site.bench.plan()
         if kind != "Progress":
             passes(site)
         assert (provisioned(site) != before) == (kind == proof)
@@ -140,11 +140,10 @@ def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice
 
 def test_an_override_that_was_set_after_the_fetch_does_not_speak_against_it(site: Site) -> None:
     decide(site, "Fetched")
-    plan = site.bench.plan()
-    site.bench.fetch(plan)  # by DHCP's order, before anything was set
+    fetched_at = site.bench.now
     site.wait(1)
-    site.bench.overriding.ask(site.bench.fleet, site.bench.now)
-    site.bench.overriding.collect(site.bench.fleet, site.bench.now, wait=True)
+    plan = passes(site, 1)
+    site.bench.fetch(plan, at=fetched_at)  # by DHCP's order, before anything was set
     passes(site, 3)
     assert provisioned(site) == ["Fetched"]
     assert site.shown.startswith("Disabled")
@@ -164,11 +163,11 @@ def test_a_fetch_whose_bmc_has_no_document_any_more_is_judged_without_it(site: S
     plan = passes(site)
     site.boot()
     site.bench.fetch(plan)
-    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    site.bench.plan()
     decide(site, kind, bmc=False)
     passes(site, 3)
     assert provisioned(site) == (["Fetched"] if kind == "Fetched" else [])
-    assert site.bench.ledger.pending() == []
+    assert evidence.pending(site.bench.ledger) == []
 
 
 # By the date of what was sent
@@ -179,9 +178,7 @@ NEW = OLD + 60
 
 
 def observed(site: Site, modified: int, path: str = ENTRY) -> None:
-    site.bench.evidence.observations.put(
-        Observation(server="", path=path, modified=modified, client="10.0.0.7", at=site.bench.now)
-    )
+    site.bench.observe(Observation(server="", path=path, modified=modified, client="10.0.0.7", at=site.bench.now))
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
@@ -191,7 +188,7 @@ def observed(site: Site, modified: int, path: str = ENTRY) -> None:
         ("the old version", ENTRY, OLD, 1),
         ("the current version", ENTRY, NEW, 2),
         ("a version that nobody published", ENTRY, OLD + 1, None),
-        ("a file that nobody published", ENTRY.replace("boot.ipxe", "grub.cfg"), NEW, None),
+        ("a file that nobody published", ENTRY.replace("boot.ipxe", "other.cfg"), NEW, None),
     ],
 )
 def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
@@ -199,10 +196,8 @@ def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
 ) -> None:
     for provision, date in ((1, OLD), (2, NEW)):
         decide(site, "Fetched", bmc=False, spec=f"provision: {provision}")
-        plan = passes(site)
-        assert plan is not None
-        site.bench.evidence.expect({ENTRY: plan.digest}, lambda _, date=date: date)  # type: ignore[misc]
-        site.bench.evidence.published()
+        site.bench.now = datetime.fromtimestamp(date, UTC)
+        passes(site)
     if again:
         site.restart()
         passes(site)
@@ -212,19 +207,14 @@ def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
     assert record is not None and record.provision == number, case
 
 
-def dates() -> Callable[[str], int]:
-    numbers = iter(range(OLD, NEW))
-    return lambda _: next(numbers)
-
-
 def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -> None:
-    date, plan = dates(), Digest("a" * 64)
+    decide(site, "Fetched", bmc=False)
     for number in range(5):
-        site.bench.evidence.expect({ENTRY: plan}, date)
-        if number == 2:
-            site.bench.evidence.published()
-    found = [site.bench.ledger.version(ENTRY, OLD + number) for number in range(5)]
-    assert found == [plan, plan, plan, None, None]
+        site.bench.now, site.bench.target.full = datetime.fromtimestamp(OLD + number, UTC), number < 2
+        plan = passes(site, 1)
+    assert plan is not None
+    found = [evidence.version(site.bench.ledger, ENTRY, OLD + number) for number in range(5)]
+    assert found == [plan.digest, plan.digest, plan.digest, None, None]
 
 
 # Progress
@@ -254,7 +244,7 @@ def test_progress_without_arming_counts_from_the_fetch(site: Site) -> None:
     site.machine.advance(70)
     site.bench.now = site.machine.now
     site.bench.fetch(plan)  # before anything was set
-    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    site.bench.plan()
     passes(site, 3)
     assert (provisioned(site), site.patches) == ([], 0)  # an override would install it once more
     site.wait(60)

@@ -79,9 +79,8 @@ class Site:
         """Another process on the same ledger, with the same commit."""
         before = self.bench
         before.close()
-        self.bench = self.make_bench(told=None, **given)
-        self.bench.now, self.bench.repository = before.now, before.repository
-        self.bench.decisions, self.bench.machines = before.decisions, before.machines
+        self.bench = self.make_bench(initial=None, **given)
+        self.bench.now, self.bench.commits.newest = before.now, before.commits.newest
 
     @property
     def patches(self) -> int:
@@ -95,23 +94,26 @@ class Site:
     @property
     def states(self) -> dict[str, State]:
         """What is recorded of each override, by its reason."""
-        return {each.reason: each.state for each in self.bench.ledger.overrides(SystemUuid(self.machine.uuid))}
+        kept = self.bench.knowledge.overrides_of(SystemUuid(self.machine.uuid))
+        return {each.reason: each.state for each in kept}
 
     @property
     def due_in_s(self) -> float | None:
-        due = self.bench.overriding.next_due
+        due = self.bench.schedule.next_due
         return None if due is None else (due - self.bench.now) / timedelta(seconds=1)
 
 
 class MakeSite(Protocol):
-    def __call__(self, *, told: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC) -> Site: ...
+    def __call__(
+        self, *, initial: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC
+    ) -> Site: ...
 
 
 @pytest.fixture
 def make_site(tmp_path: Path) -> Iterator[MakeSite]:
     with ExitStack() as stack:
 
-        def make_site(*, told: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC) -> Site:
+        def make_site(*, initial: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC) -> Site:
             (tmp_path / "rack").mkdir(exist_ok=True)
             (tmp_path / "rack" / "username").write_text("root")
             (tmp_path / "rack" / "password").write_text(password)
@@ -121,7 +123,7 @@ def make_site(tmp_path: Path) -> Iterator[MakeSite]:
             def make_bench(**given: Any) -> Bench:
                 return stack.enter_context(Bench(tmp_path, credentials=tmp_path, **given))
 
-            return Site(make_bench(told=told), machine, bmc, make_bench)
+            return Site(make_bench(initial=initial), machine, bmc, make_bench)
 
         yield make_site
 
@@ -208,7 +210,7 @@ def test_a_fetch_of_what_was_not_published_proves_nothing(site: Site) -> None:
     plan = site.bench.reconcile()
     assert plan is not None
     site.bench.fetch(replace(plan, key="of another tree"))
-    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    site.bench.plan()
     assert site.bench.told() == []
 
 
@@ -298,7 +300,7 @@ def test_an_override_that_is_set_each_time_is_set_anew_after_each_boot(site: Sit
 
 
 def test_a_ledger_that_was_never_told_asks_no_bmc(make_site: MakeSite) -> None:
-    site = make_site(told=None)
+    site = make_site(initial=None)
     site.decide()
     assert shown(site.bench.reconcile()) == (Phase.DISK, Cause.UNKNOWN)
     condition = site.bench.condition("RecordsKnown")
@@ -425,7 +427,7 @@ def test_wrong_credentials_are_tried_too_rarely_to_lock_an_account(make_site: Ma
     condition = site.bench.condition("Bmc/web01")
     assert condition is not None and condition[:2] == (False, "Stalled")
     assert site.bench.told() == ["OverrideStalled"]
-    assert site.bench.events[0].warning
+    assert [event.warning for event in site.bench.events if event.type == "OverrideStalled"] == [True]
 
 
 def test_what_a_bmc_cannot_do_is_for_a_person(make_site: MakeSite) -> None:
@@ -445,24 +447,20 @@ def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
     site.decide()
     site.bmc.fault(Drop(applied=True), on="PATCH")
     about_to_set, may_set = threading.Event(), threading.Event()
-    write = site.bench.bmcs.write
 
-    def held(uuid: SystemUuid, record: OverrideRecord) -> None:
-        write(uuid, record)
+    def held(record: OverrideRecord) -> None:
         if record.state is State.RECORDED:
             about_to_set.set()
             assert may_set.wait(10)
 
-    site.bench.bmcs.write = held
+    site.bench.after_recording = held
     bench = site.bench
-    plan = bench.plan()
-    bench.overriding.ask(bench.fleet, bench.now)
+    plan = bench.reconcile(wait=False)
     assert about_to_set.wait(10)
     bench.fetch(plan, client="10.0.0.99")
-    bench.overriding.collect(bench.fleet, bench.now)
-    bench.overriding.ask(bench.fleet, bench.now)
+    bench.reconcile(wait=False)
     may_set.set()
-    bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    bench.collect()
     assert bench.told("Provisioned", "FetchIgnored") == []
     bench.reconcile()
     assert bench.told("Provisioned", "FetchIgnored") == ["FetchIgnored"]
@@ -550,7 +548,7 @@ def test_a_fetch_by_a_machine_that_then_left_the_fleet_keeps_nothing_standing(si
     site.decide()
     plan = site.bench.reconcile()
     site.bench.fetch(plan, client="10.0.0.99")
-    site.bench.overriding.collect(site.bench.fleet, site.bench.now)
+    site.bench.plan()
     site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
     for _ in range(3):
         site.bench.reconcile()
@@ -583,16 +581,15 @@ class Held:
     opened: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self._write, self.bench.bmcs.write = self.bench.bmcs.write, self
-
-    def __call__(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         if self.recorded:
-            self._write(uuid, record)
+            self.bench.after_recording = self
+        else:
+            self.bench.before_recording = self
+
+    def __call__(self, record: OverrideRecord) -> None:
         if record.state is State.RECORDED:
             self.reached.set()
             assert self.opened.wait(10)
-        if not self.recorded:
-            self._write(uuid, record)
 
 
 @pytest.mark.parametrize("then", ["parked", "another number", "its window is over"])
@@ -603,8 +600,7 @@ def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
     window = maintenance("repair", "20T11:00 20T14:00")
     site.decide("Never" if "window" in then else "Once", *([window] if "window" in then else []))
     bench, held = site.bench, Held(site.bench, recorded)
-    bench.plan()
-    bench.overriding.ask(bench.fleet, bench.now)
+    bench.reconcile(wait=False)
     assert held.reached.wait(10)
     if then == "parked":
         site.decide(spec="provision: 1, lifecycle: Parked")
@@ -612,13 +608,10 @@ def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
         site.decide(spec="provision: 2")
     else:
         site.decide("Never")
-    bench.plan()
-    bench.overriding.ask(bench.fleet, bench.now)
+    bench.reconcile(wait=False)
     held.opened.set()
     for _ in range(3):  # as the end of a job wakes the loop: no time passes
-        bench.overriding.collect(bench.fleet, bench.now, wait=True)
-        bench.overriding.ask(bench.fleet, bench.now)
-    bench.overriding.collect(bench.fleet, bench.now, wait=True)
+        bench.reconcile()
     assert site.shown == ("Once Pxe" if then == "another number" else "Disabled Pxe")
     assert [state for state in site.states.values() if state.is_open] == (
         [State.CONFIRMED] if then == "another number" else []
@@ -632,23 +625,21 @@ def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after
     bench.reconcile()
     site.wait(30)
     site.bmc.fault(Slow(every_s=0.0002))
-    bench.overriding.ask(bench.fleet, bench.now)
+    bench.reconcile(wait=False)
     site.decide(spec="provision: 1, lifecycle: Parked")
     bench.plan()
     for _ in range(2):
-        bench.overriding.ask(bench.fleet, bench.now)
-        bench.overriding.collect(bench.fleet, bench.now, wait=True)
+        bench.reconcile()
     assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
 
 
 def test_what_is_wanted_until_an_instant_is_not_set_after_it(site: Site) -> None:
     site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
     bench = site.bench
-    bench.plan()
-    site.wait(3600)  # the job was planned before, and begins now
-    bench.overriding.ask(bench.fleet, bench.now)
-    bench.overriding.collect(bench.fleet, bench.now, wait=True)
+    bench.job_clock = bench.now + timedelta(hours=1)  # it was planned for, and begins then
+    bench.reconcile()
     assert (site.patches, site.states) == (0, {})
+    site.wait(3600)
     bench.reconcile()
     assert (site.patches, site.states) == (0, {})
 
@@ -751,7 +742,7 @@ def make_many(tmp_path: Path) -> Iterator[Callable[..., Many]]:
 
 
 def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_many: Callable[..., Many]) -> None:
-    many = make_many(6, most_failures=3)
+    many = make_many(6, failures=3)
     many.decide()
     many.bench.reconcile()
     assert many.times_set == 6
@@ -769,7 +760,7 @@ def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_
 def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_the_others(
     make_many: Callable[..., Many],
 ) -> None:
-    many = make_many(6, most_failures=3)
+    many = make_many(6, failures=3)
     many.decide()
     many.bmc.fault(Drop(applied=False), times=8)
     many.bench.reconcile()
@@ -792,11 +783,10 @@ def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_
 def held_connections(many: Many, most: int) -> int:
     """How many requests wait at the double at the same time, once no more come."""
     many.bmc.fault(Hang(seconds=0.4), times=most)
-    many.bench.plan()
-    many.bench.overriding.ask(many.bench.fleet, many.bench.now)
+    many.bench.reconcile(wait=False)
     time.sleep(0.3)
     waiting = len(many.bmc.service.requests)
-    many.bench.overriding.collect(many.bench.fleet, many.bench.now, wait=True)
+    many.bench.collect()
     return waiting
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from gitboot.errors import LedgerError, UsageError
-from gitboot.instance.offers import offer_of
-from gitboot.instance.provisioning import Told
-from gitboot.ledger import Ledger
+from gitboot.errors import LedgerError
+from gitboot.instance.knowledge import Initial, Learning
+from gitboot.instance.provisioning import note_consumed
+from gitboot.ledger import evidence as book
+from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import BootPlan, Cause, Phase, Record, Run
+from gitboot.resolve.records import record_facts
 from tests.bench import NOON, Bench
+from tests.doubles import Unsynced
 from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
 
@@ -32,16 +36,17 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-def boot_once(bench: Bench, plan: BootPlan | None, evidence: str = "Fetched", made_at: datetime | None = None) -> None:
-    assert plan is not None
-    if (offer := bench.provisioning.offered(plan.digest)) is None:
-        return
-    bench.provisioning.record_boot(offer, made_at or bench.now, evidence, bench.now)
+def boot_once(bench: Bench, plan: BootPlan | None, made_at: datetime | None = None) -> None:
+    """The entry of a plan is fetched, and that is taken in."""
+    bench.fetch(plan, at=made_at)
+    bench.plan()
 
 
-def spend(bench: Bench) -> None:
-    """The BMC shows that web01's override was consumed."""
-    bench.provisioning.consumed(bench.servers["web01"].decision.uuid, "web01", "provision/1", bench.now)
+def lose(bench: Bench) -> None:
+    """web01's override was consumed, as an operator says, and no evidence followed."""
+    record = replace(bench.record or Record(), consumed_at=bench.now, consumed_key="provision/1")
+    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
+    bench.request("records", items=[item], reason="as seen")
 
 
 def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
@@ -58,7 +63,7 @@ UNKNOWN = (Phase.DISK, Cause.UNKNOWN)
 
 
 def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Path) -> None:
-    with Bench(tmp_path, told=None) as bench:
+    with Bench(tmp_path, initial=None) as bench:
         bench.decide(*fleet_of(provision=1))
         assert shown(bench.plan()) == UNKNOWN
         status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
@@ -66,11 +71,11 @@ def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Pa
         assert message.startswith("1 server wants provision 1 or more") and "--records fresh" in message
         bench.plan()
         assert bench.told() == ["RecordsUnknown"]  # once, not at every pass
-        assert not bench.ledger.told
+        assert bench.knowledge.facts.initialised is None
 
 
 @pytest.mark.parametrize(
-    ("told", "provision", "expected"),
+    ("initial", "provision", "expected"),
     [
         ("fresh", 1, TO_INSTALL),
         ("fresh", 0, INSTALLED),  # a running fleet is adopted as it stands
@@ -80,19 +85,19 @@ def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Pa
     ],
 )
 def test_what_a_new_ledger_is_told_decides_what_is_installed(
-    tmp_path: Path, told: str | None, provision: int, expected: tuple[Phase, Cause]
+    tmp_path: Path, initial: str | None, provision: int, expected: tuple[Phase, Cause]
 ) -> None:
-    with Bench(tmp_path, told=told) as bench:
+    with Bench(tmp_path, initial=initial) as bench:
         bench.decide(*fleet_of(provision))
         assert shown(bench.plan()) == expected
         assert bench.condition("RecordsKnown") == (True, "Known", "the ledger knows every server")
 
 
 def test_a_ledger_that_was_told_is_not_told_again(tmp_path: Path) -> None:
-    with Bench(tmp_path, told="adopt") as bench:
+    with Bench(tmp_path, initial="adopt") as bench:
         bench.decide(*fleet_of(provision=1))
         bench.plan()
-    with Bench(tmp_path, told="fresh") as bench:
+    with Bench(tmp_path, initial="fresh") as bench:
         bench.decide(*fleet_of(provision=1))
         assert shown(bench.plan()) == INSTALLED
 
@@ -121,14 +126,14 @@ def test_records_last_from_one_process_to_the_next(tmp_path: Path) -> None:
 # A ledger in doubt
 
 
-def doubted(folder: Path, doubt: str, told: Told | None) -> Bench:
+def doubted(folder: Path, doubt: str, initial: Initial | None) -> Bench:
     """An instance whose ledger had web01 as provisioned, and is not to be believed any more."""
     with Bench(folder) as bench:
         bench.decide(*fleet_of())
         boot_once(bench, bench.plan())
-    bench = Bench(folder, told=told, foreign=doubt == "ForeignLedger")
-    if doubt != "ForeignLedger":
-        bench.ledger.doubt_it(doubt)
+    bench = Bench(
+        folder, initial=initial, foreign=doubt == "ForeignLedger", doubt=doubt if doubt != "ForeignLedger" else None
+    )
     bench.wait(days=1)
     return bench
 
@@ -138,7 +143,7 @@ DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at
 
 @pytest.mark.parametrize("doubt", ["RestoredLedger", "ForeignLedger", "DamagedLedger"])
 @pytest.mark.parametrize(
-    ("case", "told", "expected"),
+    ("case", "initial", "expected"),
     [
         ("nothing", None, UNKNOWN),
         ("fresh", "fresh", UNKNOWN),  # that may only be said of a new one
@@ -149,35 +154,35 @@ DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at
     ],
 )
 def test_what_a_ledger_in_doubt_is_told(
-    tmp_path: Path, doubt: str, case: str, told: Told | None, expected: tuple[Phase, Cause]
+    tmp_path: Path, doubt: str, case: str, initial: Initial | None, expected: tuple[Phase, Cause]
 ) -> None:
-    with doubted(tmp_path, doubt, told) as bench:
+    with doubted(tmp_path, doubt, initial) as bench:
         bench.decide(*fleet_of(provision=2))
         for _ in range(2):
             assert shown(bench.plan()) == expected, case
-        answered = told not in (None, "fresh")
+        answered = initial not in (None, "fresh")
         status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
         if not answered:
             assert (status, reason, bench.told()) == (False, doubt, ["RecordsUnknown"])
             assert "--records adopt" in message
-            assert ("--records fresh is for a new instance" in message) == (told == "fresh")
+            assert ("--records fresh is for a new instance" in message) == (initial == "fresh")
         else:
-            assert bench.told("RecordsTold") == ["RecordsTold"]
+            assert bench.told("RecordsInitialised") == ["RecordsInitialised"]
             assert (status, reason) == ((False, "UnknownServers") if expected == UNKNOWN else (True, "Known"))
-    with Bench(tmp_path, told=None) as bench:  # and it is remembered
+    with Bench(tmp_path, initial=None) as bench:  # and it is remembered
         bench.decide(*fleet_of(provision=2))
         again = shown(bench.plan())
         assert again == expected or (doubt == "ForeignLedger" and not answered)  # that is seen anew at each start
 
 
 @pytest.mark.parametrize(
-    ("told", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): DONE}, UNKNOWN)]
+    ("initial", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): DONE}, UNKNOWN)]
 )
 def test_what_a_new_ledger_is_told_stays_so_for_each_server_over_restarts(
-    tmp_path: Path, told: Told, web02: tuple[Phase, Cause]
+    tmp_path: Path, initial: Initial, web02: tuple[Phase, Cause]
 ) -> None:
-    for start in (told, None, "fresh", "adopt"):
-        with Bench(tmp_path, told=start) as bench:
+    for start in (initial, None, "fresh", "adopt"):
+        with Bench(tmp_path, initial=start) as bench:
             bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1"))
             bench.plan()
             assert shown(bench.servers["web02"].plan) == web02, start
@@ -188,7 +193,7 @@ def test_what_a_new_ledger_is_told_stays_so_for_each_server_over_restarts(
 
 
 def test_a_server_that_is_in_the_file_and_comes_back_later_is_known(tmp_path: Path) -> None:
-    with Bench(tmp_path, told={SystemUuid(uuid_of(name)): DONE for name in ("web01", "web02")}) as bench:
+    with Bench(tmp_path, initial={SystemUuid(uuid_of(name)): DONE for name in ("web01", "web02")}) as bench:
         bench.decide(*fleet_of(provision=1))
         bench.plan()
         bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1"))
@@ -196,23 +201,33 @@ def test_a_server_that_is_in_the_file_and_comes_back_later_is_known(tmp_path: Pa
         assert shown(bench.servers["web02"].plan) == INSTALLED
 
 
+class Full(Unsynced):
+    """On a disk that is full."""
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        raise LedgerError("the disk is full")
+        yield  # never, but as a generator
+
+
 def test_nothing_is_known_before_the_first_look_even_where_the_ledger_cannot_be_written(tmp_path: Path) -> None:
     """An older copy on a full disk: its records are never planned from."""
-    with doubted(tmp_path, "RestoredLedger", None) as bench:
+    doubted(tmp_path, "RestoredLedger", None).close()
+    with Bench(tmp_path, initial="adopt", store=Full) as bench:
         bench.decide(*fleet_of(provision=2))
-        bench.ledger._store._connection.execute("PRAGMA query_only = ON")
-        with pytest.raises(LedgerError):
-            bench.provisioning.know(bench.decisions, bench.machines, bench.now)
-        assert bench.provisioning.records == {}
+        assert bench.plan() is None
+        assert bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
+        assert bench.record is None and bench.knowledge.records
 
 
 def test_an_operator_sets_no_single_record_while_the_ledger_is_in_doubt(tmp_path: Path) -> None:
     with doubted(tmp_path, "RestoredLedger", None) as bench:
         bench.decide(*fleet_of(provision=2))
         bench.plan()
-        with pytest.raises(UsageError, match="--records"):
-            bench.provisioning.set([(SystemUuid(uuid_of("web01")), "web01", Record())])
+        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
+        number = bench.request("records", items=[item], reason="as seen")
         assert shown(bench.plan()) == UNKNOWN
+        assert bench.outcome(number).startswith("refused: ") and "--records" in bench.outcome(number)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +241,7 @@ def test_an_operator_sets_no_single_record_while_the_ledger_is_in_doubt(tmp_path
 def test_what_is_adopted_has_made_the_boots_of_maintenances_that_have_begun(
     tmp_path: Path, case: str, window: str, expected: tuple[Phase, Cause]
 ) -> None:
-    with Bench(tmp_path, told="adopt") as bench:
+    with Bench(tmp_path, initial="adopt") as bench:
         bench.decide(*fleet_of(1, "Once", maintenance("repair", window, "networkBoot: Once, run: 2")))
         bench.plan()
         bench.wait(minutes=2)
@@ -237,8 +252,7 @@ def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) ->
     with Bench(tmp_path) as bench:
         bench.decide(*fleet_of(1, "OnImageChange"))
         earlier = bench.plan()
-    with Bench(tmp_path, told="adopt") as bench:
-        bench.ledger.doubt_it("RestoredLedger")
+    with Bench(tmp_path, initial="adopt", doubt="RestoredLedger") as bench:
         bench.wait(hours=1)
         bench.decide(*fleet_of(1, "OnImageChange", boots="flatcar-2"))
         assert shown(bench.plan()) == INSTALLED
@@ -302,13 +316,14 @@ def test_a_new_motherboard_is_unknown_until_somebody_knows(
         bench.plan()
         assert shown(bench.servers[name].plan) == expected
         if expected == UNKNOWN:
-            bench.provisioning.set([(SystemUuid(uuid_of("a new board")), name, Record())])
+            item = {"uuid": uuid_of("a new board"), "server": name, **record_facts(Record())}
+            bench.request("records", items=[item], reason="it is empty")
             bench.plan()
             assert shown(bench.servers[name].plan) == TO_INSTALL
 
 
 def test_the_new_motherboard_of_an_unknown_server_is_unknown_too(tmp_path: Path) -> None:
-    with Bench(tmp_path, told={}) as bench:
+    with Bench(tmp_path, initial={}) as bench:
         bench.decide(*fleet_of())
         assert shown(bench.plan()) == UNKNOWN
         for board in ("second", "third"):
@@ -317,7 +332,7 @@ def test_the_new_motherboard_of_an_unknown_server_is_unknown_too(tmp_path: Path)
 
 
 def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_number(tmp_path: Path) -> None:
-    with Bench(tmp_path, told="adopt") as bench:
+    with Bench(tmp_path, initial="adopt") as bench:
         alone = fleet_of(provision=2)[:6]
         bench.decide(fleet("baseURL: 'http://boot.test', requirePolicy: false"), *alone[1:])
         bench.plan()
@@ -365,7 +380,7 @@ def test_what_git_declares_is_taken_at_its_word(
 
 
 def test_git_can_declare_what_nobody_knows(tmp_path: Path) -> None:
-    with Bench(tmp_path, told={}) as bench:
+    with Bench(tmp_path, initial={}) as bench:
         bench.decide(*declared(None))
         assert shown(bench.plan()) == UNKNOWN
         bench.decide(*declared(1))
@@ -454,7 +469,7 @@ def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
         grace_until=NOON + timedelta(seconds=60),
     )
     boot_once(bench, plan)
-    (event,) = bench.events
+    (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published")]
     assert (event.type, event.message) == (
         "Provisioned",
         "web01: provision 3 is installed with BootImage/flatcar-1 (Fetched)",
@@ -537,7 +552,7 @@ def test_a_late_fetch_of_an_earlier_plan_meets_the_key_that_it_had(bench: Bench)
 def test_a_boot_that_is_made_each_time_meets_nothing(bench: Bench) -> None:
     bench.decide(*fleet_of(often="Always"))
     boot_once(bench, bench.plan())
-    assert (bench.record, bench.events) == (Record(), [])
+    assert (bench.record, bench.told()) == (Record(), [])
 
 
 def test_what_was_published_before_a_restart_is_evidence_still(bench: Bench, tmp_path: Path) -> None:
@@ -546,14 +561,17 @@ def test_what_was_published_before_a_restart_is_evidence_still(bench: Bench, tmp
     assert plan is not None
     bench.close()
     with Bench(tmp_path) as other:
-        offer = other.provisioning.offered(plan.digest)
+        offer = book.offered(other.ledger, plan.digest)
         assert offer is not None and (offer.key, offer.image) == ("provision/1", "flatcar-1")
+        other.decide(*fleet_of(provision=2))
+        boot_once(other, plan)
+        assert other.record is not None and other.record.provision == 1
 
 
 def test_what_was_never_published_is_offered_to_no_one(bench: Bench) -> None:
     bench.decide(*fleet_of(provision=1))
     bench.plan()
-    assert bench.provisioning.offered(Digest("0" * 64)) is None
+    assert book.offered(bench.ledger, Digest("0" * 64)) is None
 
 
 def test_the_boot_that_comes_next_is_offered_ahead(bench: Bench) -> None:
@@ -567,15 +585,12 @@ def test_the_boot_that_comes_next_is_offered_ahead(bench: Bench) -> None:
 
 
 def test_evidence_for_a_server_of_which_nothing_is_known_stays_unheard(tmp_path: Path) -> None:
-    with Bench(tmp_path, told=None) as bench:
+    with Bench(tmp_path) as bench:
         bench.decide(*fleet_of(1, "OnImageChange"))
-        bench.plan()
-        decision = bench.decisions.servers["web01"]
-        plan = bench.servers["web01"].plan
-        assert plan is not None and decision.policy is not None
-        offer = offer_of(decision, replace(plan, boot=decision.policy.boot, phase=Phase.NETWORK, key="provision/1"))
-        assert offer is not None
-        bench.provisioning.record_boot(offer, NOON, "Fetched", NOON)
+        plan = bench.plan()
+    with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        boot_once(bench, plan)
         assert (bench.record, bench.told("Provisioned")) == (None, [])
 
 
@@ -593,7 +608,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     boot_once(bench, plan)
     assert bench.record is not None and bench.record.runs == {"repair": Run(1, NOON)}
     assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
-    (event,) = bench.events
+    (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published")]
     assert (event.type, event.message) == (
         "MaintenanceBooted",
         "web01: run 1 of Maintenance/repair was booted (Fetched)",
@@ -624,7 +639,7 @@ def test_a_maintenance_that_boots_always_is_never_done(bench: Bench) -> None:
     bench.decide(*fleet_of(0, "Once", repair(often="Always")))
     boot_once(bench, bench.plan())
     assert bench.record is not None and bench.record.runs == {}
-    assert bench.events == []
+    assert bench.told() == []
 
 
 def test_a_fetch_under_a_maintenance_installs_nothing_and_ends_no_installation(bench: Bench) -> None:
@@ -640,21 +655,30 @@ def test_a_fetch_under_a_maintenance_installs_nothing_and_ends_no_installation(b
 def test_an_override_that_was_consumed_without_evidence_waits_half_an_hour_and_then_asks_a_person(bench: Bench) -> None:
     bench.decide(*fleet_of())
     bench.plan()
-    spend(bench)
+    lose(bench)
     plan = bench.plan()
     assert shown(plan) == TO_INSTALL
     assert plan is not None and plan.override is None  # nothing is set from its being consumed to evidence
     assert plan.next_transition == NOON + timedelta(minutes=30)
-    bench.wait(minutes=10)
-    spend(bench)
-    bench.wait(minutes=20)
+    bench.wait(minutes=30)
     assert shown(bench.plan()) == (Phase.DISK, Cause.CONSUMED)
+
+
+def test_the_waiting_begins_once(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    bench.plan()
+    uuid = bench.decisions.servers["web01"].uuid
+    learning = Learning(bench.knowledge)
+    for minutes in (0, 10):
+        note_consumed(learning, uuid, "web01", "provision/1", NOON + timedelta(minutes=minutes))
+    record = learning.record(uuid)
+    assert record is not None and record.consumed_at == NOON
 
 
 def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
     bench.decide(*fleet_of())
     plan = bench.plan()
-    spend(bench)
+    lose(bench)
     bench.wait(minutes=5)
     boot_once(bench, plan)
     assert bench.record is not None and (bench.record.provision, bench.record.consumed_at) == (1, None)
@@ -663,17 +687,18 @@ def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
 # Together with the ledger
 
 
-def test_a_pass_in_which_nothing_is_learnt_writes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reconcile_in_which_nothing_is_learnt_writes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.decide(*fleet_of())
-    boot_once(bench, bench.plan())
-    records = bench.provisioning.records
+    plan = bench.plan()
+    boot_once(bench, plan)
+    bench.plan()
 
     def refuse(*_: object) -> None:
         raise AssertionError("written")
 
-    monkeypatch.setattr(Ledger, "write_records", refuse)
-    boot_once(bench, bench.plan())
-    assert bench.provisioning.records is records
+    monkeypatch.setattr(Unsynced, "writing", refuse)
+    boot_once(bench, plan)
+    assert bench.record is not None and bench.record.provision == 1
 
 
 def test_a_new_uuid_under_a_known_name_is_unknown(bench: Bench) -> None:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
-from gitboot.instance.accept import Accepting
-from gitboot.instance.reconcile import Reconciler
-from gitboot.ledger import Ledger
+from gitboot.instance.build import Outside, assembled
+from gitboot.instance.publishing import Target
+from gitboot.instance.settings import GitSettings, Settings
+from gitboot.instance.standing import Fetched
+from gitboot.ledger import evidence, facts
+from gitboot.ledger.store import Transaction
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.observe.observation import Observation
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
+from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File, Files
+from gitboot.serve.answers import Answers
+from gitboot.serve.tree import PublishedTree
 from gitboot.source import Reader, Remote, Source
-from tests.bench import Bench
+from gitboot.status import Event
+from tests.doubles import UNGUARDED, Unsynced
 from tests.evaluated import Here
 from tests.fleets import SEED, at, mac_of, maintenance, policy, server
-from tests.inprocess import UNGUARDED
 from tests.instance import Repository, git
 from tests.test_run import images_in
 
@@ -39,19 +45,33 @@ def fleet_files(*documents: str) -> dict[str, str]:
 
 
 class Brittle:
-    """A directory as the target, which fails while it is told to."""
+    """A target that fails while it is told to."""
 
-    def __init__(self, directory: Directory) -> None:
-        self.directory, self.full, self.calls = directory, False, 0
+    def __init__(self, target: Target) -> None:
+        self.target, self.full, self.calls = target, False, 0
 
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
+    def publish(
+        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+    ) -> Published:
         self.calls += 1
         if self.full:
             raise PublishError("no space left on device")
-        return self.directory.publish(files, commit=commit, at=at)
+        return self.target.publish(servers, shared, complete=complete, commit=commit, at=at)
 
     def dated(self, path: str, file: File, at: datetime) -> int:
-        return self.directory.dated(path, file, at)
+        return self.target.dated(path, file, at)
+
+
+class Counting(Unsynced):
+    """A ledger that counts what is written to it."""
+
+    written = 0
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        self.written += 1
+        with super().writing() as tx:
+            yield tx
 
 
 class CountingReader(Reader):
@@ -75,58 +95,60 @@ class CountingReader(Reader):
 class Instance:
     """What `gitboot run` puts together, in this process, without its loop."""
 
-    def __init__(self, folder: Path, **given: Any) -> None:
+    def __init__(self, folder: Path, *, allow_rewind: bool = False) -> None:
         (folder / "state").mkdir(exist_ok=True)
         self.output, self.state = folder / "output", folder / "state"
         self.source = Source(Remote(url=str(folder / "git" / "fleet.git")), self.state)
         self.reader = CountingReader(self.state)
-        self.bench = Bench(self.state)
-        self.target = Brittle(Directory.open(self.output, ledger=self.bench.ledger.identity))
-        self.accepting = Accepting(
-            self.source,
-            Here(self.reader),
-            self.bench.ledger,
-            self.bench.provisioning,
-            self.bench.journal,
-            **{
-                "limits": Limits(**UNGUARDED, allow_rewind=given.pop("allow_rewind", False)),
-                **given,
-            },
+        self.events: list[Event] = []
+        self._opened = ExitStack()
+        self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
+        self.directory = self._opened.enter_context(
+            Directory.open(self.output, ledger=facts.read(self.ledger).identity)
         )
-        self.reconciler = Reconciler(
-            accepting=self.accepting,
+        self.target = Brittle(self.directory)
+        settings = Settings(
+            output=self.output,
+            state=self.state,
+            git=GitSettings(repository=""),
+            limits=Limits(**UNGUARDED, allow_rewind=allow_rewind),
+        )
+        outside = Outside(
+            source=self.source,
+            evaluation=Here(self.reader),
             target=self.target,
-            ledger=self.bench.ledger,
-            provisioning=self.bench.provisioning,
-            evidence=self.bench.evidence,
-            overriding=self.bench.overriding,
-            requests=self.bench.requests,
-            journal=self.bench.journal,
         )
+        self.instance = self._opened.enter_context(
+            assembled(settings, self.ledger, outside, initial="fresh", tell=self.events.append, clock=lambda: self.now)
+        )
+        self.reconciler = self.instance.reconciler
 
     def __enter__(self) -> Instance:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.target.directory.close()
-        self.bench.close()
+        self._opened.close()
 
     def reconcile(self, now: datetime, *, fetch: bool = True) -> datetime | None:
-        """Fetch as the loop would, and do a pass."""
+        """Fetch as the loop would, and reconcile."""
+        self.now, fetched = now, None
         if fetch:
-            error: TryAgain | OperatorError | None = None
+            fetched = Fetched()
             try:
                 self.source.fetch()
             except (TryAgain, OperatorError) as failure:
-                error = failure
-            self.reconciler.source_fetched(error, now)
-        return self.reconciler.reconcile(now, wait=True)
+                fetched = Fetched(reason=type(failure).__name__, message=str(failure), failed=True)
+        return self.reconciler.reconcile(now, fetched=fetched, wait=True)
+
+    @property
+    def servers(self) -> dict[str, ServerState]:
+        """As they were planned last."""
+        return dict(self.reconciler.standing.plans.servers)
 
     def boots(self, now: datetime, path: str = ENTRY) -> str:
-        """The image that the endpoint has web01 boot."""
-        assert self.reconciler.answers is not None
-        file = self.reconciler.answers.at(f"boot/{path}", now)
-        return "nothing" if file is None else images_in(file.content.decode())
+        """The image that an endpoint over the tree has web01 boot."""
+        answer = Answers(PublishedTree(self.output, lambda: now)).find(f"/{path}", lambda: None, now)
+        return "nothing" if answer is None else images_in(bytes(answer.reply.body).decode())
 
     @property
     def published(self) -> str:
@@ -137,7 +159,7 @@ class Instance:
         return next((each.status, each.reason) for each in self.reconciler.status.conditions if each.type == type)
 
     def told(self, *types: str) -> list[str]:
-        return self.bench.told(*types)
+        return [event.type for event in self.events if not types or event.type in types]
 
 
 @pytest.fixture(scope="module")
@@ -190,15 +212,14 @@ def test_each_pass_plans_for_its_instant(instance: Instance, now: datetime, expe
 def test_a_pass_in_which_nothing_happened_does_nothing(instance: Instance) -> None:
     for _ in range(2):
         instance.reconcile(BEFORE)
-    answers, events = instance.reconciler.answers, len(instance.bench.events)
-    writes, calls = instance.bench.ledger._store._connection.total_changes, instance.target.calls
+    events = len(instance.events)
+    writes, calls = instance.ledger.written, instance.target.calls
     tree = {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")}
     instance.reader.paths.clear()
     for minute in range(1, 4):
         assert instance.reconcile(BEFORE.replace(minute=minute)) == at("20T22:00")
-    assert instance.reconciler.answers is answers
-    assert len(instance.bench.events) == events
-    assert (instance.bench.ledger._store._connection.total_changes, instance.target.calls) == (writes, calls)
+    assert len(instance.events) == events
+    assert (instance.ledger.written, instance.target.calls) == (writes, calls)
     assert {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")} == tree
     assert instance.reader.paths == []
 
@@ -207,14 +228,14 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     more = {f"servers/web{number:02}.yaml": server(f"web{number:02}", "role: web") for number in range(2, 12)}
     repository.push(more)
     instance.reconcile(BEFORE)
-    states = dict(instance.reconciler._servers)
+    states = instance.servers
     instance.reader.paths.clear()
     repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [quiet]")})
     instance.reconcile(BEFORE)
     assert instance.reader.paths == ["servers/web07.yaml"]
-    changed = [name for name, state in instance.reconciler._servers.items() if state is not states[name]]
+    changed = [name for name, state in instance.servers.items() if state is not states[name]]
     assert changed == ["web07"]
-    (event,) = [event for event in instance.bench.events if event.type == "Published"][1:]
+    (event,) = [event for event in instance.events if event.type == "Published"][1:]
     assert "boot/" not in event.message and event.facts["withdrawn"] == 0
 
 
@@ -225,7 +246,7 @@ def test_a_commit_that_changes_no_server_is_published_as_the_applied_one(
     commit = repository.push({"note.txt": "nothing that boots"})
     instance.reconcile(BEFORE)
     assert instance.reconciler.status.applied == commit
-    assert instance.target.directory.stamp is not None and instance.target.directory.stamp.commit == commit
+    assert instance.directory.stamp is not None and instance.directory.stamp.commit == commit
 
 
 def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repository: Repository) -> None:
@@ -245,14 +266,14 @@ def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repos
 
 def test_a_bad_commit_changes_nothing_and_names_its_problems_once(repository: Repository, instance: Instance) -> None:
     instance.reconcile(BEFORE)
-    good, answers = instance.reconciler.status.applied, instance.reconciler.answers
+    good, calls = instance.reconciler.status.applied, instance.target.calls
     bad = repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
     for _ in range(2):
         instance.reconcile(BEFORE)
     status = instance.reconciler.status
     assert (status.attempted, status.applied) == (bad, good)
     assert [problem.code for problem in status.problems] == ["GB2011"]
-    assert instance.reconciler.answers is answers
+    assert instance.target.calls == calls
     assert instance.condition("CommitAccepted") == (False, "Invalid")
     assert instance.told("Refused") == ["Refused"]
     assert instance.reconcile(OPEN) == at("21T04:00")  # and windows go on
@@ -269,7 +290,7 @@ def test_a_fleet_that_never_was_valid_is_answered_by_nothing_until_it_is(
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE)
         status = instance.reconciler.status
-        assert (instance.reconciler.answers, status.applied, status.ready) == (None, None, False)
+        assert (status.planned_at, status.applied, status.ready) == (None, None, False)
         assert status.problems
         repository.push({"00.yaml": SEED[0]})
         instance.reconcile(BEFORE)
@@ -302,12 +323,13 @@ def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
             instance.source.fetch()
             if number == 1:
                 instance.source.accept(bad)
-                instance.bench.ledger.accept(bad)
+                with instance.ledger.writing() as tx:
+                    facts.accept(tx, bad)
     with Instance(tmp_path) as instance:
         for _ in range(3):
             instance.reconcile(BEFORE)
         assert instance.told() == ["Refused", "Refused"]  # the accepted one, and the one after it
-        assert instance.reconciler.answers is None
+        assert instance.reconciler.status.planned_at is None
 
 
 # Git is gone
@@ -363,7 +385,7 @@ def test_a_rewound_branch_is_held_until_that_is_allowed(tmp_path: Path, reposito
         status = instance.reconciler.status
         assert (status.attempted, status.applied, instance.boots(BEFORE)) == (rewound, accepted, "flatcar-1")
         assert instance.condition("CommitAccepted") == (False, "GuardTripped")
-        (event,) = [event for event in instance.bench.events if event.type == "Held"]
+        (event,) = [event for event in instance.events if event.type == "Held"]
         assert "allowRewind" in event.message and "gitboot approve" in event.message
     with Instance(tmp_path) as instance:
         instance.reconcile(OPEN)
@@ -488,7 +510,8 @@ def test_an_accepted_commit_that_is_nowhere_any_more_stops_new_ones_until_a_pers
     with Instance(tmp_path) as instance:
         for _ in range(2):
             instance.reconcile(BEFORE)
-        assert (instance.reconciler.answers, instance.condition("SourceReady")) == (None, (False, "CorruptClone"))
+        assert instance.reconciler.status.planned_at is None
+        assert instance.condition("SourceReady") == (False, "CorruptClone")
         (message,) = [each.message for each in instance.reconciler.status.conditions if each.type == "SourceReady"]
         assert "--allow-rewind" in message
     with Instance(tmp_path, allow_rewind=True) as instance:
@@ -535,7 +558,7 @@ def test_a_commit_that_could_not_be_published_is_accepted_and_not_yet_applied(
     instance.reconcile(BEFORE)
     status = instance.reconciler.status
     assert (status.attempted, status.applied, status.condition("CommitAccepted")) == (second, first, True)
-    assert instance.boots(BEFORE) == "memtest-7"
+    assert instance.boots(BEFORE) == "flatcar-1", "what stands published is answered"
     instance.target.full = False
     instance.reconcile(BEFORE)
     assert (instance.reconciler.status.applied, instance.published) == (second, "memtest-7")
@@ -560,10 +583,10 @@ def test_a_fetch_that_was_noted_while_this_instance_was_down_counts(tmp_path: Pa
     repository.push({"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")})
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE)
-        plan = instance.reconciler._servers["web01"].plan
+        plan = instance.servers["web01"].plan
         assert plan is not None and plan.phase is Phase.NETWORK
     with Instance(tmp_path) as instance:
-        instance.bench.evidence.observations.put(
+        instance.instance.inbox.observe(
             Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE)
         )
         instance.reconcile(BEFORE.replace(minute=5))
@@ -579,7 +602,7 @@ ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": poli
 def kept(instance: Instance, path: str = ENTRY) -> bool:
     """Whether a fetch of what lies there now would be told from any other after a restart."""
     modified = int((instance.output / "boot" / path).stat().st_mtime)
-    return instance.bench.ledger.version(f"boot/{path}", modified) is not None
+    return evidence.version(instance.ledger, f"boot/{path}", modified) is not None
 
 
 def test_while_offers_cannot_be_noted_the_endpoint_answers_and_nothing_new_is_published(
@@ -592,11 +615,12 @@ def test_while_offers_cannot_be_noted_the_endpoint_answers_and_nothing_new_is_pu
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "offer", refuse)
+        patched.setattr(evidence, "offer", refuse)
         for now, answered in ((BEFORE, "flatcar-1"), (OPEN, "memtest-7")):
-            with pytest.raises(LedgerError):
-                instance.reconcile(now)
+            instance.reconcile(now)
             assert (instance.boots(now), instance.target.calls) == (answered, 1)
+            assert instance.condition("LedgerWritable") == (False, "Failed")
+            assert instance.condition("Published") == (False, "LedgerError")
     instance.reconcile(OPEN)
     assert instance.boots(OPEN) == instance.published == "memtest-7"
     instance.reconcile(AFTER)
@@ -640,7 +664,7 @@ def test_a_mirrors_fetch_of_what_a_restarted_instance_published_before_counts(
         modified = int((instance.output / "boot" / ENTRY).stat().st_mtime)
     with Instance(tmp_path) as instance:
         now = BEFORE.replace(minute=5)
-        instance.bench.evidence.observations.put(
+        instance.instance.inbox.observe(
             Observation(server="", path=f"boot/{ENTRY}", modified=modified, client="10.0.0.7", at=BEFORE)
         )
         instance.reconcile(now)
@@ -653,7 +677,7 @@ def test_what_is_in_the_way_of_an_entry_is_a_failed_publication(repository: Repo
     (instance.output / "boot" / "v1" / "boot").write_text("a file where a folder has to be")
     instance.reconcile(BEFORE)
     assert instance.condition("Published")[0] is False
-    assert instance.boots(BEFORE) == "flatcar-1"
+    assert instance.boots(BEFORE) == "nothing"
     (instance.output / "boot" / "v1" / "boot").unlink()
     instance.reconcile(BEFORE)
     assert instance.published == "flatcar-1" and kept(instance)

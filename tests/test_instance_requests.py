@@ -8,7 +8,7 @@ import pytest
 
 from gitboot.bmc.override import State
 from gitboot.errors import LedgerError
-from gitboot.ledger import Ledger
+from gitboot.ledger import requests
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Phase, Record
 from gitboot.resolve.records import record_facts
@@ -50,7 +50,7 @@ def test_a_record_that_is_set_pending_installs_the_machine_once_more(site: Site)
     installed(site)
     number = pending(site)
     assert shown(site.bench.reconcile()) == TO_INSTALL
-    assert site.bench.ledger.outcome(number) == "web01 is pending: it is installed as soon as its plan wants it (INC-1)"
+    assert site.bench.outcome(number) == "web01 is pending: it is installed as soon as its plan wants it (INC-1)"
     assert (site.shown, site.patches) == ("Once Pxe", 2)
     site.boot()
     site.bench.fetch(site.bench.plan())
@@ -68,18 +68,17 @@ def test_a_record_that_is_set_provisioned_withdraws_what_was_set(site: Site) -> 
     number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", provisioned_at=site.bench.now))
     assert shown(site.bench.reconcile()) == INSTALLED
     assert site.shown == "Disabled Pxe"
-    assert site.bench.ledger.outcome(number) == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-1)"
+    assert site.bench.outcome(number) == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-1)"
 
 
 def test_what_was_fetched_before_a_record_was_set_pending_says_nothing(site: Site) -> None:
     site.decide(bmc=False)
     plan = site.bench.reconcile()
-    site.bench.fetch(plan)  # and its news comes late
-    late = site.bench.evidence.observations.get()
+    fetched_at = site.bench.now
     site.wait(600)
     pending(site)
     site.bench.reconcile()
-    site.bench.evidence.observations.put(late)
+    site.bench.fetch(plan, at=fetched_at)  # its news comes late
     site.bench.reconcile()
     assert shown(site.bench.reconcile()) == TO_INSTALL
 
@@ -87,19 +86,20 @@ def test_what_was_fetched_before_a_record_was_set_pending_says_nothing(site: Sit
 def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
     """It waited for an instance, and the machine was installed meanwhile."""
     site.decide(bmc=False)
-    plan = site.bench.reconcile()
-    number = pending(site)
+    plan, asked_at = site.bench.reconcile(), site.bench.now
     site.wait(600)
     site.bench.fetch(plan)
     site.bench.reconcile()
-    assert (site.bench.ledger.outcome(number) or "").startswith("refused: web01 was provisioned after that")
+    site.bench.now, fetched_at = asked_at, site.bench.now
+    number = pending(site)
+    site.bench.now = fetched_at
+    site.bench.reconcile()
+    assert site.bench.outcome(number).startswith("refused: web01 was provisioned after that")
     site.wait(60)
     assert shown(site.bench.reconcile()) == INSTALLED
 
 
-def test_an_order_is_carried_out_once_even_where_that_could_not_be_noted(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(site)
     site.decide(bmc=False)
     number = pending(site)
@@ -108,18 +108,13 @@ def test_an_order_is_carried_out_once_even_where_that_could_not_be_noted(
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "carried_out", refuse)
-        with pytest.raises(LedgerError):
-            site.bench.reconcile()
-    plan = site.bench.plan()  # what was ordered is offered, and somebody boots by it
-    assert shown(plan) == TO_INSTALL
-    site.wait(30)
-    site.bench.fetch(plan)
-    for _ in range(2):
-        site.bench.reconcile()
-    site.wait(120)
-    assert shown(site.bench.reconcile()) == INSTALLED
-    assert (site.bench.ledger.outcome(number) or "").startswith("refused")
+        patched.setattr(requests, "carry_out", refuse)
+        assert shown(site.bench.reconcile()) == INSTALLED
+        assert site.bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
+        assert (site.bench.told("Requested"), site.bench.outcome(number)) == ([], "")
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert site.bench.outcome(number).startswith("web01 is pending")
+    assert site.bench.told("Requested") == ["Requested"]
 
 
 def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> None:
@@ -130,7 +125,7 @@ def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> No
     numbers.append(site.bench.request("retry", uuids=[WEB01]))
     site.restart()
     site.bench.reconcile()
-    assert [site.bench.ledger.outcome(number) for number in numbers][1] == "1 BMCs are asked now"
+    assert [site.bench.outcome(number) for number in numbers][1] == "1 BMCs are asked now"
     assert site.bench.told("Requested") == ["Requested"]
     assert site.patches == 2
 
@@ -141,7 +136,7 @@ def test_records_are_set_all_or_none(site: Site) -> None:
     bad = {"uuid": uuid_of("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
     number = site.bench.request("records", items=[good, bad])
     assert shown(site.bench.reconcile()) == TO_INSTALL
-    assert (site.bench.ledger.outcome(number) or "").startswith("refused: ")
+    assert site.bench.outcome(number).startswith("refused: ")
 
 
 # Resolve
@@ -175,7 +170,7 @@ def test_what_was_never_set_as_an_operator_says_is_set(make_site: MakeSite, agai
         site.restart()
     site.bench.reconcile()
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 2, {"provision/1": State.CONFIRMED})
-    assert "was never set" in (site.bench.ledger.outcome(number) or "")
+    assert "was never set" in site.bench.outcome(number)
 
 
 def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: MakeSite) -> None:
@@ -199,7 +194,7 @@ def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consu
     site.bench.reconcile()
     number = resolve(site, consumed=consumed)
     site.bench.reconcile()
-    assert site.bench.ledger.outcome(number) == "web01: there was nothing to resolve"
+    assert site.bench.outcome(number) == "web01: there was nothing to resolve"
     assert (site.shown, site.patches) == ("Once Pxe", 1)
 
 
@@ -247,8 +242,8 @@ def test_an_order_that_makes_no_sense_is_refused_and_holds_nothing_up(site: Site
     site.decide(bmc=False)
     numbers = [site.bench.request(what, **facts), site.bench.request("retry", uuids=[WEB01])]
     site.bench.reconcile()
-    refused, done = (site.bench.ledger.outcome(number) for number in numbers)
+    refused, done = (site.bench.outcome(number) for number in numbers)
     assert (refused or "").startswith("refused: ")
     assert done == "1 BMCs are asked now"
-    assert site.bench.ledger.requests() == []
+    assert requests.read(site.bench.ledger) == ()
     assert site.bench.record == Record()

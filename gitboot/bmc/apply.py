@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from enum import StrEnum
 from typing import Final
 
+from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import (
     OFF,
     AskOperator,
@@ -19,7 +19,6 @@ from gitboot.bmc.override import (
     OverrideRecord,
     Set,
     Wait,
-    Wanted,
     Withdraw,
     next_step,
     refused,
@@ -27,46 +26,8 @@ from gitboot.bmc.override import (
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
-from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
 
 _MOST_STEPS: Final = 8  # withdraw, confirm, set, confirm, and as much again for a BMC that changes under us
-
-
-class Outcome(StrEnum):
-    UNCHANGED = "Unchanged"
-    APPLIED = "Applied"
-    WAITING = "Waiting"  # it is tried again
-    STALLED = "Stalled"  # a person must act
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One machine's BMC, and what it is to become."""
-
-    server: str
-    uuid: SystemUuid
-    bmc: BmcAccess
-    wanted: Wanted | None
-    records: tuple[OverrideRecord, ...]
-    site: str | None = None  # whose network the BMC is in
-    dry_run: bool = False  # say what would be written, and write nothing
-    only_read: bool = False  # a fetch is to be judged by what stands now: nothing is set before
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """What came of a job."""
-
-    server: str
-    uuid: SystemUuid
-    outcome: Outcome
-    message: str  # what was done, or why not
-    before: Override | None = None  # what the first reading showed
-    observed: Observed | None = None  # the last reading
-    wrote: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
-    answered: bool = True  # whether the BMC, and the way to it, are in order
-    retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
 
 
 def bring_about(

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from gitboot.bmc.apply import Job, Outcome, Result, bring_about
+from gitboot.bmc.apply import bring_about
+from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.bmc.transport import tls_context

@@ -82,7 +82,7 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance import decision_of, looked_at, request
     from gitboot.errors import UsageError
     from gitboot.instance.directory import running
     from gitboot.instance.requests import RETRY
@@ -92,7 +92,9 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
             f"no gitboot runs with the state directory {state}: begin with `gitboot run`, or run it --once"
         )
     with looked_at(state, now()) as instance:
-        decisions = [instance.decision(name) for name in servers] or list(instance.decisions.servers.values())
+        decisions = [decision_of(instance, name) for name in servers] or list(
+            instance.commit.decisions.servers.values()
+        )
     click.echo(request(state, RETRY, {"uuids": [each.uuid for each in decisions]}))
 
 
@@ -112,15 +114,15 @@ def resolve(server: str, state: Path, consumed: bool, reason: str) -> None:
     --consumed: it was set and consumed; it is not set again. --not-set: it was never set; where the plan still wants
     it, it is set now. Look at the machine's console or boot log first: the wrong word installs it twice, or never.
     """
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance import decision_of, looked_at, request
     from gitboot.instance.requests import RESOLVE
     from gitboot.resolve import plan
 
     at = now()
     with looked_at(state, at) as instance:
-        decision = instance.decision(server)
-        planned = plan(decision, at, instance.provisioning.records.get(decision.uuid))
-        bmc = instance.machines[decision.uuid].bmc
+        decision = decision_of(instance, server)
+        planned = plan(decision, at, instance.knowledge.record(decision.uuid))
+        bmc = instance.commit.machines[decision.uuid].bmc
     override = planned.override if planned is not None else None
     facts = {
         "uuid": decision.uuid,
@@ -142,7 +144,7 @@ def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) 
     at = now()
     with looked_at(state, at) as instance, connections(credentials) as kept:
         names = chosen(servers, instance)
-        found = subjects(instance.decisions, instance.machines, instance.provisioning, instance.ledger, at)
+        found = subjects(instance.commit, instance.knowledge, at)
         asked = [subject for subject in found if names is None or subject.name in names]
         if without := sorted((names or frozenset()) - {subject.name for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")

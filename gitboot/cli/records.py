@@ -1,4 +1,4 @@
-"""`gitboot records`: what an instance knows of provisioning, and what it is told."""
+"""`gitboot records`: what an instance knows of provisioning, and what a person says of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from gitboot.cli.inputs import Output, document, now, output_option, state_optio
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
-    from gitboot.cli.instance import Instance
+    from gitboot.cli.instance import Look
     from gitboot.plan import Record
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
-_SINGLE: Final = "UnknownServers"  # single servers are unknown, which the table shows
 _STANDINGS: Final = ("unknown", "consumed", "pending", "drifted", "as wanted")
 _reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
 
@@ -40,16 +39,17 @@ def show(servers: tuple[str, ...], state: Path, outputs: tuple[Output, ...]) -> 
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
     """
     from gitboot.cli.instance import chosen, looked_at
+    from gitboot.instance.conditions import why_in_doubt
 
     with looked_at(state, now()) as instance:
         names = chosen(servers, instance)
         items = [item for item in _items(instance) if names is None or item["server"] in names]
-        doubts = [each for each in instance.provisioning.conditions if each.type == "RecordsKnown" and not each.status]
+        doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
     for output in outputs:
         if output.format == "json":
             output.write(document(items=items))
         else:
-            output.write(_as_text(items, next((each.message for each in doubts if each.reason != _SINGLE), None)))
+            output.write(_as_text(items, doubt[1] if doubt is not None else None))
 
 
 @command.command("set", context_settings=_SETTINGS)
@@ -63,15 +63,15 @@ def set_record(server: str, what: str, state: Path, reason: str) -> None:
     pending installs it as soon as its plan wants it, even where it was installed before: what was set or fetched
     until now counts no more.
     """
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance import decision_of, looked_at, request
     from gitboot.instance.requests import RECORDS
     from gitboot.plan import Record
     from gitboot.resolve.records import adopted, record_facts
 
     at = datetime.now(UTC)  # to the microsecond: what was fetched a moment before it counts no more
     with looked_at(state, at) as instance:
-        decision = instance.decision(server)
-        before = instance.provisioning.recorded(decision.uuid) or Record()
+        decision = decision_of(instance, server)
+        before = instance.knowledge.recorded(decision.uuid) or Record()
         record = _replaced(adopted(decision) if what == "provisioned" else Record(), before, at)
     item = {"uuid": decision.uuid, "server": server, **record_facts(record)}
     click.echo(request(state, RECORDS, {"items": [item], "reason": reason}))
@@ -93,7 +93,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     with looked_at(state, now()) as instance:
-        names = {decision.uuid: name for name, decision in instance.decisions.servers.items()}
+        names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
     known = [(uuid, record) for uuid, record in records.items() if uuid in names]
     if not known:
         raise UsageError(f"{file} has no server of the accepted commit")
@@ -115,12 +115,12 @@ def _replaced(record: Record, before: Record, at: datetime) -> Record:
     )
 
 
-def _items(instance: Instance) -> list[dict[str, Any]]:
+def _items(instance: Look) -> list[dict[str, Any]]:
     from gitboot.resolve.records import drift, record_facts
 
     items = []
-    for name, decision in instance.decisions.servers.items():
-        record = instance.provisioning.recorded(decision.uuid)
+    for name, decision in instance.commit.decisions.servers.items():
+        record = instance.knowledge.recorded(decision.uuid)
         policy = decision.policy
         items.append(
             {

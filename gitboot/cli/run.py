@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,25 +17,16 @@ from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import config_option, credentials_option
+from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.telling import tell
-from gitboot.errors import DamagedLedger, UsageError
-from gitboot.instance.settings import Settings
-from gitboot.observe.observation import Observation
+from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
 
 if TYPE_CHECKING:
-    from gitboot.bmc.pool import BmcPool
-    from gitboot.instance.evaluation import Evaluation
-    from gitboot.instance.evidence import Evidence
-    from gitboot.instance.loop import Loop
-    from gitboot.instance.overrides import Overriding
-    from gitboot.instance.provisioning import Told
-    from gitboot.instance.reconcile import Reconciler, Target
-    from gitboot.ledger import Ledger
-    from gitboot.load import Revision
-    from gitboot.serve.server import Server
-    from gitboot.source import Remote, Source
+    from gitboot.instance.settings import Settings
 
+
+_LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
 
 _COUNT = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -59,11 +49,13 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="Where the ledger and gitboot's own clone live. Back up STATE/ledger.sqlite: it cannot be rebuilt.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
+@click.option("--workers", type=_COUNT, default=1, show_default=True, help="Processes that serve, each on a core.")
 @click.option(
     "--records",
     metavar="fresh|adopt|FILE",
-    help="What a new, restored or foreign ledger is told: fresh (no server with provision 1 or more is installed), "
-    "adopt (all are), or a file of exported records (ops/records.json). One that has been told is not changed.",
+    help="What a new, restored or foreign ledger is initialised with: fresh (no server with provision 1 or more is "
+    "installed), adopt (all are), or a file of exported records (ops/records.json). One that is initialised is not "
+    "changed.",
 )
 @credentials_option
 @click.option(
@@ -74,7 +66,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where `gitboot serve --spool` writes fetches of entries. Default: only those of --listen count.",
+    help="Where `gitboot serve --spool` records fetches. Default: STATE/spool, where this instance serves itself.",
 )
 @click.option(
     "--git-credentials",
@@ -125,8 +117,12 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @allowance_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
-@click.option("--once", is_flag=True, help="One pass, then exit: 3 where the commit is invalid, 8 where it is partial.")
-@click.option("--dry-run", is_flag=True, help="Say what one pass would write and override, in full, and do none of it.")
+@click.option(
+    "--once", is_flag=True, help="Reconcile once, then exit: 3 where the commit is invalid, 8 where it is partial."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Say what one reconcile would write and override, in full, and do none of it."
+)
 def command(**given: Any) -> None:
     """Watch REPOSITORY and do what its newest valid commit says, until interrupted.
 
@@ -136,268 +132,107 @@ def command(**given: Any) -> None:
     line of a commit's message or by `gitboot approve`; `gitboot status` has both. Each option has a GITBOOT_ variable
     (GITBOOT_OUTPUT, GITBOOT_POLL …) and a key in the file of --config.
     """
+    once, dry_run = given.pop("once"), given.pop("dry_run")
+    settings = _settings(**given)
+    if dry_run:
+        sys.exit(_dry_run(settings))
+    sys.exit(_once(settings) if once else _run(settings))
+
+
+def _settings(
+    *, repository: str, reference: str | None, listen: str | None, records: str | None, poll_s: float, **given: Any
+) -> Settings:
+    from gitboot.evaluate.limits import Allowance
+    from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+
     limits = {name: given.pop(name) for name in LIMITS}
-    settings = Settings(**given, limits=limits)
-    sys.exit(_dry_run(settings) if settings.dry_run else _run(settings))
+    allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind")}
+    git = GitSettings(
+        repository=repository,
+        reference=reference,
+        credentials=given.pop("git_credentials"),
+        ssh_key=given.pop("ssh_key"),
+        known_hosts=given.pop("known_hosts"),
+        ca_bundle=given.pop("ca_bundle"),
+        timeout_s=given.pop("git_timeout_s"),
+    )
+    bmc = BmcSettings(
+        credentials=given.pop("credentials"),
+        parallel=given.pop("bmc_parallel"),
+        per_site=given.pop("bmc_per_site"),
+        failures=given.pop("bmc_failures"),
+    )
+    return Settings(
+        git=git,
+        bmc=bmc,
+        allowance=Allowance(seconds=given.pop("commit_seconds"), mebibytes=given.pop("commit_memory")),
+        limits=limits_of(limits, **allowed),
+        listen=listen,
+        records=records,
+        poll_s=poll_s,
+        **given,
+    )
 
 
 def _run(settings: Settings) -> Exit:
-    """Put an instance together, run it, take it apart."""
-    from gitboot.instance import directory as state
-    from gitboot.instance.loop import Loop
-    from gitboot.load import Revision
-    from gitboot.observe import spool
-    from gitboot.publish.directory import Directory
-    from gitboot.source import Source
+    """Reconcile until a signal ends it."""
+    from gitboot.instance.build import running
+    from gitboot.instance.loop import Bell, Loop
 
-    told = _told(settings.records)
-    with ExitStack() as stack:
-        _make(settings.state)
-        stack.enter_context(state.locked(settings.state))
-        ledger = stack.enter_context(_opened_ledger(settings.state / state.LEDGER))
-        may_take_over = told not in (None, "fresh")
-        target = stack.enter_context(
-            Directory.open(settings.output, ledger=ledger.identity, may_take_over=may_take_over)
-        )
-        foreign = target.stamp is not None and target.stamp.ledger != ledger.identity
-        if not foreign:
-            _compare_with_tree(ledger, settings.output)
-        source = Source(_remote(settings), settings.state)
-        parts = _assembled(
-            settings,
-            stack,
-            state=settings.state,
-            source=source,
-            target=target,
-            ledger=ledger,
-            told=told,
-            foreign=foreign,
-            published=Revision(target.stamp.commit) if target.stamp is not None else None,
-        )
-
-        def before() -> None:
-            for observation in spool.take(settings.spool) if settings.spool is not None else ():
-                parts.evidence.observations.put(observation)
-
-        def after() -> None:
-            if settings.spool is not None and parts.evidence.observations.empty():
-                spool.forget(settings.spool)
-            state.write_status(settings.state, parts.reconciler.status.facts())
-
-        loop = Loop(
-            parts.reconciler,
-            source,
-            poll_s=settings.poll_s,
-            clock=_clock,
-            tell=tell,
-            before_pass=before,
-            after_pass=after,
-        )
-        parts.bmcs.on_finished = parts.evaluation.on_answer = loop.wake
-        if settings.once:
-            loop.once()
-            return _exit_of(parts.reconciler.status)
-        if settings.listen is not None:
-            server = stack.enter_context(_endpoint(settings, parts, loop))
-            tell(Event(at=_clock(), type="Listening", message=server.url, facts={"url": server.url}))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: loop.stop())
-        signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
-        signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
-        loop.run()
+    bell = Bell()
+    settings = replace(settings, spool=spool_of(settings))
+    with running(settings, tell=tell, clock=_clock, wake=bell.ring) as (instance, source):
+        loop = Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, bell=bell)
+        reap_orphans(loop.wait)
+        _obey_signals(loop.stop, {signal.SIGHUP: loop.fetch_now, signal.SIGUSR1: loop.wake})
+        ledger = instance.reconciler.status.ledger
+        with watched(settings.spool, bell.ring), serving(settings, ledger or "", bell.ring) as workers:
+            loop.run(serving=workers.counted if workers is not None else None)
         tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
     return Exit.FINE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Parts:
-    """What an instance is put together from."""
+def _obey_signals(stop: Callable[[], None], others: dict[signal.Signals, Callable[[], None]]) -> None:
+    """End by SIGINT or SIGTERM, in good order if that takes no longer than `_LONGEST_END_S`."""
 
-    reconciler: Reconciler
-    evidence: Evidence
-    overriding: Overriding
-    bmcs: BmcPool
-    evaluation: Evaluation
+    def end(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, _LONGEST_END_S)
+        stop()
 
-
-def _assembled(
-    settings: Settings,
-    stack: ExitStack,
-    *,
-    state: Path,
-    source: Source,
-    target: Target,
-    ledger: Ledger,
-    told: Told | None,
-    foreign: bool = False,
-    published: Revision | None = None,
-) -> _Parts:
-    from gitboot.bmc.pool import BmcPool
-    from gitboot.evaluate.limits import Allowance
-    from gitboot.instance.accept import Accepting
-    from gitboot.instance.evaluation import Evaluation
-    from gitboot.instance.evidence import Evidence
-    from gitboot.instance.journal import Journal
-    from gitboot.instance.overrides import Overriding
-    from gitboot.instance.provisioning import Provisioning
-    from gitboot.instance.reconcile import Reconciler
-    from gitboot.instance.requests import Requests
-
-    journal = Journal(ledger, tell)
-    observes = settings.listen is not None or settings.spool is not None
-    provisioning = Provisioning(ledger, journal, told=told, foreign=foreign, observes=observes)
-    evidence = Evidence(ledger, provisioning, journal)
-    bmcs = BmcPool(
-        credentials=settings.credentials,
-        write=ledger.write_override,
-        clock=_clock,
-        dry_run=settings.dry_run,
-        parallel=settings.bmc_parallel,
-        per_site=settings.bmc_per_site,
-    )
-    stack.callback(bmcs.close)
-    overriding = Overriding(bmcs, ledger, evidence, journal, most_failures=settings.bmc_failures)
-    evaluation = Evaluation(
-        state,
-        allowance=Allowance(seconds=settings.commit_seconds, mebibytes=settings.commit_memory),
-        waits=settings.once or settings.dry_run,
-    )
-    stack.callback(evaluation.close)
-    accepting = Accepting(
-        source,
-        evaluation,
-        ledger,
-        provisioning,
-        journal,
-        limits=limits_of(settings.limits, allow_rewind=settings.allow_rewind, allow_empty=settings.allow_empty),
-        published=published,
-    )
-    reconciler = Reconciler(
-        accepting=accepting,
-        target=target,
-        ledger=ledger,
-        provisioning=provisioning,
-        evidence=evidence,
-        overriding=overriding,
-        requests=Requests(ledger, provisioning, overriding, journal),
-        journal=journal,
-    )
-    return _Parts(reconciler=reconciler, evidence=evidence, overriding=overriding, bmcs=bmcs, evaluation=evaluation)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(Exit.FINE))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    for number, obey in others.items():
+        signal.signal(number, lambda *_, obey=obey: obey())
 
 
-def _told(records: str | None) -> Told | None:
-    """What --records says: a word, or the records of a file."""
-    from gitboot.resolve.records import imported
+def _once(settings: Settings) -> Exit:
+    """Reconcile once, to the end of the jobs at BMCs."""
+    from gitboot.instance.build import running
+    from gitboot.instance.loop import Loop
 
-    if records in (None, "fresh", "adopt"):
-        return records
-    try:
-        data = Path(records).read_bytes()
-    except OSError as error:
-        message = f"--records is fresh, adopt, or a file of exported records; {records}: {error.strerror}"
-        raise UsageError(message) from None
-    return imported(data, records)
-
-
-@contextmanager
-def _opened_ledger(path: Path) -> Iterator[Ledger]:
-    """The ledger at ``path``; a damaged one is set aside, and what the new one cannot know is in doubt."""
-    from gitboot.ledger import Ledger, set_aside
-
-    try:
-        ledger = Ledger.open(path)
-    except DamagedLedger as error:
-        aside = set_aside(path)
-        tell(Event(at=_clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
-        ledger = Ledger.open(path)
-        ledger.doubt_it("DamagedLedger")
-    with ledger:
-        if ledger.is_behind:
-            ledger.doubt_it("RestoredLedger")
-        yield ledger
-
-
-def _compare_with_tree(ledger: Ledger, output: Path) -> None:
-    """Doubt a ledger that knows less than the tree that it published."""
-    from gitboot.resolve.records import ahead, imported
-
-    path = output / "ops" / "records.json"
-    with suppress(OSError, UsageError):
-        published = imported(path.read_bytes(), str(path))
-        if ahead(published, ledger.records(), lambda uuid: [each.reason for each in ledger.overrides(uuid)]):
-            ledger.doubt_it("RestoredLedger")
+    with running(settings, tell=tell, clock=_clock, wait=True) as (instance, source):
+        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
+        return _exit_of(instance.reconciler.status)
 
 
 def _dry_run(settings: Settings) -> Exit:
-    """One pass over a copy of the state, with a target and BMCs that are only looked at."""
-    from gitboot.instance.directory import LEDGER, has_ledger, running
+    """Say what reconciling once would do."""
+    from gitboot.instance.build import tried_out
     from gitboot.instance.loop import Loop
-    from gitboot.ledger import copy_ledger
-    from gitboot.publish.look import Looked
-    from gitboot.source import Source
 
-    with ExitStack() as stack:
-        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
-        if has_ledger(settings.state):
-            copy_ledger(settings.state / LEDGER, copy / LEDGER, in_use=running(settings.state) is not None)
-        ledger = stack.enter_context(_opened_ledger(copy / LEDGER))
-        ledger.forget_accepted()  # it is not in the copy's clone
-        told = _told(settings.records)
-        target = Looked(settings.output, ledger=ledger.identity, may_take_over=told not in (None, "fresh"))
-        source = Source(_remote(settings), copy)
-        parts = _assembled(settings, stack, state=copy, source=source, target=target, ledger=ledger, told=told)
-        Loop(parts.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
-        for what, paths in (("write", target.seen.written), ("withdraw", target.seen.withdrawn)):
+    with tried_out(settings, tell=tell, clock=_clock) as (instance, source, looked):
+        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
+        for what, paths in (("write", looked.seen.written), ("withdraw", looked.seen.withdrawn)):
             for path in paths:
                 click.echo(f"would {what} {settings.output / path}")
-        for name, message in parts.overriding.would.items():
-            click.echo(f"{name}: {message}")
-        return _exit_of(parts.reconciler.status)
-
-
-def _remote(settings: Settings) -> Remote:
-    from gitboot.source import Password, Remote, SshKey
-
-    credentials: Password | SshKey | None = None
-    if settings.ssh_key is not None:
-        if settings.known_hosts is None:
-            raise UsageError("--ssh-key needs --known-hosts: a host key that nobody checks proves nothing")
-        credentials = SshKey(private_key=settings.ssh_key, known_hosts=settings.known_hosts)
-    elif settings.git_credentials is not None:
-        from gitboot.bmc.pool import read_credentials
-
-        found = read_credentials(settings.git_credentials.parent, settings.git_credentials.name)
-        credentials = Password(user=found.username, password=found.password)
-    return Remote(
-        url=settings.repository,
-        reference=settings.reference,
-        credentials=credentials,
-        ca_bundle=settings.ca_bundle,
-        timeout_s=settings.git_timeout_s,
-    )
-
-
-def _endpoint(settings: Settings, parts: _Parts, loop: Loop) -> Server:
-    from gitboot.serve.app import Endpoint
-    from gitboot.serve.server import Server
-
-    def observe(observation: Observation) -> None:
-        parts.evidence.observations.put(observation)
-        loop.wake()
-
-    endpoint = Endpoint(
-        answers=lambda: parts.reconciler.answers,
-        status=lambda: parts.reconciler.status,
-        clock=_clock,
-        observe=observe,
-        assets=settings.assets,
-        artifacts=settings.output / "boot" / "o",
-    )
-    return Server(endpoint, settings.listen or "")
+        for each in instance.reconciler.standing.schedule.appointments.values():
+            click.echo(f"{each.name}: {each.message}")
+        return _exit_of(instance.reconciler.status)
 
 
 def _exit_of(status: Status) -> Exit:
-    """What a single pass ends with: the worst that it met."""
+    """What reconciling once ends with: the worst that it met."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE
     if any(each.type == "Accepting" and not each.status for each in status.conditions):
@@ -409,13 +244,6 @@ def _exit_of(status: Status) -> Exit:
     if not all(condition.status for condition in status.conditions):
         return Exit.PARTIAL
     return Exit.FINE
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
 
 
 def _clock() -> datetime:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
@@ -21,7 +22,7 @@ from gitboot.load import FleetRepository, Id
 from gitboot.load.machines import BmcAccess, machines
 from gitboot.model.scalars import Digest
 from gitboot.model.server import Lifecycle
-from gitboot.plan import Decision, digest
+from gitboot.plan import Decision
 from gitboot.resolve import Decisions
 
 GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gitboot.canonical import digest
 from gitboot.model.scalars import Digest
-from gitboot.plan import digest
 
 Label = tuple[str, str]  # site, fra1
 

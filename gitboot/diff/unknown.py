@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gitboot.model.policy import NetworkBoot
 from gitboot.plan import Decision
-from gitboot.resolve.standing import NEW_UP_TO
+from gitboot.resolve.newcomers import NEW_UP_TO
 
 
 class Since(StrEnum):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,8 +107,7 @@ class Evaluator:
     def _whole(self, snapshot: Snapshot) -> CommitPair:
         """A commit of which all is looked at."""
         base = self._base
-        with _uncollected():
-            head = _read(snapshot, base)
+        head = _read(snapshot, base)
         repository, decided = head.loaded.repository, head.decided
         before = base.decided if base is not None else None
         changes = compare(
@@ -190,14 +187,3 @@ def _pinned(base: Foundation | None, repository: FleetRepository, servers: Colle
         return tuple(sorted(found))
     kept = base.pinned if not servers else tuple(name for name in base.pinned if name not in servers)
     return tuple(sorted((*kept, *found))) if found else kept
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection, for what is made once and stays: it would be looked at again and again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -98,6 +98,8 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
 
 Answer = Begun | ServerParts | CommitEnd | Refused | Unreadable
 
+OUT_OF_MEMORY: Final = 12  # the exit status of an evaluator that had to have more than it may; errno(3), ENOMEM
+
 MAX_FRAME: Final = 2**30  # bytes; what would be larger is a fault
 _LENGTH: Final = struct.Struct(">I")
 

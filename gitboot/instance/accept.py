@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Protocol
 
 from gitboot.diff.guard import Acknowledged, Limits, Verdict, acknowledgements, judge, trailer
 from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, SourceError, TryAgain
-from gitboot.instance.evaluation import Commit, Evaluated, Evaluation
-from gitboot.instance.journal import Journal
-from gitboot.instance.provisioning import Provisioning
-from gitboot.ledger import Ledger
+from gitboot.instance.commit import Commit, Evaluated
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.provisioning import left_to_install, would_return_installed
 from gitboot.load import Revision
-from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more, some
-from gitboot.plan import Decision
 from gitboot.problems.problem import Problem
-from gitboot.resolve.instant import is_provisioned
 from gitboot.review import words
-from gitboot.source import Source
-from gitboot.status import Held
+from gitboot.status import Event, Held
+
+
+class CommitSource(Protocol):
+    """Where commits come from, as far as accepting one needs it; errors as those of `gitboot.source.Source`."""
+
+    def latest(self) -> Revision | None:
+        """The commit that was fetched last."""
+
+    def accepted(self) -> Revision | None:
+        """The commit that was accepted last; None where there is none, or the clone was lost."""
+
+    def has(self, revision: Revision) -> bool:
+        """Whether a commit was fetched."""
+
+    def accept(self, revision: Revision) -> None:
+        """Make a commit the accepted one."""
+
+    def restore(self, accepted: Revision | None) -> None:
+        """Make the clone anew, with the accepted commit in it."""
+
+    def messages(self, since: Revision | None, revision: Revision) -> Sequence[tuple[str, str]]:
+        """The commits that ``revision`` has and ``since`` has not: (id, message)."""
+
+    def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
+        """Whether ``latest`` leaves out something of what led to ``accepted``."""
+
+
+class Evaluating(Protocol):
+    """What says what a commit says; see `gitboot.instance.evaluation`."""
+
+    def evaluate(self, revision: Revision) -> Evaluated | None:
+        """What ``revision`` says; None while it is still being evaluated: ask again."""
+
+    def adopt(self, commit: Commit) -> None:
+        """Take the commit that was evaluated last as the one that the next are compared with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Candidate:
+class Candidate:
     """A commit that a guard holds."""
 
     evaluated: Evaluated
@@ -33,220 +64,238 @@ class _Candidate:
     unheeded: tuple[str, ...]  # acknowledgements that do not count, and why
 
 
-class Accepting:
-    """What was accepted last, what was attempted, and why that is not the same."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """What became of the newest commit, and which one goes on."""
 
-    def __init__(
-        self,
-        source: Source,
-        evaluation: Evaluation,
-        ledger: Ledger,
-        provisioning: Provisioning,
-        journal: Journal,
-        *,
-        limits: Limits,
-        published: Revision | None = None,
-    ) -> None:
-        self._source, self._evaluation, self._ledger = source, evaluation, ledger
-        self._provisioning, self._journal = provisioning, journal
-        self._limits = limits
-        self._published = published  # the commit that the tree was made of before this start
-        self.accepted: Commit | None = None
-        self.attempted: Revision | None = None
-        self.problems: tuple[Problem, ...] = ()  # of the attempted commit
-        self._held: _Candidate | None = None
+    accepted: Commit | None = None
+    changes: str | None = None  # the digest of what the accepted one changed; None: it was accepted before the start
+    attempted: Revision | None = None
+    problems: tuple[Problem, ...] = ()  # of the attempted commit
+    candidate: Candidate | None = None
+    is_adopted: bool = False  # whether the clone knows which one is accepted
+    trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
 
     @property
     def held(self) -> Held | None:
         """The commit that waits for an acknowledgement."""
-        if self._held is None:
+        if self.candidate is None:
             return None
-        verdict = self._held.verdict
-        return Held(
-            commit=self._held.evaluated.commit.revision,
-            digest=verdict.digest,
-            guards=tuple(str(guard) for guard in verdict.holding),
-        )
+        verdict = self.candidate.verdict
+        guards = tuple(str(guard) for guard in verdict.holding)
+        return Held(commit=self.candidate.evaluated.commit.revision, digest=verdict.digest, guards=guards)
 
-    def accept(self, at: datetime) -> None:
-        """Accept the newest commit if it holds together and no guard holds it; else the one before goes on.
 
-        After a start that is first the one that was accepted before: bad commits and a lost remote keep it.
+_Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
+
+
+class Accepting:
+    """Accepts the newest commit if it holds together and no guard holds it; else the one before goes on."""
+
+    def __init__(
+        self,
+        source: CommitSource,
+        evaluation: Evaluating,
+        *,
+        limits: Limits,
+        published: Revision | None = None,
+    ) -> None:
+        self._source, self._evaluation, self._limits = source, evaluation, limits
+        self._published = published  # the commit that the tree was made of before this start
+
+    def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
+        """What becomes of the newest commit, and what there is to say of it.
+
+        After a start that is first the one that was accepted before: bad commits and a lost remote keep it. What is
+        accepted here counts once it is written down, and `adopt` was called.
         """
+        attempt, events = replace(before, trouble=None), list[Event]()
+        for step in (self._adopted, self._taken_up_again, self._taken_newest):
+            attempt = self._over_a_whole_clone(step, attempt, knowledge, events, at)
+            if attempt.trouble is not None:
+                break
+        return attempt, tuple(events)
+
+    def adopt(self, attempt: Attempt) -> Attempt:
+        """Go by the accepted commit from now on, after a restart too, once the ledger has it."""
+        try:
+            return self._adopted(attempt)
+        except SourceError:
+            return attempt  # `accept` tries again, and says so
+
+    def _over_a_whole_clone(
+        self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
+    ) -> Attempt:
+        """What a step makes of the attempt; a damaged clone is made anew, once, before it is tried again."""
         try:
             try:
-                self._take_newest(at)
+                return step(attempt, knowledge, events, at)
             except CorruptClone as error:
-                if self._restore_clone(error, at):
-                    self._take_newest(at)
+                if trouble := self._restore(error, knowledge, events, at):
+                    return replace(attempt, trouble=trouble)
+                return step(attempt, knowledge, events, at)
         except SourceError as error:
-            self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
+            return replace(attempt, trouble=(type(error).__name__, str(error)))
 
-    def _take_newest(self, at: datetime) -> None:
-        if self.attempted is None:
-            self._take_up_again(at)
-        latest = self._source.latest()
-        if latest is None or self.suspended(at) is not None:
-            return
-        if latest != self.attempted:
-            self._held = None
-            if (evaluated := self._evaluate(latest, at)) is not None:
-                self._judge(evaluated, at)
-        elif self._held is not None and self._approved(self._held.verdict.digest) - self._held.given:
-            self._judge(self._held.evaluated, at)
+    def _adopted(self, attempt: Attempt, *_: object) -> Attempt:
+        if attempt.accepted is None or attempt.is_adopted:
+            return attempt
+        self._source.accept(attempt.accepted.revision)
+        self._evaluation.adopt(attempt.accepted)
+        return replace(attempt, is_adopted=True)
 
-    def _take_up_again(self, at: datetime) -> None:
+    def _taken_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
+        if attempt.attempted is None and self._accepted_before(knowledge) is not None:
+            return attempt  # what was accepted before is still being evaluated
+        latest, suspension = self._source.latest(), knowledge.facts.suspension
+        if latest is None or (suspension is not None and at < suspension.until):
+            return attempt
+        if latest != attempt.attempted:
+            evaluated = self._evaluated(latest)
+            if isinstance(evaluated, InvalidRepository):
+                return _refused(attempt, latest, evaluated, events, at)
+            return self._judged(attempt, evaluated, knowledge, events, at) if evaluated is not None else attempt
+        held = attempt.candidate
+        if held is not None and _approved(knowledge, held.verdict.digest) - held.given:
+            return self._judged(attempt, held.evaluated, knowledge, events, at)
+        return attempt
+
+    def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         """After a start: go on with what was accepted before; the guards have judged it then."""
-        before = self._accepted_before()
-        evaluated = self._evaluate(before, at) if before is not None else None
-        if evaluated is not None:
-            self._accept(evaluated.commit, at)
+        if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
+            return attempt
+        evaluated = self._evaluated(before)
+        if isinstance(evaluated, InvalidRepository):
+            return _refused(attempt, before, evaluated, events, at)
+        if evaluated is None:
+            return attempt
+        return self._adopted(_accepted(evaluated.commit, None, events, at))  # what comes next is compared with it
 
-    def _accepted_before(self) -> Revision | None:
+    def _evaluated(self, revision: Revision) -> Evaluated | InvalidRepository | None:
+        try:
+            return self._evaluation.evaluate(revision)
+        except InvalidRepository as error:
+            return error
+
+    def _accepted_before(self, knowledge: Knowledge) -> Revision | None:
         """The commit that was accepted last; the ledger knows it even where the clone was lost.
 
         Where the ledger was lost too, the tree knows what was published: guards compare with that.
         """
-        accepted = self._source.accepted()
-        if accepted is None and self._ledger.accepted is None and self._published is not None:
+        accepted, noted = self._source.accepted(), knowledge.facts.accepted
+        if accepted is None and noted is None and self._published is not None:
             return self._published if self._source.has(self._published) else None
-        if accepted is None and self._ledger.accepted is not None and not self._limits.allow_rewind:
+        if accepted is None and noted is not None and not self._limits.allow_rewind:
             raise CorruptClone(
-                f"the accepted commit {self._ledger.accepted} is not in gitboot's own clone (start once with "
-                "--allow-rewind to go on without it)"
+                f"the accepted commit {noted} is not in gitboot's own clone (start once with --allow-rewind to go on "
+                "without it)"
             )
         return accepted
 
-    def _restore_clone(self, error: CorruptClone, at: datetime) -> bool:
-        """Make the clone anew, and tell whether that could be done; what is answered goes on meanwhile."""
-        self._journal.event(at, "CloneCorrupt", str(error), warning=True)
-        accepted = self._ledger.accepted
+    def _restore(
+        self, error: CorruptClone, knowledge: Knowledge, events: list[Event], at: datetime
+    ) -> tuple[str, str] | None:
+        """Make the clone anew; return why that could not be done. What is answered goes on meanwhile."""
+        events.append(Event(at=at, type="CloneCorrupt", message=str(error), warning=True))
+        accepted = knowledge.facts.accepted
         try:
             self._source.restore(Revision(accepted) if accepted is not None else None)
         except (TryAgain, OperatorError) as failure:
-            self._journal.condition("SourceReady", False, "CorruptClone", f"{error}; {failure}", at)
-            return False
-        self._journal.event(at, "CloneRestored", "gitboot's own clone was made anew")
-        return True
-
-    def _evaluate(self, revision: Revision, at: datetime) -> Evaluated | None:
-        """What a commit says; None while that is not known yet, or where it has problems, which are told."""
-        try:
-            return self._evaluation.evaluate(revision)
-        except InvalidRepository as error:
-            self._refuse(revision, error, at)
-            return None
-
-    def _refuse(self, revision: Revision, error: InvalidRepository, at: datetime) -> None:
-        self.attempted, self.problems = revision, error.problems
-        rest = more(len(error.problems) - 1, "problem")
-        message = f"{revision[:12]} is invalid: {error.problems[0]}{rest and f' {rest}'}"
-        self._journal.condition("CommitAccepted", False, "Invalid", message, at)
-        facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
-        self._journal.event(at, "Refused", message, facts, warning=True)
-
-    def _accept(self, commit: Commit, at: datetime, *, changes: str | None = None) -> None:
-        self._ledger.accept(commit.revision, changes=changes)
-        self._source.accept(commit.revision)
-        self._evaluation.adopt(commit)
-        self.attempted, self.problems = commit.revision, commit.decisions.warnings
-        self.accepted, self._held = commit, None
-        servers = count(len(commit.decisions.servers), "server")
-        message = f"{commit.revision[:12]} decides for {servers}"
-        self._journal.condition("CommitAccepted", True, "Valid", message, at)
-        self._journal.event(at, "Accepted", message, {"commit": commit.revision})
+            return "CorruptClone", f"{error}; {failure}"
+        events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
+        return None
 
     # Guards
 
-    def _judge(self, evaluated: Evaluated, at: datetime) -> None:
-        """Accept a commit, or hold it, and say by which numbers and how it is acknowledged."""
-        commit, changes = evaluated.commit, evaluated.changes
-        accepted, before = self.accepted, self._accepted_before()
+    def _judged(
+        self, attempt: Attempt, evaluated: Evaluated, knowledge: Knowledge, events: list[Event], at: datetime
+    ) -> Attempt:
+        """Accept a commit, or hold it."""
+        commit, changes, accepted = evaluated.commit, evaluated.changes, attempt.accepted
+        before = self._accepted_before(knowledge)
         limits = self._limits.tightened_by(commit.fleet.guards)
         if accepted is not None:  # a commit that loosens the fleet's guards is judged by the old ones
             limits = limits.tightened_by(accepted.fleet.guards)
-        told = acknowledgements(self._source.messages(before, commit.revision), changes.digest)
-        given = told.given | self._approved(changes.digest)
+        trailers = acknowledgements(self._source.messages(before, commit.revision), changes.digest)
+        given = trailers.given | _approved(knowledge, changes.digest)
+        known = accepted.machines if accepted is not None else {}
+        come = (commit.decisions.servers[each.name] for uuid, each in commit.machines.items() if uuid not in known)
         verdict = judge(
             changes,
             limits,
             given,
-            pending=self._provisioning.left_to_install(commit.decisions) if accepted is None else None,
-            returning=self._returning(commit),
-            # What was accepted and cannot be read any more cannot be compared with: nobody knows what is taken back.
-            rewound=self._takes_back(before, commit.revision),
+            pending=left_to_install(knowledge, commit.decisions) if accepted is None else None,
+            # No two commits tell what comes back: beside the one before it looks new.
+            returning=would_return_installed(knowledge, come),
+            rewound=self._takes_back(accepted, before, commit.revision),
         )
         if not verdict.held:
-            self._accept(commit, at, changes=verdict.digest)
-            for trip in verdict.trips:
-                message = f"{commit.revision[:12]}: {trip.guard} is acknowledged: {words.trip(trip)}"
-                self._journal.event(at, "Acknowledged", message, {"commit": commit.revision, "digest": verdict.digest})
-            return
+            now = _accepted(commit, verdict.digest, events, at)
+            events += _acknowledged(commit, verdict, at)
+            return now
         unheeded = tuple(
-            f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in told.unheeded
+            f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in trailers.unheeded
         )
-        self.attempted, self.problems = commit.revision, commit.decisions.warnings
-        self._held = _Candidate(evaluated=evaluated, verdict=verdict, given=given, unheeded=unheeded)
-        self._tell_held(self._held, at)
+        return replace(
+            attempt,
+            attempted=commit.revision,
+            problems=commit.decisions.warnings,
+            candidate=Candidate(evaluated=evaluated, verdict=verdict, given=given, unheeded=unheeded),
+        )
 
-    def _returning(self, commit: Commit) -> int:
-        """How many machines a commit brings (back) that the records know as installed, and that would be again.
-
-        No two commits tell that: beside the one before, or with none that can be read, they look like new ones.
-        """
-        before = self.accepted.machines if self.accepted is not None else {}
-        come = (each for each in commit.decisions.servers.values() if each.uuid not in before)
-        return sum(map(self._would_be_installed_again, come))
-
-    def _would_be_installed_again(self, decision: Decision) -> bool:
-        record, policy = self._provisioning.recorded(decision.uuid), decision.policy
-        if record is None or record.provision is None or policy is None or policy.boot is None:
-            return False
-        by_record = policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-        return by_record and policy.boot.writes_disk and not is_provisioned(policy, record)
-
-    def _takes_back(self, before: Revision | None, revision: Revision) -> bool:
-        if self.accepted is None:
+    def _takes_back(self, accepted: Commit | None, before: Revision | None, revision: Revision) -> bool:
+        """Whether a commit leaves something out; one that cannot be compared with what was accepted may."""
+        if accepted is None:
             return before is not None or self._published is not None
         return before is not None and self._source.is_rewind(before, revision)
 
-    def _approved(self, digest: str) -> Acknowledged:
-        return frozenset((digest, guard) for guard in self._ledger.approved(digest))
 
-    def _tell_held(self, held: _Candidate, at: datetime) -> None:
-        revision, verdict = held.evaluated.commit.revision, held.verdict
-        trips = "; ".join(f"{trip.guard}: {words.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
-        guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
-        lines = [trailer(verdict.digest, guard) for guard in verdict.holding]
-        message = (
-            f"{revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "
-            f"{' and '.join(map(repr, lines))}, or with: gitboot approve {verdict.digest} {guards} --reason … --state …"
-        )
-        if held.unheeded:
-            message += f" ({some(held.unheeded)})"
-        if self._journal.condition("CommitAccepted", False, "GuardTripped", message, at):
-            facts = {
-                "commit": revision,
-                "digest": verdict.digest,
-                "guards": [str(guard) for guard in verdict.holding],
-            }
-            self._journal.event(at, "Held", message, facts, warning=True)
+def _accepted(commit: Commit, changes: str | None, events: list[Event], at: datetime) -> Attempt:
+    message, facts = accepted_message(commit), {"commit": commit.revision}
+    events.append(Event(at=at, type="Accepted", message=message, facts=facts))
+    return Attempt(accepted=commit, changes=changes, attempted=commit.revision, problems=commit.decisions.warnings)
 
-    # Suspension
 
-    @property
-    def suspended_until(self) -> datetime | None:
-        """When a suspension ends by itself."""
-        held_up = self._journal.status("Accepting") is False
-        suspension = self._ledger.suspension if held_up else None
-        return suspension.until if suspension is not None else None
+def _refused(
+    attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
+) -> Attempt:
+    attempt = replace(attempt, attempted=revision, problems=error.problems, candidate=None)
+    facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
+    events.append(Event(at=at, type="Refused", message=refused_message(attempt), facts=facts, warning=True))
+    return attempt
 
-    def suspended(self, at: datetime) -> str | None:
-        """Why nothing is accepted and set now; None where it is."""
-        suspension = self._ledger.suspension
-        if suspension is None or at >= suspension.until:
-            self._journal.condition("Accepting", True, "Accepting", "new commits are accepted", at)
-            return None
-        message = f"suspended by {suspension.who} until {format_instant(suspension.until)}: {suspension.reason}"
-        self._journal.condition("Accepting", False, "Suspended", message, at)
-        return message
+
+def _acknowledged(commit: Commit, verdict: Verdict, at: datetime) -> Iterator[Event]:
+    for trip in verdict.trips:
+        message = f"{commit.revision[:12]}: {trip.guard} is acknowledged: {words.trip(trip)}"
+        facts = {"commit": commit.revision, "digest": verdict.digest}
+        yield Event(at=at, type="Acknowledged", message=message, facts=facts)
+
+
+def _approved(knowledge: Knowledge, digest: str) -> Acknowledged:
+    return frozenset((digest, guard) for guard in knowledge.approvals.get(digest, ()))
+
+
+# In words
+
+
+def accepted_message(commit: Commit) -> str:
+    return f"{commit.revision[:12]} decides for {count(len(commit.decisions.servers), 'server')}"
+
+
+def refused_message(attempt: Attempt) -> str:
+    rest = more(len(attempt.problems) - 1, "problem")
+    return f"{(attempt.attempted or '')[:12]} is invalid: {attempt.problems[0]}{rest and f' {rest}'}"
+
+
+def held_message(held: Candidate) -> str:
+    """By which numbers a commit is held, and how it is acknowledged."""
+    revision, verdict = held.evaluated.commit.revision, held.verdict
+    trips = "; ".join(f"{trip.guard}: {words.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
+    guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
+    lines = [trailer(verdict.digest, guard) for guard in verdict.holding]
+    message = (
+        f"{revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "
+        f"{' and '.join(map(repr, lines))}, or with: gitboot approve {verdict.digest} {guards} --reason … --state …"
+    )
+    return f"{message} ({some(held.unheeded)})" if held.unheeded else message

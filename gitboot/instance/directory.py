@@ -14,7 +14,7 @@ from gitboot.errors import UsageError
 
 LEDGER: Final = "ledger.sqlite"
 _LOCK: Final = "lock"
-_STATUS: Final = "status.json"
+STATUS: Final = "status.json"
 
 
 def has_ledger(directory: Path) -> bool:
@@ -59,12 +59,12 @@ def running(directory: Path) -> int | None:
 def write_status(directory: Path, status: Mapping[str, Any]) -> None:
     """Leave a status for `gitboot status`; a disk that refuses it loses only that."""
     with suppress(OSError):
-        files.write_whole(directory / _STATUS, f"{json.dumps(status, indent=2, sort_keys=True)}\n".encode())
+        files.write_whole(directory / STATUS, f"{json.dumps(status, indent=2, sort_keys=True)}\n".encode())
 
 
 def read_status(directory: Path) -> dict[str, Any]:
     """What the instance said of itself last; raises `UsageError` where none has run here."""
-    path = directory / _STATUS
+    path = directory / STATUS
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,42 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from gitboot.diff.extent import Extent
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.encoded import Encoded
 from gitboot.evaluate.limits import Allowance, exceeded
+from gitboot.instance.commit import Commit, Evaluated
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
-from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
+from gitboot.processes import python, spawn
 from gitboot.resolve import Decisions
-from gitboot.resolve.optouts import OptOut
 
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
-    """A commit that holds together: all that an instance knows of it. Its files stay behind."""
-
-    revision: Revision
-    fleet: FleetSpec
-    decisions: Decisions
-    machines: Mapping[SystemUuid, Machine]
-    sites: Mapping[str, str]  # by server, where a site selects it
-    labels: Mapping[str, Mapping[str, str]]  # by server
-    addresses: Mapping[str, str]  # IP address -> server
-    opt_outs: tuple[OptOut, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    """A commit, and what it changes against the one that was adopted last."""
-
-    commit: Commit
-    changes: Extent
 
 
 class Evaluation:
@@ -171,9 +147,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 
 def _started(state: Path) -> subprocess.Popen[bytes]:
     """An evaluator, which ends with the thread that calls this."""
-    return subprocess.Popen(
-        # -P: what lies in the working directory is not imported
-        [sys.executable, "-P", "-m", "gitboot.evaluate", str(state), str(os.getpid())],
+    return spawn(
+        python("gitboot.evaluate", str(state), str(os.getpid())),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -220,6 +195,8 @@ class _Frames:
             return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
+        if status == wire.OUT_OF_MEMORY:
+            return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, as where a machine has no memory left")
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
@@ -234,6 +211,7 @@ class _Assembly:
 
     def __init__(self, base: Commit | None) -> None:
         self._base = base
+        self._touched: list[str] = []
         self._decisions: dict[str, bytes] = {}
         self._networks: dict[str, bytes] = {}
         self._machines: dict[SystemUuid, Machine] = {}
@@ -241,6 +219,7 @@ class _Assembly:
 
     def take(self, servers: tuple[wire.ServerPart, ...]) -> None:
         for server in servers:
+            self._touched.append(server.name)
             if server.decision is not None:
                 self._decisions[server.name] = server.decision
             if server.network is not None:
@@ -267,6 +246,8 @@ class _Assembly:
             labels=merged(base.labels, self._labels, gone),
             addresses=merged(base.addresses, result.addresses, result.gone_addresses),
             sites=merged(base.sites, result.sites, result.gone_sites),
+            base=self._base.revision if self._base is not None else None,
+            touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
         )
         return commit if result.fleetwide is None else _fleetwide(commit, result.fleetwide)
 

@@ -2,224 +2,176 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
-from ipaddress import IPv4Network, IPv6Network, ip_address
-from queue import SimpleQueue
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from gitboot.bmc.override import Enabled, Marks, Observed, OverrideRecord, State, stands
-from gitboot.errors import LedgerError
-from gitboot.instance.journal import Journal
+from gitboot.instance.commit import Commit
+from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import fetches, offer_of
-from gitboot.instance.provisioning import Provisioning
-from gitboot.ledger import Ledger, Pending
+from gitboot.instance.provisioning import note_consumed, record_boot
+from gitboot.ledger.entries import Pending
 from gitboot.model import fleet
-from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Cause, Offer, Phase
 from gitboot.render.schedule import ServerState
+from gitboot.status import Event
 
 Networks = Iterable[IPv4Network | IPv6Network]
 
 
-class Evidence:
-    """What was seen of machines' boots, until it is known what it proves."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetch:
+    """What was fetched, and what the ledger says of it."""
 
-    def __init__(self, ledger: Ledger, provisioning: Provisioning, journal: Journal) -> None:
-        self._ledger, self._provisioning, self._journal = ledger, provisioning, journal
-        self._versions: dict[str, Digest] = {}  # whose plan each entry is of, as it was published last
-        self._expected: dict[str, Digest] = {}  # and is to be published next
-        self.observations: SimpleQueue[Observation] = SimpleQueue()  # filled by the endpoint's threads
-        self._pending: dict[SystemUuid, list[Pending]] = {}  # to be judged by a reading of the BMC
-        self._judging: dict[SystemUuid, tuple[Pending, ...]] = {}  # from when the BMC was asked until it has answered
-        self._asked: set[int] = set()  # pending observations for which the BMC was asked at least once
-        for pending in ledger.pending():
-            if (offer := self._offered(pending.observation)) is not None:
-                self._pending.setdefault(offer.uuid, []).append(pending)
+    observation: Observation  # with the digest of the plan whose entry was sent
+    offer: Offer
+    noted: bool  # whether it was noted before: a spool that is read once more
 
-    # Fetches
 
-    def expect(self, plans: Mapping[str, Digest], dated: Callable[[str], int]) -> None:
-        """Note whose plan each entry is of that is about to be published, and what it will be dated.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a BMC has shown, and which observations it was asked for."""
 
-        An access log is read later, perhaps much later, and has only the date of what was sent. What was not
-        published after all has another date when it is, and is noted once more.
-        """
-        self._expected = dict(plans)
-        if fresh := [(path, dated(path), plan) for path, plan in plans.items() if self._versions.get(path) != plan]:
-            self._ledger.note_versions(fresh)
+    uuid: SystemUuid
+    state: ServerState | None  # None: its machine has left the fleet; what it fetched before that still counts
+    observed: Observed
+    judges: frozenset[int]
 
-    def published(self) -> None:
-        """Take what was expected as published."""
-        self._versions = self._expected
 
-    def take(
-        self, kind: fleet.Evidence, monitors: Networks, has_bmc: Callable[[SystemUuid], bool], at: datetime
-    ) -> None:
-        """Take in what was fetched since the last time; ``kind`` is what the Fleet takes for proof."""
-        while not self.observations.empty():
-            observation = self.observations.get()
-            if _is_in(observation.client, monitors):
-                continue
-            try:
-                self._take(observation, kind, has_bmc, at)
-            except LedgerError:
-                self.observations.put(observation)  # it is evidence at the next pass, too
-                raise
+# Fetches
 
-    def _take(
-        self, observation: Observation, kind: fleet.Evidence, has_bmc: Callable[[SystemUuid], bool], at: datetime
-    ) -> None:
-        if (offer := self._offered(observation)) is None:
-            return
-        if observation.evidence is fleet.Evidence.REPORTED:
-            if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
-                self._provisioning.record_boot(offer, observation.at, "Reported", at)
-        elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
-            if has_bmc(offer.uuid) and any(map(_is_set_once, self._ledger.overrides(offer.uuid))):
-                self._keep(observation, offer)
-            else:
-                self._provisioning.record_boot(offer, observation.at, "Fetched", at)
-        elif kind is fleet.Evidence.PROGRESS and has_bmc(offer.uuid):
-            self._keep(observation, offer)
 
-    def _keep(self, observation: Observation, offer: Offer) -> None:
-        """Note it, durably, until the machine's BMC was read."""
-        pending = self._ledger.observe(observation, offer.plan)
-        if pending is None:
-            return  # a spool that is read once more
-        kept = self._pending.setdefault(offer.uuid, [])
-        if all(each.id != pending.id for each in kept):
-            kept.append(pending)
+def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datetime) -> None:
+    """Take in what was fetched since the last time, but for what monitors asked for."""
+    spec = commit.fleet.provisioning
+    monitors = [ip_network(network) for network in spec.monitors]
+    for fetch in fetched:
+        if not _is_in(fetch.observation.client, monitors):
+            _take(learning, fetch, commit, spec.evidence, at)
 
-    def _offered(self, observation: Observation) -> Offer | None:
-        digest = observation.digest
-        if digest is None and observation.modified is not None:
-            digest = self._ledger.version(observation.path, observation.modified)
-        return self._provisioning.offered(digest) if digest is not None else None
 
-    # Readings of a BMC
-
-    def wants_reading(self, uuid: SystemUuid) -> bool:
-        """Whether a fetch waits for its BMC to be read, before anything is set there."""
-        return any(pending.marks is None for pending in self._pending.get(uuid, ()))
-
-    def is_new(self, uuid: SystemUuid) -> bool:
-        """Whether something was fetched since the BMC was asked last."""
-        return any(pending.id not in self._asked for pending in self._pending.get(uuid, ()))
-
-    def awaits_progress(self, state: ServerState, kind: fleet.Evidence) -> bool:
-        """Whether only the BMC can tell when the machine has come up."""
-        plan, record = state.plan, self._provisioning.recorded(state.decision.uuid)
-        if kind is not fleet.Evidence.PROGRESS or plan is None or plan.key is None or record is None:
-            return False
-        return record.consumed_key == plan.key or state.decision.uuid in self._pending
-
-    def asked(self, uuid: SystemUuid) -> None:
-        """Note that the BMC is being read: what was fetched before can be judged by it."""
-        if uuid in self._pending:
-            self._judging[uuid] = tuple(self._pending[uuid])
-            self._asked.update(pending.id for pending in self._pending[uuid])
-
-    def uncontradicted(self, asked: Collection[SystemUuid], kind: fleet.Evidence, at: datetime) -> None:
-        """Believe fetches by machines whose BMCs nobody asks any more: nothing of gitboot's stands there."""
-        for uuid in sorted(self._pending.keys() - asked):
-            for pending in tuple(self._pending[uuid]):
-                offer = self._offered(pending.observation)
-                believed = offer is not None and (offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED)
-                if offer is not None and believed:
-                    self._provisioning.record_boot(offer, pending.observation.at, "Fetched", at)
-                self._settle(uuid, pending, "Provisioned" if believed else "Dropped")
-            self._judging.pop(uuid, None)
-
-    def judge(
-        self, uuid: SystemUuid, state: ServerState | None, seen: Observed, kind: fleet.Evidence, at: datetime
-    ) -> bool:
-        """Tell what a reading proves; return whether a fetch was judged by it.
-
-        ``state`` is None for a machine that has left the fleet: what it fetched before that still counts.
-        """
-        records = self._ledger.overrides(uuid)
-        judged = False
-        for pending in self._judging.get(uuid, ()):
-            judged |= self._judge(pending, uuid, seen, records, kind, at)
-        self._judging.pop(uuid, None)
-        if state is not None and not judged:
-            self._judge_consumed(state, records, at)
-        if state is not None and kind is fleet.Evidence.PROGRESS:
-            self._judge_progress(state, seen, records, at)
-        return judged
-
-    def _judge(
-        self,
-        pending: Pending,
-        uuid: SystemUuid,
-        seen: Observed,
-        records: tuple[OverrideRecord, ...],
-        kind: fleet.Evidence,
-        at: datetime,
-    ) -> bool:
-        observation = pending.observation
-        client, offer = observation.client, self._offered(observation)
-        if offer is None:
-            self._settle(uuid, pending, "Unknown")
-        elif any(_stood(record, observation) and stands(record.override, seen) for record in records):
-            message = f"{offer.server}: {client} fetched its entry, but the override still stands: another client"
-            self._journal.event(at, "FetchIgnored", message, {"server": offer.server, "client": client})
-            self._settle(uuid, pending, "Ignored")
-        elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
-            self._provisioning.record_boot(offer, observation.at, "Fetched", at)
-            self._settle(uuid, pending, "Provisioned")
-        elif pending.marks is None:
-            marked = self._ledger.note_marks(pending, seen.marks)
-            self._pending[uuid] = [marked if each.id == pending.id else each for each in self._pending[uuid]]
-            if kind is fleet.Evidence.PROGRESS:  # it is being installed: set now, it would be once more
-                self._provisioning.consumed(uuid, offer.server, offer.key, at)
+def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
+    offer, observation = fetch.offer, fetch.observation
+    machine = commit.machines.get(offer.uuid)
+    has_bmc = machine is not None and machine.bmc is not None
+    if observation.is_report:
+        if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
+            record_boot(learning, offer, observation.at, "Reported", at)
+    elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
+        if has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid))):
+            _keep(learning, fetch)
         else:
-            return False
-        return True
+            record_boot(learning, offer, observation.at, "Fetched", at)
+    elif kind is fleet.Evidence.PROGRESS and has_bmc:
+        _keep(learning, fetch)
 
-    def _settle(self, uuid: SystemUuid, pending: Pending, verdict: str) -> None:
-        self._ledger.judge(pending, verdict)
-        self._asked.discard(pending.id)
-        left = [each for each in self._pending.get(uuid, ()) if each.id != pending.id]
-        if left:
-            self._pending[uuid] = left
-        else:
-            self._pending.pop(uuid, None)
 
-    def _judge_consumed(self, state: ServerState, records: tuple[OverrideRecord, ...], at: datetime) -> None:
-        """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
-        plan = state.plan
-        if plan is None or plan.boot is None or plan.key is None:
-            return
-        own = next((each for each in records if each.reason == plan.key), None)
-        if own is None or own.state not in (State.CONSUMED, State.LOST):
-            return
-        offer = offer_of(state.decision, plan)
-        if own.state is State.CONSUMED and not fetches(plan.boot) and offer is not None:
-            self._provisioning.record_boot(offer, at, "Consumed", at)
-        elif plan.phase is Phase.NETWORK:
-            self._provisioning.consumed(state.decision.uuid, state.decision.server, plan.key, at)
+def _keep(learning: Learning, fetch: Fetch) -> None:
+    """Keep it until the machine's BMC was read."""
+    again = any(each.observation == fetch.observation for each in learning.pending_of(fetch.offer.uuid))
+    if not fetch.noted and not again:
+        learning.note(Pending(learning.noted + 1, fetch.observation, fetch.offer))
 
-    def _judge_progress(
-        self, state: ServerState, seen: Observed, records: tuple[OverrideRecord, ...], at: datetime
-    ) -> None:
-        """The machine runs its system, and has come up since the boot was set or fetched."""
-        plan, uuid = state.plan, state.decision.uuid
-        if plan is None or plan.key is None or not seen.runs_os:
-            return
-        if plan.phase is not Phase.NETWORK and plan.cause is not Cause.CONSUMED:
-            return
-        before = [
-            each.marks for each in records if each.reason == plan.key and each.state in (State.CONSUMED, State.LOST)
-        ]
-        before += [each.marks for each in self._pending.get(uuid, ()) if each.marks is not None]
-        offer = offer_of(state.decision, plan)
-        if offer is not None and any(_has_come_up(marks, seen.marks) for marks in before):
-            self._provisioning.record_boot(offer, at, "Progress", at)
-            for pending in tuple(self._pending.get(uuid, ())):
-                self._settle(uuid, pending, "Provisioned")
+
+def trust_unasked(learning: Learning, unasked: Iterable[SystemUuid], commit: Commit, at: datetime) -> None:
+    """Take the word of machines whose BMCs nobody asks any more: nothing of gitboot's stands there."""
+    kind = commit.fleet.provisioning.evidence
+    for uuid in sorted(unasked):
+        for pending in learning.pending_of(uuid):
+            trusted = pending.offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED
+            if trusted:
+                record_boot(learning, pending.offer, pending.observation.at, "Fetched", at)
+            learning.judge(pending, "Provisioned" if trusted else "Dropped")
+
+
+# Readings of a BMC
+
+
+def wants_reading(pending: Iterable[Pending]) -> bool:
+    """Whether a fetch waits for its BMC to be read, before anything is set there."""
+    return any(each.marks is None for each in pending)
+
+
+def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Evidence) -> bool:
+    """Whether only the BMC can tell when the machine has come up."""
+    plan, uuid = state.plan, state.decision.uuid
+    record = knowledge.recorded(uuid)
+    if kind is not fleet.Evidence.PROGRESS or plan is None or plan.key is None or record is None:
+        return False
+    return record.consumed_key == plan.key or uuid in knowledge.pending
+
+
+def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
+    """Note what a reading proves; return whether a fetch was judged by it."""
+    judged = False
+    for pending in learning.pending_of(reading.uuid):
+        if pending.id in reading.judges:
+            judged |= _judge(learning, pending, reading, kind, at)
+    if reading.state is not None and not judged:
+        _judge_consumed(learning, reading.state, at)
+    if reading.state is not None and kind is fleet.Evidence.PROGRESS:
+        _judge_progress(learning, reading.state, reading.observed, at)
+    return judged
+
+
+def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
+    observation, offer, seen = pending.observation, pending.offer, reading.observed
+    records = learning.overrides_of(reading.uuid)
+    if any(_stood(record, observation) and stands(record.override, seen) for record in records):
+        client = observation.client
+        message = f"{offer.server}: {client} fetched its entry, but the override still stands: another client"
+        facts = {"server": offer.server, "client": client}
+        learning.events.append(Event(at=at, type="FetchIgnored", message=message, facts=facts))
+        learning.judge(pending, "Ignored")
+    elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
+        record_boot(learning, offer, observation.at, "Fetched", at)
+        learning.judge(pending, "Provisioned")
+    elif pending.marks is None:
+        learning.note(pending._replace(marks=seen.marks))
+        if kind is fleet.Evidence.PROGRESS:  # it is being installed: set now, it would be once more
+            note_consumed(learning, reading.uuid, offer.server, offer.key, at)
+    else:
+        return False
+    return True
+
+
+def _judge_consumed(learning: Learning, state: ServerState, at: datetime) -> None:
+    """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
+    plan, uuid = state.plan, state.decision.uuid
+    if plan is None or plan.boot is None or plan.key is None:
+        return
+    own = next((each for each in learning.overrides_of(uuid) if each.reason == plan.key), None)
+    if own is None or own.state not in (State.CONSUMED, State.LOST):
+        return
+    offer = offer_of(state.decision, plan)
+    if own.state is State.CONSUMED and not fetches(plan.boot) and offer is not None:
+        record_boot(learning, offer, at, "Consumed", at)
+    elif plan.phase is Phase.NETWORK:
+        note_consumed(learning, uuid, state.decision.server, plan.key, at)
+
+
+def _judge_progress(learning: Learning, state: ServerState, seen: Observed, at: datetime) -> None:
+    """The machine runs its system, and has come up since the boot was set or fetched."""
+    plan, uuid = state.plan, state.decision.uuid
+    if plan is None or plan.key is None or not seen.runs_os:
+        return
+    if plan.phase is not Phase.NETWORK and plan.cause is not Cause.CONSUMED:
+        return
+    before = [
+        each.marks
+        for each in learning.overrides_of(uuid)
+        if each.reason == plan.key and each.state in (State.CONSUMED, State.LOST)
+    ]
+    before += [each.marks for each in learning.pending_of(uuid) if each.marks is not None]
+    offer = offer_of(state.decision, plan)
+    if offer is not None and any(_has_come_up(marks, seen.marks) for marks in before):
+        record_boot(learning, offer, at, "Progress", at)
+        for pending in learning.pending_of(uuid):
+            learning.judge(pending, "Provisioned")
 
 
 def _has_come_up(before: Marks, now: Marks) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,13 +27,13 @@ from gitboot.bmc.override import (
 )
 from gitboot.bmc.pool import Connections
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
+from gitboot.instance.commit import Commit
+from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import wanted_by
-from gitboot.instance.provisioning import Provisioning
-from gitboot.ledger import Ledger
-from gitboot.load.machines import BmcAccess, Machine
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, Record
-from gitboot.resolve import Decisions, plan
+from gitboot.resolve import plan
 from gitboot.resolve.instant import is_provisioned
 
 PARALLEL: Final = 32
@@ -166,16 +166,10 @@ class Inspection:
         return type(self.step).__name__
 
 
-def subjects(
-    decisions: Decisions,
-    machines: Mapping[SystemUuid, Machine],
-    provisioning: Provisioning,
-    ledger: Ledger,
-    at: datetime,
-) -> Iterator[Subject]:
+def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
-    for decision in decisions.servers.values():
-        machine, record = machines[decision.uuid], provisioning.records.get(decision.uuid)
+    for decision in commit.decisions.servers.values():
+        machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
             continue
         planned = plan(decision, at, record)
@@ -187,16 +181,15 @@ def subjects(
             plan=planned,
             record=record,
             wanted=wanted_by(planned),
-            overrides=ledger.overrides(decision.uuid),
-            unseen=record is None and provisioning.recorded(decision.uuid) is not None,
+            overrides=knowledge.overrides_of(decision.uuid),
+            unseen=record is None and knowledge.recorded(decision.uuid) is not None,
         )
-    seen = ledger.machines()
-    for uuid in sorted(ledger.open_overrides()):
-        overrides, described = ledger.overrides(uuid), machines.get(uuid)
+    for uuid in sorted(knowledge.overrides):
+        overrides, described = knowledge.overrides_of(uuid), commit.machines.get(uuid)
         bmc = next((each.bmc for each in overrides if each.state.is_open and each.bmc is not None), None)
         if bmc is None or (described is not None and described.bmc is not None):
             continue
-        name = seen[uuid].name if uuid in seen else str(uuid)
+        name = knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid)
         yield Subject(
             name=name, uuid=uuid, bmc=bmc, decision=None, plan=None, record=None, wanted=None, overrides=overrides
         )

@@ -1,4 +1,4 @@
-"""The loop: passes when something happened, when the clock says so, and often enough besides."""
+"""The loop: reconciles when something happened, when the clock says so, and often enough besides."""
 
 from __future__ import annotations
 
@@ -13,18 +13,44 @@ from typing import Final
 
 import watchfiles
 
-from gitboot.errors import LedgerError, OperatorError, TryAgain
+from gitboot.errors import OperatorError, TryAgain
 from gitboot.instance.reconcile import Reconciler
+from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
+from gitboot.serve.supervise import Counted
 from gitboot.source import Source
 from gitboot.status import Event
 
-LEDGER_RETRY: Final = timedelta(seconds=5)
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 
 
+class Bell:
+    """Rung from any thread or signal handler; whoever waits for it hears it once, however often it was rung.
+
+    A handler runs between any two steps of the main thread, which may hold an Event's lock just then: setting that
+    Event would wait for ever. A queue is made for it.
+    """
+
+    def __init__(self) -> None:
+        self._rung: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        self._rung.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is rung, and take all of that as one; say whether it was."""
+        try:
+            self._rung.get(timeout=timeout_s)
+        except Empty:
+            return False
+        with suppress(Empty):
+            while True:
+                self._rung.get_nowait()
+        return True
+
+
 class Loop:
-    """Fetches beside the passes, so that a remote that hangs delays no window."""
+    """Fetches beside the reconciling, so that a remote that hangs delays no window."""
 
     def __init__(
         self,
@@ -34,69 +60,65 @@ class Loop:
         poll_s: float,
         clock: Callable[[], datetime],
         tell: Callable[[Event], None],
-        before_pass: Callable[[], None] = lambda: None,
-        after_pass: Callable[[], None] = lambda: None,
+        bell: Bell | None = None,
     ) -> None:
-        self._before_pass, self._after_pass = before_pass, after_pass
         self._reconciler, self._source = reconciler, source
         self._poll_s, self._clock, self._tell = poll_s, clock, tell
-        # Signal handlers run between any two steps of the main thread, which may hold an Event's lock just then:
-        # setting that Event would wait for ever. Queues are made for it, and a flag is only written.
-        self._wakes: SimpleQueue[None] = SimpleQueue()  # the next pass is due now
-        self._fetches: SimpleQueue[None] = SimpleQueue()  # the next fetch is due now
+        self._wakes = bell or Bell()  # the next reconcile is due now
+        self._fetches = Bell()  # the next fetch is due now
         self._stopping = False
-        self._stopped = threading.Event()  # for those who watch; set once the last pass has ended
+        self._stopped = threading.Event()  # for those who watch; set once the last reconcile has ended
         self._fetched: tuple[Revision | None, TryAgain | OperatorError | None] | None = None
 
     def wake(self) -> None:
-        """Ask for a pass now; from any thread or signal handler."""
-        self._wakes.put(None)
+        """Ask for a reconcile now; from any thread or signal handler."""
+        self._wakes.ring()
 
     def fetch_now(self) -> None:
-        """Ask for a fetch now, and for a pass after it; from any thread or signal handler."""
-        self._fetches.put(None)
+        """Ask for a fetch now, and for a reconcile after it; from any thread or signal handler."""
+        self._fetches.ring()
 
     def stop(self) -> None:
-        """End `run` after the pass that is under way; from any thread or signal handler."""
+        """End `run` after the reconcile that is under way; from any thread or signal handler."""
         self._stopping = True
-        self._wakes.put(None)
-        self._fetches.put(None)
+        self._wakes.ring()
+        self._fetches.ring()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `run` has ended, or for so long; say whether it has."""
+        return self._stopped.wait(timeout_s)
 
     def once(self) -> None:
-        """Fetch, do one pass, and wait for its BMC jobs."""
+        """Fetch, reconcile, and wait for the jobs at BMCs."""
         self._fetch_once()
-        self._pass(wait=True)
+        self._reconcile(wait=True)
 
-    def run(self) -> None:
-        """Pass after pass, until `stop`."""
+    def run(self, serving: Callable[[], Counted] | None = None) -> None:
+        """Reconcile again and again, until `stop`; ``serving`` tells how the endpoints fare."""
         threads = [threading.Thread(target=self._keep_fetching, name="fetch", daemon=True)]
         if watched := self._source.watch_paths():
             threads.append(threading.Thread(target=self._watch, args=(watched,), name="watch", daemon=True))
         for thread in threads:
             thread.start()
         while not self._stopping:
-            due = self._pass()
+            due = self._reconcile(serving=serving() if serving is not None else None)
             timeout_s = self._poll_s
             if due is not None:
                 timeout_s = min(timeout_s, max((due - self._clock()) / timedelta(seconds=1), 0))
-            _waited(self._wakes, timeout_s)
+            self._wakes.wait(timeout_s)
         self._stopped.set()
         for thread in threads:
             thread.join(timeout=1)  # one that hangs in the network ends with the process
 
-    def _pass(self, *, wait: bool = False) -> datetime | None:
-        at = self._clock()
-        if self._fetched is not None:
-            self._reconciler.source_fetched(self._fetched[1], at)
-        self._before_pass()
-        try:
-            due = self._reconciler.reconcile(at, wait=wait)
-        except LedgerError as error:  # a full disk; the endpoint goes on, and so does the next pass
-            self._reconciler.ledger_failed(error, at)
-            self._tell(Event(at=at, type="LedgerFailed", message=str(error), warning=True))
-            return at + LEDGER_RETRY
-        self._after_pass()
-        return due
+    def _reconcile(self, *, serving: Counted | None = None, wait: bool = False) -> datetime | None:
+        fetched = self._how_fetched()
+        return self._reconciler.reconcile(self._clock(), fetched=fetched, serving=serving, wait=wait)
+
+    def _how_fetched(self) -> Fetched | None:
+        if self._fetched is None:
+            return None
+        error = self._fetched[1]
+        return Fetched() if error is None else Fetched(reason=type(error).__name__, message=str(error), failed=True)
 
     def _fetch_once(self) -> None:
         before = self._fetched
@@ -124,7 +146,7 @@ class Loop:
             if asked:
                 self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
-            asked = _waited(self._fetches, self._poll_s * jitter)
+            asked = self._fetches.wait(self._poll_s * jitter)
 
     def _watch(self, paths: tuple[Path, ...]) -> None:
         """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
@@ -134,15 +156,3 @@ class Loop:
         )
         for _ in changes:
             self.fetch_now()
-
-
-def _waited(asked: SimpleQueue[None], timeout_s: float) -> bool:
-    """Wait until something is asked for, and take all of it as one; say whether anything was."""
-    try:
-        asked.get(timeout=timeout_s)
-    except Empty:
-        return False
-    with suppress(Empty):
-        while True:
-            asked.get_nowait()
-    return True

@@ -1,295 +1,228 @@
-"""One pass: source -> load -> decide -> plan -> render -> publish -> override -> report."""
+"""One reconcile: take in → accept → learn → write → plan → publish → ask → report."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import NamedTuple, Protocol, TypedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
 
-from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
-from gitboot.instance.accept import Accepting
-from gitboot.instance.evaluation import Commit
-from gitboot.instance.evidence import Evidence
-from gitboot.instance.journal import Journal
-from gitboot.instance.overrides import Fleetwide, Overriding
-from gitboot.instance.provisioning import Provisioning
-from gitboot.instance.requests import Requests
-from gitboot.ledger import Ledger
+from gitboot.bmc.job import Result
+from gitboot.errors import LedgerError
+from gitboot.instance.accept import Accepting, Attempt
+from gitboot.instance.bookkeeping import fetches_of, write, write_events
+from gitboot.instance.commit import Commit
+from gitboot.instance.conditions import announcements, conditions
+from gitboot.instance.evidence import Fetch, Reading
+from gitboot.instance.inbox import Bmcs, Inbox, Taken
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.learn import Batch, learn
+from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
+from gitboot.instance.planning import Plans, changed_by, replanned
+from gitboot.instance.publishing import Target, published
+from gitboot.instance.standing import Fetched, Publication, Standing, acts_for
+from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Cause, Record
-from gitboot.publish.directory import Published
-from gitboot.render import shared_files
-from gitboot.render.answers import Answers, EntryOf
-from gitboot.render.schedule import ServerState, server_state
-from gitboot.render.tree import ContentType, File, Files
-from gitboot.resolve import Decisions
-from gitboot.resolve.records import drift, exported
-from gitboot.status import Status
+from gitboot.serve.supervise import Counted
+from gitboot.status import Event, Status
 
-
-class _Planned(NamedTuple):
-    """What all servers were planned from; until the next transition another pass has nothing to plan."""
-
-    decisions: Decisions
-    records: Mapping[SystemUuid, Record]
-    until: datetime | None
-
-    def holds(self, decisions: Decisions, records: Mapping[SystemUuid, Record], at: datetime) -> bool:
-        same = self.decisions is decisions and self.records is records
-        return same and (self.until is None or at < self.until)
-
-
-class Target(Protocol):
-    """Where files go, whole or not at all."""
-
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
-        """Bring the target to hold exactly ``files``."""
-
-    def dated(self, path: str, file: File, at: datetime) -> int:
-        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+LEDGER_RETRY: Final = timedelta(seconds=5)
 
 
 class Reconciler:
-    """One instance: what it has accepted, planned and published; `reconcile` is one pass over it.
+    """One instance; `reconcile` brings all of it up to an instant.
 
-    A pass never fails for a bad commit, a lost source, a full disk or a BMC: each is a condition, and the
-    last accepted commit goes on being planned, so that windows end while Git is down.
+    It never fails for a bad commit, a lost source, a full disk or a BMC: each is a condition, and the last accepted
+    commit goes on being planned, so that windows end while Git is down.
     """
 
     def __init__(
         self,
+        standing: Standing,
         *,
         accepting: Accepting,
+        inbox: Inbox,
+        store: Store,
         target: Target,
-        ledger: Ledger,
-        provisioning: Provisioning,
-        evidence: Evidence,
-        overriding: Overriding,
-        requests: Requests,
-        journal: Journal,
+        bmcs: Bmcs,
+        tell: Callable[[Event], None],
+        report: Callable[[Status, datetime], None],
     ) -> None:
-        self._accepting, self._target, self._ledger = accepting, target, ledger
-        self._provisioning, self._overriding, self._journal = provisioning, overriding, journal
-        self._evidence, self._requests = evidence, requests
-        self.answers: Answers | None = None  # what the endpoint answers from; replaced as a whole
-        self.status = Status()
-        self._applied: str | None = None
-        self._planned_at: datetime | None = None
-        self._servers: dict[str, ServerState] = {}
-        self._planned: _Planned | None = None
-        self._counts = _counted(())  # of what was planned last
-        self._stands = False  # whether what was planned last is what the target holds
+        self.standing = standing
+        self._accepting, self._inbox, self._store = accepting, inbox, store
+        self._target, self._bmcs = target, bmcs
+        self._tell, self._report = tell, report
 
-    def reconcile(self, at: datetime, *, wait: bool = False) -> datetime | None:
-        """Do one pass at ``at``; return when the next is due by the clock. Repeating a pass changes nothing.
+    @property
+    def status(self) -> Status:
+        """Where this instance stands, at a glance."""
+        return self.standing.status()
 
-        ``wait``: until the BMC jobs of this pass and the one before have ended.
+    def reconcile(
+        self, at: datetime, *, fetched: Fetched | None = None, serving: Counted | None = None, wait: bool = False
+    ) -> datetime | None:
+        """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
+
+        ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare. With ``wait`` what
+        comes of the jobs at BMCs is learned before it ends. A ledger that cannot be written keeps no window open: what
+        was known before is planned.
         """
-        try:
-            self._requests.carry_out(at)
-            self._accepting.accept(at)
-            self._learn(at)
-        finally:  # a ledger that cannot be written keeps no window open
-            self._bring_up_to_date(at)
-        accepted = self._accepting.accepted
-        if accepted is not None and self._is_ours(accepted, at):
-            # An override is set only for what was published: a machine that resets at once finds its files.
-            may_set = self._stands and self._accepting.suspended(at) is None
-            self._overriding.ask(self._fleet(accepted), at, may_set=may_set)
-            if wait:
-                self._overriding.collect(self._fleet(accepted), at, wait=True)
-            self._check_opt_outs(accepted, at)
-        self._journal.condition("LedgerWritable", True, "Writable", "the last pass ended", at)
-        return self._report()
-
-    def _fleet(self, accepted: Commit) -> Fleetwide:
-        return Fleetwide(accepted, self._servers)
-
-    def _learn(self, at: datetime) -> None:
-        """Take in evidence; what was fetched before this start is evidence of what is offered now."""
-        accepted = self._accepting.accepted
-        if accepted is None or not self._is_ours(accepted, at):
-            return
-        if self._planned is None:
-            self._provisioning.know(accepted.decisions, accepted.machines, at)
-            self._plan(accepted.decisions, at)
-        self._overriding.collect(self._fleet(accepted), at)
-        self._provisioning.know(accepted.decisions, accepted.machines, at)
-
-    def _is_ours(self, accepted: Commit, at: datetime) -> bool:
-        """Whether this instance may act for the accepted commit: a Fleet may name the one ledger that does."""
-        named = accepted.fleet.provisioning.ledger
-        if named is None or named == self._ledger.identity:
-            self._journal.forget("LedgerNamed")
-            return True
-        message = (
-            f"the Fleet names the ledger {named} as the one that publishes and sets overrides, and this instance has "
-            f"{self._ledger.identity}: nothing is answered, published or set"
-        )
-        if self._journal.condition("LedgerNamed", False, "AnotherLedger", message, at):
-            self._journal.event(at, "StandsBack", message, warning=True)
-        self.answers, self._planned_at, self._stands = None, None, False
-        return False
-
-    def _bring_up_to_date(self, at: datetime) -> None:
-        accepted = self._accepting.accepted
-        if accepted is None or not self._is_ours(accepted, at):
-            return
-        self._plan(accepted.decisions, at)
-        if not self._stands:
-            self._publish(accepted, at)
-
-    def ledger_failed(self, error: LedgerError, at: datetime) -> None:
-        """Note that a pass ended early because the ledger could not be written; what is answered goes on."""
-        self._journal.condition("LedgerWritable", False, "Failed", str(error), at)
-        self._report()
-
-    def source_fetched(self, error: TryAgain | OperatorError | None, at: datetime) -> None:
-        """Note how the last fetch went."""
-        if error is None:
-            self._journal.condition("SourceReady", True, "Fetched", "the source was fetched", at)
+        before = replace(self.standing, fetched=fetched or self.standing.fetched, serving=serving, unwritable=None)
+        now = self._learned(before, self._bmcs.finished(), at)
+        if (commit := now.commit) is None:
+            now = self._stood_back(now)
         else:
-            self._journal.condition("SourceReady", False, type(error).__name__, str(error), at)
+            now, different = _planned(now, commit, at)
+            now = self._published(now, commit, different, at)
+            now = self._asked(now, commit, at)
+        if wait:
+            now = self._learned(now, self._bmcs.finished(wait_all=True), at, accept=False)
+        return self._reported(now, at)
 
-    # plan -> render
+    def _learned(
+        self, before: Standing, results: Mapping[SystemUuid, Result], at: datetime, *, accept: bool = True
+    ) -> Standing:
+        """Take in → accept → learn → write.
 
-    def _plan(self, decisions: Decisions, at: datetime) -> None:
-        """Plan and render each server whose decision, record or instant asks for it."""
-        before, records = self._servers, self._provisioning.records
-        if self._planned_at is not None and at < self._planned_at:
-            before = {}  # the clock was set back: what was planned for later does not hold
-        elif self._planned is not None and self._planned.holds(decisions, records, at):
-            return
-        self._servers = {}
-        for name, decision in decisions.servers.items():
-            state, record = before.get(name), records.get(decision.uuid)
-            if state is None or not state.holds(decision, record, at):
-                state = server_state(decisions, decision, record, at)
-            self._servers[name] = state
-        transitions = (state.transition for state in self._servers.values() if state.transition is not None)
-        self._planned = _Planned(decisions, records, min(transitions, default=None))
-        same = self._servers.keys() == before.keys() and all(
-            state is before[name] for name, state in self._servers.items()
+        All of it counts once it is written. Until then what has come in waits.
+        """
+        self._inbox.collect(results)
+        try:
+            with self._inbox.held():
+                taken = self._inbox.take(before.knowledge.taken)
+                asked = learn(before.knowledge, Batch(written=taken.written, requests=taken.requests), at)
+                attempt, events = (
+                    self._accepting.accept(before.attempt, asked.knowledge, at) if accept else (before.attempt, ())
+                )
+                heard = _heard(taken, attempt, asked.knowledge)
+                fetches = fetches_of(self._store, (*heard.observations, *heard.spooled))
+                learnt = learn(asked.knowledge, _batch(before, attempt, heard, fetches, events, at), at)
+                write(self._store, (asked.news, learnt.news))
+                self._inbox.forget(heard)
+        except LedgerError as error:
+            return replace(before, unwritable=str(error))
+        for event in (*asked.news.events, *learnt.news.events):
+            self._tell(event)
+        schedule = reported(before.schedule, heard.results, learnt.judged, learnt.knowledge, at)
+        return replace(
+            before,
+            knowledge=learnt.knowledge,
+            attempt=self._accepting.adopt(attempt),
+            schedule=hurried(schedule, asked.hurried, at),
+            unplanned=before.unplanned | asked.changed | learnt.changed,
         )
-        self._stands = self._stands and same and self._applied == decisions.revision
-        self._counts = _counted(self._servers.values())
-        consumed = [name for name, state in self._servers.items() if state.plan and state.plan.cause is Cause.CONSUMED]
-        self._note_consumed(consumed, at)
 
-    def _note_consumed(self, servers: list[str], at: datetime) -> None:
-        """Say of which servers only a person can tell whether they were installed."""
-        if servers:
-            message = (
-                f"an override was consumed, and no evidence followed within 30 minutes: {', '.join(servers[:5])}"
-                f"{f' and {len(servers) - 5} more' if len(servers) > 5 else ''}; look at them, then gitboot records set"
+    def _stood_back(self, now: Standing) -> Standing:
+        """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
+        self._bmcs.forget(frozenset(now.schedule.asks))
+        schedule = Schedule(most_failures=now.schedule.most_failures, jitter=now.schedule.jitter)
+        return replace(
+            now,
+            plans=Plans(),
+            publication=Publication(applied=now.publication.applied),
+            schedule=schedule,
+            unplanned=frozenset(),
+        )
+
+    def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
+        """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
+        publication, error = now.publication, now.unwritable
+        if different or not publication.stands_for(commit):
+            publication = published(publication, now.plans, commit, different, self._target, self._store, at)
+        if publication.stands_for(commit) and now.unwritable is None:
+            self._inbox.forget_spool(now.knowledge.taken)
+        return replace(now, publication=publication, unwritable=publication.unwritable or error)
+
+    def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
+        """Ask BMCs for what was published: a machine that resets at once finds its files."""
+        knowledge, suspension = now.knowledge, now.knowledge.facts.suspension
+        may_set = now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
+        schedule, machines = arranged(
+            now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set
+        )
+        self._bmcs.forget(machines - schedule.asks.keys())
+        made, schedule = jobs(schedule, knowledge, machines, at)
+        taken = self._bmcs.submit(made)
+        return replace(now, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())
+
+    def _reported(self, now: Standing, at: datetime) -> datetime | None:
+        """Say where the instance stands; return when something is due next."""
+        found = conditions(now, at)
+        events = (*now.publication.events, *announcements(now.conditions, found, now, at))
+        try:
+            write_events(self._store, events)
+        except LedgerError as error:  # what could not be written down is said all the same
+            now = replace(now, unwritable=str(error))
+            found = conditions(now, at)
+        if now.unwritable is not None:
+            events = (*events, Event(at=at, type="LedgerFailed", message=now.unwritable, warning=True))
+        for event in events:
+            self._tell(event)
+        self.standing = replace(now, conditions=found, publication=replace(now.publication, events=()))
+        self._report(self.status, at)
+        if now.unwritable is not None:
+            return at + LEDGER_RETRY
+        again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None
+        return min((due for due in (self.standing.next_due(), again) if due is not None), default=None)
+
+
+def _heard(taken: Taken, attempt: Attempt, knowledge: Knowledge) -> Taken:
+    """What of it is learned now: of machines only where this instance acts for the accepted commit."""
+    if attempt.accepted is not None and acts_for(knowledge, attempt.accepted):
+        return taken
+    return replace(taken, observations=(), spooled=(), spool=knowledge.taken, results=())
+
+
+def _batch(
+    before: Standing,
+    attempt: Attempt,
+    heard: Taken,
+    fetches: tuple[Fetch, ...],
+    events: tuple[Event, ...],
+    at: datetime,
+) -> Batch:
+    """What there is to learn, once it is known which commit goes on."""
+    accepted, knowledge = attempt.accepted, before.knowledge
+    if accepted is None:
+        return Batch(events=events)
+    done = (event for result in heard.results for event in events_of(result, accepted.revision, at))
+    batch = Batch(accepted=(accepted.revision, attempt.changes), events=(*events, *done))
+    if not acts_for(knowledge, accepted):
+        return batch
+    settled = before.plans.commit if knowledge.settled is not None else None
+    return replace(
+        batch,
+        commit=accepted,
+        changed=changed_by(settled, accepted),
+        fetched=fetches,
+        taken=heard.spool,
+        readings=tuple(_readings(heard.results, before)),
+        unasked=unasked(before.schedule, knowledge),
+    )
+
+
+def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
+    for each in results:
+        if each.observed is not None:
+            state, appointment = before.plans.servers.get(each.server), before.schedule.appointments.get(each.uuid)
+            yield Reading(
+                uuid=each.uuid,
+                state=state if state is not None and state.decision.uuid == each.uuid else None,
+                observed=each.observed,
+                judges=appointment.judges if appointment is not None else frozenset(),
             )
-            if self._journal.condition("BootsProven", False, "NeedsOperator", message, at):
-                self._journal.event(at, "NeedsOperator", message, {"servers": servers}, warning=True)
-        else:
-            self._journal.condition("BootsProven", True, "Proven", "no consumed override waits for evidence", at)
-
-    # publish
-
-    def _publish(self, accepted: Commit, at: datetime) -> None:
-        """Bring the endpoint and the tree to what was planned.
-
-        The endpoint answers from memory: a full disk keeps no window open there.
-        """
-        states, decisions = self._servers.values(), accepted.decisions
-        known = {state.decision.uuid: state.record for state in states if state.record is not None}
-        files = {path: file for state in states for path, file in state.files.items()}
-        files |= shared_files(decisions)
-        files["ops/records.json"] = File(exported(known), ContentType.JSON)
-        entries = {path: each for state in states for path, each in state.entries.items()}
-        unnoted = self._note_offers(entries, files, at)
-        self.answers = Answers(
-            files=files,
-            turns={path: each for state in states for path, each in state.turns.items()},
-            entries=entries,
-            servers={name: state.summary for name, state in self._servers.items()},
-            addresses=accepted.addresses,
-        )
-        self._planned_at = at
-        try:
-            if unnoted is not None:
-                raise unnoted
-            published = self._target.publish(files, commit=decisions.revision, at=at)
-        except PublishError as error:
-            if self._journal.condition("Published", False, type(error).__name__, str(error), at):
-                self._journal.event(at, "PublishFailed", str(error), warning=True)
-            return
-        self._evidence.published()
-        self._applied, self._stands = decisions.revision, True
-        self._journal.condition("Published", True, "Published", f"{len(files)} files stand", at)
-        if published.written or published.withdrawn:
-            counts = {
-                "written": len(published.written),
-                "withdrawn": len(published.withdrawn),
-                "unchanged": published.unchanged,
-            }
-            message = ", ".join(f"{count} {what}" for what, count in counts.items())
-            self._journal.event(at, "Published", message, {"commit": decisions.revision, **counts})
-
-    def _note_offers(
-        self, entries: Mapping[str, EntryOf], files: Files, at: datetime
-    ) -> LedgerError | PublishError | None:
-        """Note what is about to be offered, before a machine can fetch it.
-
-        Where that fails the endpoint answers all the same, and what it is asked counts for as long as this
-        process lives; but no file is published whose fetches could not be told from others after a restart.
-        """
-        offers = self._provisioning.offers
-        try:
-            self._provisioning.offer(self._servers.values(), at)
-            plans = {path: entry.digest for path, entry in entries.items() if entry.digest in offers}
-            self._evidence.expect(plans, lambda path: self._target.dated(path, files[path], at))
-        except (LedgerError, PublishError) as error:
-            return error
-        return None
-
-    # report
-
-    def _check_opt_outs(self, accepted: Commit, at: datetime) -> None:
-        """Say which pins and holds are past their deadlines; nothing changes by itself."""
-        late = [each.what for each in accepted.opt_outs if each.until is not None and each.until <= at]
-        if late:
-            self._journal.condition("OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}", at)
-        else:
-            self._journal.condition("OptOutsInTime", True, "InTime", "no pin or hold is past its deadline", at)
-
-    def _report(self) -> datetime | None:
-        """Say where this instance stands; return when something is due next."""
-        next_transition = self._planned.until if self._planned is not None else None
-        self.status = Status(
-            ledger=self._ledger.identity,
-            attempted=self._accepting.attempted,
-            problems=self._accepting.problems,
-            held=self._accepting.held,
-            applied=self._applied,
-            planned_at=self._planned_at,
-            next_transition=next_transition,
-            **self._counts,
-            bmcs=self._overriding.outcomes,
-            conditions=self._journal.conditions,
-        )
-        dues = (next_transition, self._overriding.next_due, self._accepting.suspended_until)
-        return min((due for due in dues if due is not None), default=None)
 
 
-class _Counts(TypedDict):
-    """Servers by what they boot, and by what is known of them."""
+def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:
+    """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
+    names = {commit.machines[uuid].name for uuid in now.unplanned if uuid in commit.machines}
+    changed = names | changed_by(now.plans.commit, commit)
+    plans, different = replanned(now.plans, commit, now.knowledge, changed, at)
+    machines = _machines(changed | different, now.plans, plans)
+    return replace(now, plans=plans, unplanned=now.unplanned | machines), different
 
-    phases: Mapping[str, int]
-    records: Mapping[str, int]
-    drift: Mapping[str, int]
 
-
-def _counted(states: Iterable[ServerState]) -> _Counts:
-    phases, records, drifts = Counter[str](), Counter[str](), Counter[str]()
-    for state in states:
-        phases[str(state.plan.phase) if state.plan else "NoPlan"] += 1
-        known = "Unknown" if state.record is None else "Pending" if state.record.provision is None else "Provisioned"
-        records[known] += 1
-        drifts.update(drift(state.decision, state.record).keys())
-    return _Counts(phases=phases, records=records, drift=drifts)
+def _machines(names: Iterable[str], *plans: Plans) -> frozenset[SystemUuid]:
+    """The machines that have these names in any of the plans."""
+    states = (each.servers.get(name) for name in names for each in plans)
+    return frozenset(state.decision.uuid for state in states if state is not None)

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from gitboot.diff.guard import Limits
+from gitboot.evaluate.limits import Allowance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GitSettings:
+    """Where commits come from."""
+
+    repository: str  # a path or a URL
+    reference: str | None = None  # branch, tag, semver range or commit; None: what the remote's HEAD names
+    credentials: Path | None = None  # a directory with username and password
+    ssh_key: Path | None = None
+    known_hosts: Path | None = None
+    ca_bundle: Path | None = None
+    timeout_s: float = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BmcSettings:
+    """How BMCs are asked."""
+
+    credentials: Path | None = None  # a directory with NAME/username and NAME/password
+    parallel: int = 32  # how many are asked at a time
+    per_site: int = 16  # of one site
+    failures: int = 20  # in a row, until nothing more is set for a while
+    jitter: float = 0.2  # by how much less than planned is waited at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What differs from one running instance to the next, and so is no part of a fleet."""
 
-    repository: str  # a path or a URL
-    reference: str | None  # branch, tag, semver range or commit; None: what the remote's HEAD names
-    git_credentials: Path | None  # a directory with username and password
-    ssh_key: Path | None
-    known_hosts: Path | None
-    ca_bundle: Path | None
-    git_timeout_s: float
     output: Path
     state: Path
-    listen: str | None  # HOST:PORT; None: nothing is served
-    records: str | None  # fresh, adopt, or a file of exported records: what a ledger in doubt is told
-    credentials: Path | None  # of BMCs: a directory with NAME/username and NAME/password
-    assets: Path | None  # what is served under /assets/
-    spool: Path | None  # where endpoints leave what was fetched from them
-    poll_s: float
-    bmc_parallel: int  # how many BMCs are asked at a time
-    bmc_per_site: int  # of one site
-    bmc_failures: int  # in a row, until nothing more is set for a while
-    limits: Mapping[str, int | None]  # guards, by name; None: the default
-    commit_seconds: float | None  # of the processor, for evaluating one commit; None: what grows with its files
-    commit_memory: int | None  # MiB, likewise
-    allow_empty: bool
-    allow_rewind: bool
-    once: bool
-    dry_run: bool
+    git: GitSettings
+    bmc: BmcSettings = BmcSettings()
+    allowance: Allowance = field(default_factory=Allowance)  # what evaluating one commit may take
+    limits: Limits = field(default_factory=Limits)
+    records: str | None = None  # fresh, adopt, or a file of exported records: what a ledger in doubt is told
+    listen: str | None = None  # HOST:PORT; None: nothing is served
+    workers: int = 1  # processes that serve
+    assets: Path | None = None  # what is served under /assets/
+    spool: Path | None = None  # where endpoints leave what was fetched from them
+    poll_s: float = 60
+
+    @property
+    def observes(self) -> bool:
+        """Whether fetches reach this instance."""
+        return self.listen is not None or self.spool is not None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
@@ -74,14 +73,35 @@ _MIGRATIONS: Final = (
         '"evidence": "Spent"', '"evidence": "Consumed"') WHERE what = 'records' AND outcome IS NULL;
     UPDATE requests SET facts = replace(facts, '"armed": ', '"consumed": ') WHERE what = 'resolve' AND outcome IS NULL;
     UPDATE facts SET name = 'initialised' WHERE name = 'told';
+    CREATE TABLE spool (file TEXT PRIMARY KEY, taken INTEGER NOT NULL) STRICT;
     """,
 )
 VERSION: Final = len(_MIGRATIONS)
 _MARK_BYTES: Final = 64
 
 
+class Transaction:
+    """What is written in one go; a book marks it where a backup without the change is no longer as good."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.is_marked = False
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(statement, parameters)
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._connection.executemany(statement, rows)
+
+    def mark(self) -> None:
+        """Count this transaction as a change that a backup must have, to be as good as this ledger."""
+        self.is_marked = True
+
+
 class Store:
     """One SQLite file with one writer; every write is on disk when its block ends."""
+
+    synchronous: ClassVar = "FULL"  # each transaction is synced
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self.path = connection, path
@@ -97,7 +117,7 @@ class Store:
             connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             failing.callback(connection.close)
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA synchronous = {cls.synchronous}")
             _check(connection, path)
             _migrate(connection, path)
             failing.pop_all()
@@ -106,21 +126,23 @@ class Store:
     def close(self) -> None:
         self._connection.close()
 
-    @contextmanager
-    def writing(self, *, marked: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction; all of it is on disk when the block ends, or none.
+    def __enter__(self) -> Self:
+        return self
 
-        What is ``marked`` counts as a change that a backup must have, to be as good as this ledger.
-        """
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        """One transaction; all of it is on disk when the block ends, or none."""
         with self._lock:
+            changes = None
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
-                yield self._connection
-                if marked:
-                    self._connection.execute(
-                        "INSERT INTO facts VALUES ('changes', '1')"
-                        " ON CONFLICT DO UPDATE SET value = CAST(CAST(value AS INTEGER) + 1 AS TEXT)"
-                    )
+                tx = Transaction(self._connection)
+                yield tx
+                if tx.is_marked:
+                    changes = self._count_change()
                 self._connection.execute("COMMIT")
             except BaseException as error:
                 if self._connection.in_transaction:  # SQLite ends it itself where the disk is full
@@ -128,23 +150,16 @@ class Store:
                 if isinstance(error, sqlite3.Error):
                     raise LedgerError(f"{self.path}: the ledger cannot be written ({error})") from error
                 raise
-            if marked:
-                self._write_mark()
+            if changes is not None:
+                self.write_mark(*changes)
 
     def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        with self._lock, reading(self.path):
+        with self._lock, self.reading():
             return self._connection.execute(query, parameters).fetchall()
 
-    def fact(self, name: str) -> str | None:
-        rows = self.rows("SELECT value FROM facts WHERE name = ?", name)
-        return rows[0][0] if rows else None
-
-    def set_fact(self, name: str, value: str | None) -> None:
-        with self.writing() as connection:
-            if value is None:
-                connection.execute("DELETE FROM facts WHERE name = ?", (name,))
-            else:
-                connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+    def reading(self) -> AbstractContextManager[None]:
+        """A block in which rows that gitboot would not have written are a damaged ledger."""
+        return reading(self.path)
 
     # Beside the ledger stands how far it had come: a backup that is put in its place has not come that far.
 
@@ -161,9 +176,17 @@ class Store:
     def _mark_path(self) -> Path:
         return self.path.with_suffix(".mark")
 
-    def _write_mark(self) -> None:
+    def _count_change(self) -> tuple[str, int]:
+        self._connection.execute(
+            "INSERT INTO facts VALUES ('changes', '1')"
+            " ON CONFLICT DO UPDATE SET value = CAST(CAST(value AS INTEGER) + 1 AS TEXT)"
+        )
         rows = self._connection.execute("SELECT value FROM facts WHERE name IN ('identity', 'changes') ORDER BY name")
         changes, identity = (value for (value,) in rows)
+        return identity, int(changes)
+
+    def write_mark(self, identity: str, changes: int) -> None:
+        """Note durably, beside the ledger, how far it has come; after each transaction that counts."""
         try:
             mark = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -192,38 +215,6 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     steps = "".join(_MIGRATIONS[version:])
     identity = "" if version else f"INSERT INTO facts VALUES ('identity', '{uuid4()}');"  # noqa: S608 - its own
     connection.executescript(f"BEGIN IMMEDIATE; {steps} {identity} PRAGMA user_version = {VERSION}; COMMIT;")
-
-
-def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
-    """Copy the ledger at ``path``, leaving everything beside it as it is.
-
-    While another process writes to it, only SQLite knows what holds together; without one SQLite would make files
-    there, or complete what a process left that was killed.
-    """
-    with reading(path):
-        if in_use:
-            with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
-                ours.backup(new)
-        else:
-            for suffix in ("", "-wal"):
-                with suppress(FileNotFoundError):
-                    shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
-            with suppress(FileNotFoundError):
-                shutil.copyfile(path.with_suffix(".mark"), to.with_suffix(".mark"))
-
-
-def set_aside(path: Path) -> Path:
-    """Move a damaged ledger out of the way, with all that belongs to it; return where it is now.
-
-    Its mark stays: whatever comes in its place knows less.
-    """
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    for suffix in ("-wal", "-shm", ""):  # the ledger last: a crash in between leaves a damaged one, not a new one
-        with suppress(FileNotFoundError):
-            Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-    return aside
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from gitboot.load.merged import merged
 from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode, ReinstallMode, Window
-from gitboot.model.scalars import version_key
+from gitboot.model.scalars import shown, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
 from gitboot.phrases import some
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
+from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
@@ -261,7 +262,7 @@ class _Deciding:
                 severity=finding.severity,
             )
             problems.append(problem)
-        return tuple(sorted(problems)), placed
+        return first(problems), placed
 
     def _placed(self, resource: Id, field: tuple[str | int, ...], known: FindingPlace | None) -> FindingPlace:
         """Where a finding's resource says what it is about; only what is written anew is read for it."""
@@ -334,7 +335,7 @@ class _Deciding:
         if not (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
             self._find(
                 Code.INTEGER,
-                f'expected a whole number, found "{text}"',
+                f"expected a whole number, found {shown(text)}",
                 f'write the provision number that is installed: {PROVISIONED}: "1"',
                 Id("Server", server.metadata.name),
                 *("metadata", "annotations", PROVISIONED),

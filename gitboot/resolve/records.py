@@ -8,10 +8,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from gitboot.canonical import canonical
 from gitboot.errors import UsageError
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import Malformed, SystemUuid, format_instant, parse_digest, parse_uuid, shown, text
-from gitboot.plan import Decision, MaintenanceDecision, Record, Run, canonical
+from gitboot.plan import Decision, MaintenanceDecision, Record, Run
 from gitboot.resolve.instant import has_run
 
 T = TypeVar("T")

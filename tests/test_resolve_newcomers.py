@@ -15,9 +15,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Decision, Phase, Record, Run
 from gitboot.resolve import plan
 from gitboot.resolve.instant import run_reason
+from gitboot.resolve.newcomers import Known, standing
 from gitboot.resolve.reading import read
 from gitboot.resolve.records import adopted, carried, exported, imported, ran
-from gitboot.resolve.standing import Known, standing
 from tests.fleets import (
     SEED,
     at,

@@ -1,0 +1,45 @@
+"""Who is due when: instants by key, of which the next are found without looking at all."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda(Generic[Key]):
+    """A value: moving somebody gives another one."""
+
+    instants: Mapping[Key, datetime] = field(default_factory=dict)
+    _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted; what has moved since stands there too
+
+    def moved(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
+        """With these keys due at other instants; None: not at all."""
+        changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
+        if not changed:
+            return self
+        instants = {**self.instants, **{key: at for key, at in changed.items() if at is not None}}
+        for key in (key for key, at in changed.items() if at is None):
+            del instants[key]
+        if len(self._queue) + len(changed) > 2 * len(instants) + 16:
+            return Agenda(instants, sorted((at, key) for key, at in instants.items()))
+        queue = list(self._queue)
+        for key, at in changed.items():
+            if at is not None:
+                insort(queue, (at, key))
+        return Agenda(instants, queue)
+
+    def due(self, at: datetime) -> frozenset[Key]:
+        """Who is due by ``at``."""
+        end = bisect_right(self._queue, at, key=lambda each: each[0])
+        return frozenset(key for instant, key in self._queue[:end] if self.instants.get(key) == instant)
+
+    @property
+    def next(self) -> datetime | None:
+        """When the first is due."""
+        return next((instant for instant, key in self._queue if self.instants.get(key) == instant), None)

@@ -1,0 +1,113 @@
+"""Knowledge read from the ledger's books, and what is new of it written to them in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gitboot.instance.evidence import Fetch
+from gitboot.instance.knowledge import Initial, Knowledge, News
+from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests
+from gitboot.ledger.entries import Pending
+from gitboot.ledger.store import Store, Transaction
+from gitboot.model.scalars import SystemUuid
+from gitboot.observe.observation import Observation
+from gitboot.status import Event
+
+
+def known(
+    store: Store, *, initial: Initial | None = None, observes: bool | None = None, foreign: bool | None = None
+) -> Knowledge:
+    """What the ledger knows.
+
+    ``observes`` and ``foreign`` are noted where they are given: whether fetches reach this instance, and whether
+    another ledger's tree lies where it is to publish.
+    """
+    about = facts.read(store)
+    now = replace(
+        about,
+        observes=about.observes if observes is None else observes,
+        foreign=about.foreign if foreign is None else foreign,
+    )
+    if now != about:
+        with store.writing() as tx:
+            facts.note_surroundings(tx, observes=now.observes, foreign=now.foreign)
+    pending: dict[SystemUuid, tuple[Pending, ...]] = {}
+    for each in evidence.pending(store):
+        pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
+    return Knowledge(
+        facts=now,
+        initial=initial,
+        records=records.read(store),
+        machines=machines.read(store),
+        standing=machines.standing(store),
+        overrides=overrides.read(store),
+        pending=pending,
+        noted=evidence.last_noted(store),
+        approvals=facts.approvals(store),
+        taken=evidence.taken(store),
+    )
+
+
+def write(store: Store, news: Iterable[News]) -> None:
+    """Write down all that is new, or nothing of it; raises `LedgerError`."""
+    if something := [each for each in news if not each.is_nothing]:
+        with store.writing() as tx:
+            for each in something:
+                _write(tx, each)
+
+
+def _write(tx: Transaction, news: News) -> None:
+    _write_facts(tx, news)
+    if news.forgotten:
+        records.forget(tx)
+    records.write(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
+    machines.write(tx, news.machines, gone=news.gone)
+    overrides.write(tx, news.overrides)
+    evidence.note(tx, news.pending)
+    evidence.judge(tx, news.verdicts)
+    if news.taken is not None:
+        evidence.take(tx, news.taken)
+    if news.prune_before is not None:
+        evidence.prune(tx, news.prune_before)
+    requests.carry_out(tx, news.outcomes, news.at)
+    events.write(tx, news.events)
+
+
+def _write_facts(tx: Transaction, news: News) -> None:
+    before, now = news.facts_before, news.facts
+    if now.initialised is not None and (now.initialised, now.doubt) != (before.initialised, before.doubt):
+        facts.initialise(tx, now.initialised)
+    if (now.observes, now.foreign) != (before.observes, before.foreign):
+        facts.note_surroundings(tx, observes=now.observes, foreign=now.foreign)
+    if now.accepted != before.accepted:
+        facts.accept(tx, now.accepted)
+    if news.used_up is not None:
+        facts.use_up(tx, news.used_up)
+    if now.suspension != before.suspension:
+        facts.suspend(tx, now.suspension)
+    facts.approve(tx, news.approved)
+
+
+def write_events(store: Store, happened: Sequence[Event]) -> None:
+    """Write down what happened besides; raises `LedgerError`."""
+    if happened:
+        with store.writing() as tx:
+            events.write(tx, happened)
+
+
+def fetches_of(store: Store, observations: Iterable[Observation]) -> tuple[Fetch, ...]:
+    """What was fetched, but for what nobody offered, and for what means nothing by being made."""
+    found = (_fetch_of(store, each) for each in observations)
+    return tuple(each for each in found if each is not None)
+
+
+def _fetch_of(store: Store, observation: Observation) -> Fetch | None:
+    digest = observation.digest
+    if digest is None and observation.modified is not None:
+        digest = evidence.version(store, observation.path, observation.modified)
+    offer = evidence.offered(store, digest) if digest is not None else None
+    if digest is None or offer is None:
+        return None
+    observation = replace(observation, digest=digest, modified=None)
+    return Fetch(observation=observation, offer=offer, noted=evidence.was_noted(store, observation, digest))

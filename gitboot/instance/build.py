@@ -1,0 +1,327 @@
+"""The one place where an instance is put together: to run, to reconcile once, to try that out, or to look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.pool import BmcPool, read_credentials
+from gitboot.errors import DamagedLedger, LedgerError, UsageError
+from gitboot.instance import directory as state
+from gitboot.instance.accept import Accepting, CommitSource, Evaluating
+from gitboot.instance.bookkeeping import known, write
+from gitboot.instance.commit import Commit, commit_of
+from gitboot.instance.evaluation import Evaluation
+from gitboot.instance.inbox import Bmcs, Inbox
+from gitboot.instance.knowledge import Initial, Knowledge
+from gitboot.instance.learn import Batch, learn
+from gitboot.instance.overrides import Schedule
+from gitboot.instance.publishing import Target
+from gitboot.instance.reconcile import Reconciler
+from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+from gitboot.instance.standing import Standing
+from gitboot.ledger import facts, overrides, records, requests
+from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.store import Store
+from gitboot.load import Revision, load
+from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.publish.directory import Directory
+from gitboot.publish.look import Looked
+from gitboot.resolve import decide
+from gitboot.resolve.records import ahead, imported
+from gitboot.serve.tree import status_file
+from gitboot.source import Password, Remote, Source, SshKey
+from gitboot.source.clone import accepted_snapshot
+from gitboot.status import Event, Status
+
+Tell = Callable[[Event], None]
+Clock = Callable[[], datetime]
+MakeBmcs = Callable[[BmcSettings, Callable[[SystemUuid, OverrideRecord], None], Clock, Callable[[], None], bool], Bmcs]
+
+
+def nobody(_: Event) -> None:
+    """Whom what happens in a look, or in the ledger alone, is told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outside:
+    """What an instance works with and does not own: each real, or a test's."""
+
+    source: CommitSource
+    evaluation: Evaluating
+    target: Target
+    published: Revision | None = None  # the commit that the target was made of before
+    foreign: bool = False  # whether another ledger's tree lies there
+    observes: bool = True  # whether fetches reach the instance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """An instance, put together."""
+
+    reconciler: Reconciler
+    inbox: Inbox
+    store: Store
+
+
+def pool_of(
+    settings: BmcSettings,
+    write: Callable[[SystemUuid, OverrideRecord], None],
+    clock: Clock,
+    wake: Callable[[], None],
+    dry_run: bool,
+) -> Bmcs:
+    """Whoever carries out jobs at real BMCs."""
+    return BmcPool(
+        credentials=settings.credentials,
+        write=write,
+        clock=clock,
+        dry_run=dry_run,
+        parallel=settings.parallel,
+        per_site=settings.per_site,
+        on_finished=wake,
+    )
+
+
+@contextmanager
+def assembled(
+    settings: Settings,
+    store: Store,
+    outside: Outside,
+    *,
+    initial: Initial | None = None,
+    tell: Tell = nobody,
+    clock: Clock,
+    dry_run: bool = False,
+    wake: Callable[[], None] = lambda: None,
+    bmcs_of: MakeBmcs | None = None,
+    report: Callable[[Status, datetime], None] = lambda _, __: None,
+) -> Iterator[Instance]:
+    """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
+
+    ``initial`` is what a ledger in doubt goes by. ``wake`` is called when a job has ended, from its thread.
+    """
+    inbox = Inbox(store, settings.spool)
+    bmcs = (bmcs_of or pool_of)(settings.bmc, inbox.record, clock, wake, dry_run)
+    knowledge = known(store, initial=initial, observes=outside.observes, foreign=outside.foreign)
+    schedule = Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter)
+    accepting = Accepting(outside.source, outside.evaluation, limits=settings.limits, published=outside.published)
+    reconciler = Reconciler(
+        Standing(knowledge=knowledge, schedule=schedule),
+        accepting=accepting,
+        inbox=inbox,
+        store=store,
+        target=outside.target,
+        bmcs=bmcs,
+        tell=tell,
+        report=report,
+    )
+    try:
+        yield Instance(reconciler=reconciler, inbox=inbox, store=store)
+    finally:
+        bmcs.close()
+
+
+# To run
+
+
+@contextmanager
+def running(
+    settings: Settings,
+    *,
+    tell: Tell,
+    clock: Clock,
+    wake: Callable[[], None] = lambda: None,
+    wait: bool = False,
+    evaluation_of: Callable[[Path], Evaluation] | None = None,
+) -> Iterator[tuple[Instance, Source]]:
+    """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile.
+
+    ``wake`` is called from other threads, when a job at a BMC or the evaluation of a commit has ended. With ``wait``
+    a commit that is being evaluated is waited for. ``evaluation_of`` a clone is a process of its own, if not a test's.
+    """
+    initial = initial_of(settings.records)
+    _make(settings.state)
+    with ExitStack() as stack:
+        stack.enter_context(state.locked(settings.state))
+        store = stack.enter_context(opened_ledger(settings.state / state.LEDGER, tell, clock))
+        ledger = facts.read(store).identity
+        tree = stack.enter_context(
+            Directory.open(settings.output, ledger=ledger, may_take_over=initial not in (None, "fresh"))
+        )
+        foreign = tree.stamp is not None and tree.stamp.ledger != ledger
+        if not foreign:
+            _compare_with_tree(store, settings.output)
+        source = Source(remote_of(settings.git), settings.state)
+        evaluation = (
+            evaluation_of(settings.state)
+            if evaluation_of is not None
+            else Evaluation(settings.state, allowance=settings.allowance, waits=wait)
+        )
+        evaluation.on_answer = wake
+        stack.callback(evaluation.close)
+        outside = Outside(
+            source=source,
+            evaluation=evaluation,
+            target=tree,
+            published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
+            foreign=foreign,
+            observes=settings.observes,
+        )
+        instance = stack.enter_context(
+            assembled(
+                settings,
+                store,
+                outside,
+                initial=initial,
+                tell=tell,
+                clock=clock,
+                wake=wake,
+                report=partial(_leave_status, settings.state, tree),
+            )
+        )
+        yield instance, source
+
+
+@contextmanager
+def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple[Instance, Source, Looked]]:
+    """An instance over a copy of the state, with a target and BMCs that are only looked at."""
+    with ExitStack() as stack:
+        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
+        if state.has_ledger(settings.state):
+            in_use = state.running(settings.state) is not None
+            copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
+        store = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
+        with store.writing() as tx:
+            facts.accept(tx, None)  # it is not in the copy's clone
+        initial = initial_of(settings.records)
+        looked = Looked(
+            settings.output, ledger=facts.read(store).identity, may_take_over=initial not in (None, "fresh")
+        )
+        source = Source(remote_of(settings.git), copy)
+        evaluation = Evaluation(copy, allowance=settings.allowance, waits=True)
+        stack.callback(evaluation.close)
+        outside = Outside(source=source, evaluation=evaluation, target=looked, observes=settings.observes)
+        without_spool = replace(settings, spool=None)  # what is there is for the instance itself
+        instance = stack.enter_context(
+            assembled(without_spool, store, outside, initial=initial, tell=tell, clock=clock, dry_run=True)
+        )
+        yield instance, source, looked
+
+
+def initial_of(records: str | None) -> Initial | None:
+    """What --records says: a word, or the records of a file."""
+    if records in (None, "fresh", "adopt"):
+        return records
+    try:
+        data = Path(records).read_bytes()
+    except OSError as error:
+        message = f"--records is fresh, adopt, or a file of exported records; {records}: {error.strerror}"
+        raise UsageError(message) from None
+    return imported(data, records)
+
+
+@contextmanager
+def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[Store]:
+    """The ledger at ``path``; a damaged one is set aside, and what the new one cannot know is in doubt."""
+    try:
+        store = open_ledger(path)
+    except DamagedLedger as error:
+        aside = set_aside(path)
+        tell(Event(at=clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
+        store = open_ledger(path)
+        facts.doubt(store, "DamagedLedger")
+    with store:
+        if facts.is_behind(store):
+            facts.doubt(store, "RestoredLedger")
+        yield store
+
+
+def _compare_with_tree(store: Store, output: Path) -> None:
+    """Doubt a ledger that knows less than the tree that it published."""
+    path = output / "ops" / "records.json"
+    with suppress(OSError, UsageError):
+        doubt_if_behind(store, imported(path.read_bytes(), str(path)))
+
+
+def doubt_if_behind(store: Store, published: Initial) -> None:
+    """Doubt a ledger that knows less than what was published of it."""
+    known_overrides = overrides.read(store)
+    if not isinstance(published, str) and ahead(
+        published, records.read(store), lambda uuid: tuple(known_overrides.get(uuid, {}))
+    ):
+        facts.doubt(store, "RestoredLedger")
+
+
+def remote_of(settings: GitSettings) -> Remote:
+    """Where commits are fetched from, and with which credentials."""
+    credentials: Password | SshKey | None = None
+    if settings.ssh_key is not None:
+        if settings.known_hosts is None:
+            raise UsageError("--ssh-key needs --known-hosts: a host key that nobody checks proves nothing")
+        credentials = SshKey(private_key=settings.ssh_key, known_hosts=settings.known_hosts)
+    elif settings.credentials is not None:
+        found = read_credentials(settings.credentials.parent, settings.credentials.name)
+        credentials = Password(user=found.username, password=found.password)
+    return Remote(
+        url=settings.repository,
+        reference=settings.reference,
+        credentials=credentials,
+        ca_bundle=settings.ca_bundle,
+        timeout_s=settings.timeout_s,
+    )
+
+
+def _leave_status(directory: Path, tree: Directory, status: Status, at: datetime) -> None:
+    """Leave the status for `gitboot status`, and for the endpoints of the tree."""
+    facts_at = {**status.facts(), "at": format_instant(at)}
+    state.write_status(directory, facts_at)
+    tree.write_status(status_file(facts_at), at)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
+
+
+# To look at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What an instance goes by: the commit that it accepted last, and what it knows."""
+
+    commit: Commit
+    knowledge: Knowledge
+
+
+@contextmanager
+def looked_at(directory: Path, at: datetime) -> Iterator[Look]:
+    """The instance on ``directory`` as it is, running or not; nothing there is changed."""
+    if not state.has_ledger(directory):
+        raise state.never_ran(directory)
+    with ExitStack() as stack:
+        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
+        copy_ledger(directory / state.LEDGER, copy / state.LEDGER, in_use=state.running(directory) is not None)
+        try:
+            store = stack.enter_context(open_ledger(copy / state.LEDGER))
+        except LedgerError as error:  # of the copy, whose path says nothing to anyone
+            raise type(error)(str(error).replace(str(copy), str(directory))) from None
+        repository = load(accepted_snapshot(directory))
+        commit = commit_of(repository, decide(repository))
+        batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
+        yield Look(commit=commit, knowledge=learn(known(store), batch, at).knowledge)
+
+
+def carried_out(store: Store, at: datetime) -> None:
+    """Do what operators asked for, in the place of an instance that does not run."""
+    learnt = learn(known(store), Batch(requests=requests.read(store)), at)
+    write(store, [learnt.news])

@@ -1,0 +1,245 @@
+"""Conditions of an instance, derived from where it stands; and the events that announce their turns; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from heapq import nsmallest
+from typing import Any, Final
+
+from gitboot.instance.accept import accepted_message, held_message, refused_message
+from gitboot.instance.commit import Commit
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.overrides import Schedule
+from gitboot.instance.planning import Plans
+from gitboot.instance.provisioning import answers, doubt_of
+from gitboot.instance.standing import Standing
+from gitboot.model.scalars import format_instant
+from gitboot.phrases import count, more
+from gitboot.resolve import Decisions
+from gitboot.serve.supervise import Counted
+from gitboot.status import Condition, Event
+
+_HINTS: Final = {
+    "NewLedger": "start with --records fresh (none is), adopt (all are), or a file of exported records",
+    "RestoredLedger": "start with --records adopt (all is as Git wants it) or with a newer file of exported records "
+    "(ops/records.json of the published tree)",
+    "ForeignLedger": "choose another --output, or start with --records adopt or ops/records.json of that tree",
+    "DamagedLedger": "start with --records adopt (all is as Git wants it) or ops/records.json of the published tree",
+}
+
+
+def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
+    """All conditions, by type; each holds since ``at``, or for as long as it did before."""
+    found = [
+        *_of_the_source(standing, at),
+        *_of_the_ledger(standing, at),
+        *_of_the_fleet(standing, at),
+        *_of_bmcs(standing.schedule, at),
+        *_of_endpoints(standing.serving, at),
+    ]
+    return carried(standing.conditions, sorted(found, key=lambda each: each.type))
+
+
+def carried(before: Iterable[Condition], now: Iterable[Condition]) -> tuple[Condition, ...]:
+    """``now``, with the instant since which each status holds: that of ``before`` where it is the same."""
+    known = {each.type: each for each in before}
+    return tuple(
+        replace(each, since=known[each.type].since)
+        if each.type in known and known[each.type].status == each.status
+        else each
+        for each in now
+    )
+
+
+def _condition(type: str, status: bool, reason: str, message: str, at: datetime) -> Condition:
+    return Condition(type=type, status=status, reason=reason, message=message, since=at)
+
+
+def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
+    attempt, fetched, suspension = standing.attempt, standing.fetched, standing.knowledge.facts.suspension
+    if attempt.trouble is not None:
+        yield _condition("SourceReady", False, *attempt.trouble, at)
+    elif fetched is not None:
+        yield _condition("SourceReady", not fetched.failed, fetched.reason, fetched.message, at)
+    if suspension is not None and at < suspension.until:
+        until = format_instant(suspension.until)
+        message = f"suspended by {suspension.who} until {until}: {suspension.reason}"
+        yield _condition("Accepting", False, "Suspended", message, at)
+    else:
+        yield _condition("Accepting", True, "Accepting", "new commits are accepted", at)
+    if attempt.candidate is not None:
+        yield _condition("CommitAccepted", False, "GuardTripped", held_message(attempt.candidate), at)
+    elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
+        yield _condition("CommitAccepted", True, "Valid", accepted_message(attempt.accepted), at)
+    elif attempt.attempted is not None:
+        yield _condition("CommitAccepted", False, "Invalid", refused_message(attempt), at)
+
+
+def _of_endpoints(serving: Counted | None, at: datetime) -> Iterator[Condition]:
+    if serving is not None:
+        is_whole = serving.alive == serving.wanted
+        restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
+        message = f"{serving.alive} of {count(serving.wanted, 'endpoint')} running{restarts}"
+        yield _condition("Serving", is_whole, "Running" if is_whole else "Restarting", message, at)
+
+
+def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
+    knowledge, accepted = standing.knowledge, standing.attempt.accepted
+    if standing.unwritable is not None:
+        yield _condition("LedgerWritable", False, "Failed", standing.unwritable, at)
+    else:
+        yield _condition("LedgerWritable", True, "Writable", "the ledger took all that was new", at)
+    if accepted is not None and standing.commit is None:
+        message = (
+            f"the Fleet names the ledger {accepted.fleet.provisioning.ledger} as the one that publishes and sets, and "
+            f"this instance has {knowledge.facts.identity}: nothing is published or set"
+        )
+        yield _condition("LedgerNamed", False, "AnotherLedger", message, at)
+    elif accepted is not None:
+        yield _of_the_records(standing, accepted, at)
+        if knowledge.settled is not None:
+            yield _of_the_evidence(standing.plans, accepted, at)
+
+
+def _of_the_records(standing: Standing, commit: Commit, at: datetime) -> Condition:
+    """Of how many servers nothing is known, and why."""
+    unknown = standing.plans.unknown
+    if (doubt := why_in_doubt(standing.knowledge, commit.decisions)) is not None:
+        return _condition("RecordsKnown", False, *doubt, at)
+    if unknown:
+        message = (
+            f"not known whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
+            "installed there; say it with gitboot records set"
+        )
+        return _condition("RecordsKnown", False, "UnknownServers", message, at)
+    return _condition("RecordsKnown", True, "Known", "the ledger knows every server", at)
+
+
+def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] | None:
+    """Why the ledger is not trusted, in a word and in words, with what to do; None: it is, or will be."""
+    doubt = doubt_of(knowledge, decisions)
+    if doubt is None or answers(knowledge, doubt):
+        return None
+    wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
+    message = f"{_doubted(doubt, wanting)}: {_HINTS.get(doubt, _HINTS['NewLedger'])}"
+    if knowledge.initial == "fresh":
+        message = f"--records fresh is for a new instance, and not obeyed here; {message}"
+    return doubt, message
+
+
+def _doubted(doubt: str, wanting: int) -> str:
+    """What is wrong with the ledger, and what is not known because of it."""
+    match doubt:
+        case "RestoredLedger":
+            return "this ledger is an older copy: what was installed since it was made is not known"
+        case "ForeignLedger":
+            return "this ledger is not the one that published this tree: what is installed there is not known"
+        case "DamagedLedger":
+            return "the ledger was damaged, and a new one cannot know what is installed"
+    servers = f"{count(wanting, 'server')} {'wants' if wanting == 1 else 'want'}"
+    return f"{servers} provision 1 or more, and a new ledger cannot know whether that is installed"
+
+
+def _of_the_evidence(plans: Plans, commit: Commit, at: datetime) -> Condition:
+    if not plans.unseen:
+        return _condition("Evidence", True, "Evident", "every boot that is made once can be proven", at)
+    message = (
+        f"nothing that reaches this instance could prove that {_some(plans.unseen)} booted (evidence "
+        f"{commit.decisions.evidence}): start with --listen or --spool, or give them a BMC; until then nothing is "
+        "installed there"
+    )
+    return _condition("Evidence", False, "NoEvidence", message, at)
+
+
+def _of_the_fleet(standing: Standing, at: datetime) -> Iterator[Condition]:
+    publication, plans, commit = standing.publication, standing.plans, standing.commit
+    if commit is None:
+        return
+    if publication.failure is not None:
+        yield _condition("Published", False, *publication.failure, at)
+    elif publication.stands_for(commit):
+        yield _condition("Published", True, "Published", f"what {count(len(plans.servers), 'server')} boot stands", at)
+    if plans.consumed:
+        message = (
+            f"an override was consumed, and no evidence followed within 30 minutes: {_some(plans.consumed, 5)}; look "
+            "at them, then gitboot records set"
+        )
+        yield _condition("BootsProven", False, "NeedsOperator", message, at)
+    else:
+        yield _condition("BootsProven", True, "Proven", "no consumed override waits for evidence", at)
+    late = [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]
+    if late:
+        yield _condition("OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}", at)
+    else:
+        yield _condition("OptOutsInTime", True, "InTime", "no pin or hold is past its deadline", at)
+
+
+def _of_bmcs(schedule: Schedule, at: datetime) -> Iterator[Condition]:
+    if schedule.failures >= schedule.most_failures:
+        message = (
+            f"{schedule.failures} BMCs in a row have failed, {schedule.last_failure}; nothing is set until one answers"
+        )
+        yield _condition("BmcsReachable", False, "FailuresInARow", message, at)
+    elif schedule.has_asked:
+        yield _condition("BmcsReachable", True, "Reachable", "BMCs answer, as far as any is asked", at)
+    for uuid in schedule.failing:
+        each = schedule.appointments[uuid]
+        yield _condition(f"Bmc/{each.name}", False, each.reason(at), each.message, at)
+
+
+def _some(names: Collection[str], most: int = 3) -> str:
+    """The first of many names, of which only those are sorted."""
+    return " ".join(filter(None, (", ".join(nsmallest(most, names)), more(len(names) - most))))
+
+
+# Events
+
+
+def announcements(
+    before: Iterable[Condition], now: Iterable[Condition], standing: Standing, at: datetime
+) -> Iterator[Event]:
+    """What there is to say of conditions that have turned, or that have another reason or message."""
+    known = {each.type: each for each in before}
+    for each in now:
+        last = known.get(each.type)
+        if last is not None and (last.status, last.reason, last.message) == (each.status, each.reason, each.message):
+            continue
+        if not each.status and (type := _announced(each, last)) is not None:
+            name = each.type.removeprefix("Bmc/")
+            message = each.message if name == each.type else f"{name}: {each.message}"
+            facts = _facts(each, standing)
+            yield Event(at=at, type=type, message=message, facts=facts, warning=True)
+
+
+def _announced(condition: Condition, before: Condition | None) -> str | None:
+    """The type of the event that announces a condition which does not hold; None: others say it."""
+    match condition.type, condition.reason:
+        case "CommitAccepted", "GuardTripped":
+            return "Held"
+        case "RecordsKnown", reason if reason != "UnknownServers":
+            return "RecordsUnknown"
+        case "LedgerNamed", _:
+            return "StandsBack"
+        case "BootsProven", _:
+            return "NeedsOperator"
+        case "Published", _:
+            return "PublishFailed"
+        case "BmcsReachable", _:
+            return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
+        case type, reason if type.startswith("Bmc/"):
+            return f"Override{reason}"
+    return None
+
+
+def _facts(condition: Condition, standing: Standing) -> dict[str, Any]:
+    held = standing.attempt.held
+    match condition.type:
+        case "CommitAccepted" if held is not None:
+            return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
+        case "BootsProven":
+            return {"servers": sorted(standing.plans.consumed)}
+        case type if type.startswith("Bmc/"):
+            return {"server": type.removeprefix("Bmc/")}
+    return {}

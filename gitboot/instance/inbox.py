@@ -1,0 +1,120 @@
+"""What has come in for an instance from elsewhere: it waits here until it is written down."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import Protocol
+
+from gitboot.bmc.job import Job, Result
+from gitboot.bmc.override import OverrideRecord
+from gitboot.ledger import overrides, requests
+from gitboot.ledger.entries import Request
+from gitboot.ledger.store import Store
+from gitboot.model.scalars import SystemUuid
+from gitboot.observe import spool
+from gitboot.observe.observation import Observation
+
+_logger = logging.getLogger(__name__)
+
+
+class Bmcs(Protocol):
+    """Whoever carries out jobs at BMCs, many at a time."""
+
+    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+        """Take jobs in, but for machines whose last one still runs; return the machines whose job was taken."""
+
+    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+        """Drop jobs that have not begun."""
+
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+        """The results of jobs that have ended since the last call."""
+
+    def close(self) -> None:
+        """Let running jobs end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """What was taken in; all of it waits on until it is forgotten."""
+
+    observations: tuple[Observation, ...]
+    spooled: tuple[Observation, ...]
+    spool: Mapping[str, int]  # how far each file of it was read
+    results: tuple[Result, ...]
+    written: tuple[tuple[SystemUuid, OverrideRecord], ...]
+    requests: tuple[Request, ...]
+
+
+class Inbox:
+    """Filled by the endpoint's threads, by jobs at BMCs, by the spool and by operators; emptied by one reconcile."""
+
+    def __init__(self, store: Store, folder: Path | None = None) -> None:
+        self._store, self._folder = store, folder
+        self._lock = RLock()
+        self._observations: list[Observation] = []
+        self._results: dict[SystemUuid, Result] = {}
+        self._written: list[tuple[SystemUuid, OverrideRecord]] = []
+
+    def observe(self, observation: Observation) -> None:
+        """Take what was fetched from an endpoint in this process."""
+        self._observations.append(observation)
+
+    def record(self, uuid: SystemUuid, record: OverrideRecord) -> None:
+        """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`."""
+        with self._lock:
+            with self._store.writing() as tx:
+                overrides.write(tx, [(uuid, record)])
+            self._written.append((uuid, record))
+
+    def collect(self, results: Mapping[SystemUuid, Result]) -> None:
+        """Take what came of jobs."""
+        self._results |= results
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A block in which jobs write nothing down: what is taken in is the newest, until it is written with more."""
+        with self._lock:
+            yield
+
+    def take(self, taken: Mapping[str, int]) -> Taken:
+        """All that waits; ``taken`` is how far the spool was taken in before."""
+        observations = tuple(self._observations)
+        spooled, now = self._spooled(taken)
+        return Taken(
+            observations=observations,
+            spooled=spooled,
+            spool=now,
+            results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
+            written=tuple(self._written),
+            requests=requests.read(self._store),
+        )
+
+    def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:
+        """What the spool has beyond ``taken``, and how far that is; one that cannot be read has nothing now."""
+        if self._folder is None:
+            return (), taken
+        try:
+            found = spool.take(self._folder, taken)
+        except OSError as error:
+            _logger.error("%s cannot be read: %s", self._folder, error.strerror)
+            return (), taken
+        if found.strays:
+            _logger.error("%s: %d lines are no observations", self._folder, found.strays)
+        return tuple(found.observations), found.offsets
+
+    def forget(self, taken: Taken) -> None:
+        """Drop what was learned and is written down; the spool keeps its own until `forget_spool`."""
+        del self._observations[: len(taken.observations)]
+        del self._written[: len(taken.written)]
+        for result in taken.results:
+            self._results.pop(result.uuid, None)
+
+    def forget_spool(self, taken: Mapping[str, int]) -> None:
+        """Drop what of the spool is known to a tree that stands published."""
+        if self._folder is not None:
+            spool.forget(self._folder, taken)

@@ -1,0 +1,213 @@
+"""Everything that an instance knows and Git does not say, as one value; and what is new of it after a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from gitboot.bmc.override import OverrideRecord
+from gitboot.ledger.entries import Approval, Facts, Pending, Request
+from gitboot.load.machines import Machine
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Record
+from gitboot.status import Event
+
+Initial = str | Mapping[SystemUuid, Record]  # fresh, adopt, or exported records
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knowledge:
+    """What is known; what of it lasts stands in the ledger."""
+
+    facts: Facts  # about the ledger, and what operators hold back
+    initial: Initial | None = None  # what this process was started with, for a ledger that has to be initialised
+    settled: str | None = None  # the commit whose servers have their records; None: nothing is known of any server
+    records: Mapping[SystemUuid, Record] = field(default_factory=dict)
+    unseen: frozenset[SystemUuid] = frozenset()  # whose boot this instance could not see being made
+    machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # every one that was ever seen
+    standing: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
+    overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
+    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
+    noted: int = 0  # the number of the observation that was noted last
+    approvals: Mapping[str, frozenset[str]] = field(default_factory=dict)  # guards, by the digest of changes
+    taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
+
+    def record(self, uuid: SystemUuid) -> Record | None:
+        """What plans go by; None: unknown.
+
+        Nothing is known of a server whose boot this instance could not see being made: it would be installed again
+        and again.
+        """
+        return None if uuid in self.unseen else self.recorded(uuid)
+
+    def recorded(self, uuid: SystemUuid) -> Record | None:
+        """What is recorded of a server, whether plans go by it or not; None while the ledger is in doubt."""
+        return None if self.settled is None else self.records.get(uuid)
+
+    def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+        """Every override that was set for a server, by reason."""
+        return tuple(self.overrides.get(uuid, {}).values())
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what the ledger has of servers is believed, and complete."""
+        return self.facts.initialised is not None and self.facts.doubt is None and not self.facts.foreign
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class News:
+    """What is new after a batch, as the ledger stores it: all of it in one transaction."""
+
+    at: datetime
+    facts_before: Facts
+    facts: Facts
+    forgotten: bool  # nothing that was recorded before counts
+    records: Mapping[SystemUuid, tuple[str, Record]]  # with the server's name
+    machines: tuple[Machine, ...]
+    gone: tuple[SystemUuid, ...]
+    overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
+    pending: tuple[Pending, ...]  # noted now, or with marks now
+    verdicts: Mapping[int, str]  # by the number of an observation
+    approved: tuple[Approval, ...]
+    used_up: str | None  # the digest of the changes that were accepted
+    outcomes: tuple[tuple[Request, str], ...]
+    events: tuple[Event, ...]
+    taken: Mapping[str, int] | None  # None: as before
+    prune_before: datetime | None
+
+    @property
+    def is_nothing(self) -> bool:
+        lists: Iterable[Collection[object]] = (
+            *(self.records, self.machines, self.gone, self.overrides, self.pending, self.verdicts),
+            *(self.approved, self.outcomes, self.events),
+        )
+        singles = (self.forgotten, self.used_up, self.prune_before, self.taken is not None)
+        return not (any(lists) or any(singles) or self.facts != self.facts_before)
+
+
+class Learning:
+    """Knowledge while a batch is learned: what is new lies over what was known, and is put together once, at the end.
+
+    It lives as long as one call of `learn`, which is pure by it: nothing outside sees it change.
+    """
+
+    def __init__(self, known: Knowledge) -> None:
+        self.known = known  # as it was before
+        self.facts = known.facts
+        self.settled = known.settled
+        self.unseen = known.unseen
+        self.events: list[Event] = []
+        self.machines: dict[SystemUuid, Machine] = {}
+        self.gone: set[SystemUuid] = set()
+        self.approved: list[Approval] = []
+        self.used_up: str | None = None
+        self.outcomes: list[tuple[Request, str]] = []
+        self.taken: Mapping[str, int] | None = None
+        self.prune_before: datetime | None = None
+        self.hurried: set[SystemUuid] = set()  # whose BMCs are to be asked now
+        self.judged: set[SystemUuid] = set()  # whose fetches were judged by a reading
+        self.forgotten = False
+        self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
+        self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
+        self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
+        self._stored: dict[tuple[SystemUuid, str], OverrideRecord] = {}  # of the new overrides, those to be written
+        self._noted: dict[int, Pending] = {}
+        self._verdicts: dict[int, str] = {}
+
+    def record(self, uuid: SystemUuid) -> Record | None:
+        """What is recorded of a server, whether plans go by it or not."""
+        if uuid in self.new_records:
+            return self.new_records[uuid][1]
+        return None if self.forgotten else self.known.records.get(uuid)
+
+    def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
+        self.new_records[uuid] = server, record
+
+    def forget_records(self) -> None:
+        """Know nothing of any server any more."""
+        self.forgotten = True
+        self.new_records.clear()
+
+    def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+        return tuple(self.new_overrides.get(uuid, self.known.overrides.get(uuid, {})).values())
+
+    def note_override(self, uuid: SystemUuid, record: OverrideRecord, *, stored: bool = False) -> None:
+        """Know of an override; ``stored``: it stands in the ledger already."""
+        kept = {**self.new_overrides.get(uuid, self.known.overrides.get(uuid, {})), record.reason: record}
+        self.new_overrides[uuid] = dict(sorted(kept.items()))
+        if not stored:
+            self._stored[uuid, record.reason] = record
+
+    def pending_of(self, uuid: SystemUuid) -> tuple[Pending, ...]:
+        return self.new_pending.get(uuid, self.known.pending.get(uuid, ()))
+
+    def note(self, pending: Pending) -> None:
+        """Keep an observation until it is judged, or with what is known of it now."""
+        uuid = pending.offer.uuid
+        others = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
+        self.new_pending[uuid] = tuple(sorted((*others, pending), key=lambda each: each.id))
+        self._noted[pending.id] = pending
+
+    def judge(self, pending: Pending, verdict: str) -> None:
+        """Note what came of an observation, in a word."""
+        uuid = pending.offer.uuid
+        self.new_pending[uuid] = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
+        self._verdicts[pending.id] = verdict
+
+    @property
+    def noted(self) -> int:
+        """The number of the observation that was noted last."""
+        return max(self._noted, default=0) if max(self._noted, default=0) > self.known.noted else self.known.noted
+
+    def finished(self) -> Knowledge:
+        """What is known now."""
+        known = self.known
+        records = {} if self.forgotten else known.records
+        if self.new_records:
+            records = {**records, **{uuid: record for uuid, (_, record) in self.new_records.items()}}
+        pending = {**known.pending, **self.new_pending} if self.new_pending else known.pending
+        standing = known.standing
+        if self.machines or self.gone:
+            standing = (standing | self.machines.keys()) - self.gone
+        return replace(
+            known,
+            facts=self.facts,
+            settled=self.settled,
+            records=records,
+            unseen=self.unseen,
+            machines={**known.machines, **self.machines} if self.machines else known.machines,
+            standing=standing,
+            overrides={**known.overrides, **self.new_overrides} if self.new_overrides else known.overrides,
+            pending={uuid: each for uuid, each in pending.items() if each} if self.new_pending else pending,
+            noted=self.noted,
+            approvals=self._approvals(),
+            taken=known.taken if self.taken is None else self.taken,
+        )
+
+    def _approvals(self) -> Mapping[str, frozenset[str]]:
+        found = self.known.approvals
+        for each in self.approved:
+            found = {**found, each.digest: found.get(each.digest, frozenset()) | set(each.guards)}
+        return {digest: guards for digest, guards in found.items() if digest != self.used_up}
+
+    def news(self, at: datetime) -> News:
+        """What of it the ledger is to store."""
+        return News(
+            at=at,
+            facts_before=self.known.facts,
+            facts=self.facts,
+            forgotten=self.forgotten,
+            records=self.new_records,
+            machines=tuple(self.machines.values()),
+            gone=tuple(sorted(self.gone)),
+            overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
+            pending=tuple(self._noted[number] for number in sorted(self._noted)),
+            verdicts=self._verdicts,
+            approved=tuple(self.approved),
+            used_up=self.used_up,
+            outcomes=tuple(self.outcomes),
+            events=tuple(self.events),
+            taken=self.taken if self.taken != self.known.taken else None,
+            prune_before=self.prune_before,
+        )

@@ -1,0 +1,96 @@
+"""What is learned from a batch of requests, fetches and readings, and from the accepted commit; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gitboot.bmc.override import OverrideRecord
+from gitboot.instance import evidence, provisioning, requests
+from gitboot.instance.commit import Commit
+from gitboot.instance.evidence import Fetch, Reading
+from gitboot.instance.knowledge import Knowledge, Learning, News
+from gitboot.instance.provable import goes_unseen
+from gitboot.ledger.entries import Request
+from gitboot.model.scalars import SystemUuid
+from gitboot.status import Event
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What has come in since the last one."""
+
+    written: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # by jobs at BMCs; the ledger has it already
+    requests: tuple[Request, ...] = ()
+    accepted: tuple[str, str | None] | None = None  # a commit, and the digest of what it changes
+    commit: Commit | None = None  # the accepted one, where this instance acts for it
+    changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
+    fetched: tuple[Fetch, ...] = ()
+    taken: Mapping[str, int] | None = None  # how far the spool is taken in with that
+    readings: tuple[Reading, ...] = ()
+    unasked: frozenset[SystemUuid] = frozenset()  # who waits to be judged by a BMC that nobody asks
+    events: tuple[Event, ...] = ()  # to be written down with it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learnt:
+    """What is known now, and what of it is new."""
+
+    knowledge: Knowledge
+    news: News
+    changed: frozenset[SystemUuid]  # of whom a record, an override or an observation is another
+    hurried: frozenset[SystemUuid]  # whose BMCs are to be asked now
+    judged: frozenset[SystemUuid]  # of whom a fetch was judged by a reading
+
+
+def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
+    """What is known after ``batch``."""
+    learning = Learning(knowledge)
+    for uuid, record in batch.written:
+        learning.note_override(uuid, record, stored=True)
+    requests.carry_out(learning, batch.requests, at)
+    learning.events += batch.events
+    if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
+        revision, learning.used_up = batch.accepted
+        learning.facts = replace(learning.facts, accepted=revision)
+    if batch.commit is not None:
+        _learn_of(learning, batch, batch.commit, at)
+    unseen = learning.unseen ^ knowledge.unseen
+    changed = {*learning.new_records, *learning.new_overrides, *learning.new_pending, *unseen}
+    if (learning.settled is None) != (knowledge.settled is None):
+        changed |= learning.known.standing | learning.machines.keys()
+    return Learnt(
+        knowledge=learning.finished(),
+        news=learning.news(at),
+        changed=frozenset(changed),
+        hurried=frozenset(learning.hurried),
+        judged=frozenset(learning.judged),
+    )
+
+
+def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:
+    """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
+    if learning.settled != commit.revision:
+        provisioning.settle(learning, commit, batch.changed, at)
+    kind = commit.fleet.provisioning.evidence
+    for reading in batch.readings:
+        if evidence.judge(learning, reading, kind, at):
+            learning.judged.add(reading.uuid)
+    evidence.trust_unasked(learning, batch.unasked, commit, at)
+    evidence.take(learning, batch.fetched, commit, at)
+    learning.taken = batch.taken
+    learning.unseen = _unseen(learning, commit, batch.changed)
+
+
+def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
+    """The servers whose boot this instance could not see being made."""
+    servers, found = commit.decisions.servers, set()
+    uuids = {servers[name].uuid for name in changed if name in servers} | learning.new_records.keys()
+    for uuid in uuids & commit.machines.keys():
+        machine = commit.machines[uuid]
+        decision = servers[machine.name]
+        observes = learning.facts.observes
+        if goes_unseen(decision, machine, learning.record(uuid), commit.decisions.evidence, observes=observes):
+            found.add(uuid)
+    return (learning.unseen - uuids) | found if uuids else learning.unseen

@@ -1,0 +1,143 @@
+"""What every server boots: planned and rendered anew where a decision, a record or an instant asks for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from gitboot.instance.agenda import Agenda
+from gitboot.instance.commit import Commit
+from gitboot.instance.knowledge import Knowledge
+from gitboot.plan import Cause
+from gitboot.render.schedule import About, ServerState, server_state
+from gitboot.resolve.records import drift
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plans:
+    """All servers as they were planned last, and how many there are of which."""
+
+    commit: Commit | None = None  # that they are made of
+    servers: Mapping[str, ServerState] = field(default_factory=dict)
+    transitions: Agenda[str] = field(default_factory=Agenda)  # when which server's plan changes by itself
+    planned_at: datetime | None = None
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of what, which: servers
+    unknown: frozenset[str] = frozenset()  # servers of which nothing is recorded
+    unseen: frozenset[str] = frozenset()  # whose boot nothing that reaches this instance could prove
+    consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
+
+    def counted(self, of: str) -> dict[str, int]:
+        """How many servers there are of a kind: phases, records, drift."""
+        return {which: count for (kind, which), count in self.counts.items() if kind == of}
+
+
+def replanned(
+    before: Plans, commit: Commit, knowledge: Knowledge, changed: Collection[str], at: datetime
+) -> tuple[Plans, frozenset[str]]:
+    """The plans at ``at``, and the servers whose files may be others than before.
+
+    ``changed`` are the servers of which the commit, or what is known, is another than when they were planned.
+    """
+    names = {*changed, *before.transitions.due(at)}
+    set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
+    anew = set_back or before.commit is None or _changes_all_files(before.commit, commit)
+    if anew:
+        names = {*before.servers, *commit.decisions.servers}
+    different = frozenset(
+        names if anew else (each for each in names if not _holds(before, commit, knowledge, each, at))
+    )
+    if not names:
+        return replace(before, commit=commit), different
+    now = {name: _state(commit, knowledge, name, at) if name in different else before.servers[name] for name in names}
+    here = {name: state for name, state in now.items() if state is not None}
+    servers = {**before.servers, **here}
+    for name in now.keys() - here.keys():
+        servers.pop(name, None)
+    records = {name: knowledge.recorded(state.decision.uuid) for name, state in here.items()}
+    return Plans(
+        commit=commit,
+        servers=dict(sorted(servers.items())) if servers.keys() != before.servers.keys() else servers,
+        transitions=before.transitions.moved(
+            {name: state.transition if state is not None else None for name, state in now.items()}
+        ),
+        planned_at=at,
+        counts=_counts(before, now),
+        unknown=(before.unknown - names) | {name for name, record in records.items() if record is None},
+        unseen=(before.unseen - names)
+        | {name for name, state in here.items() if state.decision.uuid in knowledge.unseen},
+        consumed=(before.consumed - names)
+        | {name for name, state in here.items() if state.plan is not None and state.plan.cause is Cause.CONSUMED},
+    ), different
+
+
+def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
+    """The servers of which a commit says anything else than the one before, and those that it lacks."""
+    servers, here = now.decisions.servers, now.machines
+    if before is None:
+        return frozenset(servers)
+    if before.revision == now.revision:
+        return frozenset()
+    if before.revision == now.base:
+        return now.touched
+    were, there = before.decisions.servers, before.machines
+    return frozenset(
+        name
+        for name in were.keys() | servers.keys()
+        if (old := were.get(name)) is None
+        or (new := servers.get(name)) is None
+        or old.digest != new.digest
+        or there[old.uuid] != here[new.uuid]
+        or before.sites.get(name) != now.sites.get(name)
+        or before.labels[name] != now.labels[name]
+        or before.decisions.networks[name] != now.decisions.networks[name]
+    )
+
+
+def _changes_all_files(before: Commit, now: Commit) -> bool:
+    """Whether what the files of all servers depend on is another."""
+    old, new = before.decisions, now.decisions
+    return (old.outputs, old.evidence) != (new.outputs, new.evidence)
+
+
+def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: datetime) -> bool:
+    """Whether a server's plan is the same still."""
+    state, decision = before.servers.get(name), commit.decisions.servers.get(name)
+    if state is None or decision is None:
+        return False
+    return state.holds(decision, knowledge.record(decision.uuid), at, _about(commit, name))
+
+
+def _state(commit: Commit, knowledge: Knowledge, name: str, at: datetime) -> ServerState | None:
+    if (decision := commit.decisions.servers.get(name)) is None:
+        return None
+    return server_state(commit.decisions, decision, knowledge.record(decision.uuid), at, _about(commit, name))
+
+
+def _about(commit: Commit, name: str) -> About:
+    """What a commit says of a server beside its decision."""
+    nics = commit.decisions.networks[name].nics
+    return About(
+        site=commit.sites.get(name),
+        labels=commit.labels[name],
+        addresses=tuple(sorted(address for nic in nics for address in nic.addresses)),
+    )
+
+
+def _counts(before: Plans, now: Mapping[str, ServerState | None]) -> dict[tuple[str, str], int]:
+    counts = Counter(before.counts)
+    for name, state in now.items():
+        if (was := before.servers.get(name)) is not None:
+            counts.subtract(_kinds(was))
+        if state is not None:
+            counts.update(_kinds(state))
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
+    """How a server is counted: by what it boots, and by what is known of it."""
+    yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
+    known = "Unknown" if state.record is None else "Pending" if state.record.provision is None else "Provisioned"
+    yield "records", known
+    yield from (("drift", each) for each in drift(state.decision, state.record))

@@ -1,0 +1,122 @@
+"""Bringing the target to what was planned: what is offered is noted first, then the files of whoever changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Protocol
+
+from gitboot.errors import LedgerError, PublishError
+from gitboot.instance.commit import Commit
+from gitboot.instance.offers import offers_of
+from gitboot.instance.planning import Plans
+from gitboot.instance.standing import Publication
+from gitboot.ledger import evidence
+from gitboot.ledger.store import Store
+from gitboot.model.scalars import Digest
+from gitboot.publish.directory import Published
+from gitboot.render.formats import shared_files
+from gitboot.render.paths import ContentType
+from gitboot.render.schedule import ServerState
+from gitboot.render.tree import File, Files
+from gitboot.resolve.records import exported
+from gitboot.status import Event
+
+
+class Target(Protocol):
+    """Where files go, whole or not at all."""
+
+    def publish(
+        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+    ) -> Published:
+        """Bring the files of these servers, and the shared ones, to be exactly these; None: there are none.
+
+        ``complete``: no other server has any. Without ``shared`` those stay as they are. Raises `PublishError`.
+        """
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+
+
+def published(
+    before: Publication,
+    plans: Plans,
+    commit: Commit,
+    different: Collection[str],
+    target: Target,
+    store: Store,
+    at: datetime,
+) -> Publication:
+    """The target brought to what was planned; ``different`` are servers whose files may be others than before.
+
+    No file is published whose fetches could not be told from others: what is offered is written down before.
+    """
+    owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
+    attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at, events=())
+    states = {name: plans.servers.get(name) for name in sorted(owed)}
+    versions = {name: _versions(state) for name, state in states.items() if state is not None}
+    try:
+        _note_offers(before, states, versions, target, store, at)
+        done = target.publish(
+            {name: state.files if state is not None else None for name, state in states.items()},
+            shared(plans, commit),
+            complete=not before.complete,
+            commit=commit.revision,
+            at=at,
+        )
+    except (PublishError, LedgerError) as error:
+        unwritable = str(error) if isinstance(error, LedgerError) else None
+        return replace(attempt, failure=(type(error).__name__, str(error)), unwritable=unwritable)
+    stand = {**before.versions, **versions}
+    for name in owed - versions.keys():
+        stand.pop(name, None)
+    events = tuple(_events(done, commit, at))
+    return replace(attempt, applied=commit.revision, complete=True, owed=frozenset(), versions=stand, events=events)
+
+
+def shared(plans: Plans, commit: Commit) -> Files:
+    """The files that are no server's own."""
+    states = plans.servers.values()
+    known = {state.decision.uuid: state.record for state in states if state.record is not None}
+    return {**shared_files(commit.decisions), "ops/records.json": File(exported(known), ContentType.JSON)}
+
+
+def _versions(state: ServerState) -> dict[str, Digest]:
+    """Whose boot each path of a server is, of those boots that mean something by being made."""
+    offers = {offer.plan for offer in offers_of(state)}
+    return {path: digest for path, digest in state.entries.items() if digest in offers}
+
+
+def _note_offers(
+    before: Publication,
+    states: Mapping[str, ServerState | None],
+    versions: Mapping[str, Mapping[str, Digest]],
+    target: Target,
+    store: Store,
+    at: datetime,
+) -> None:
+    """Note what is about to be offered, before a machine can fetch it, and how its entries will be dated.
+
+    An access log is read later, perhaps much later, and has only the date of what was sent. What was not published
+    after all has another date when it is, and is noted once more.
+    """
+    offers = [offer for state in states.values() if state is not None for offer in offers_of(state)]
+    dates = [
+        (path, target.dated(path, state.files[path], at), plan)
+        for name, state in states.items()
+        if state is not None
+        for path, plan in versions[name].items()
+        if before.versions.get(name, {}).get(path) != plan
+    ]
+    if offers or dates:
+        with store.writing() as tx:
+            evidence.offer(tx, offers, at)
+            evidence.note_versions(tx, dates)
+
+
+def _events(done: Published, commit: Commit, at: datetime) -> Iterator[Event]:
+    if done.written or done.withdrawn:
+        counts = {"written": len(done.written), "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
+        message = ", ".join(f"{count} {what}" for what, count in counts.items())
+        yield Event(at=at, type="Published", message=message, facts={"commit": commit.revision, **counts})

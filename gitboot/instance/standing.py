@@ -1,0 +1,99 @@
+"""Where an instance stands between two reconciles: one value, replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gitboot.instance.accept import Attempt
+from gitboot.instance.commit import Commit
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.overrides import Schedule
+from gitboot.instance.planning import Plans
+from gitboot.load import Revision
+from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.serve.supervise import Counted
+from gitboot.status import Condition, Event, Status
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """How the last fetch of the source went."""
+
+    reason: str = "Fetched"
+    message: str = "the source was fetched"
+    failed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """How far the target holds what was planned."""
+
+    applied: Revision | None = None  # the commit that what it holds comes from
+    at: datetime | None = None  # when it was brought up to date last, or was to be
+    complete: bool = False  # whether all files have stood there since this process began
+    owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
+    versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path
+    failure: tuple[str, str] | None = None  # why the last publication failed: a word, and in words
+    unwritable: str | None = None  # why what is offered could not be written down, if that was it
+    events: tuple[Event, ...] = ()  # what there is to say of the last publication
+
+    def stands_for(self, commit: Commit) -> bool:
+        """Whether all that was planned from a commit is what the target holds."""
+        return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What an instance has accepted, learned, planned, published and asked for, and what is the matter with it."""
+
+    knowledge: Knowledge
+    attempt: Attempt = field(default_factory=Attempt)
+    plans: Plans = field(default_factory=Plans)
+    publication: Publication = field(default_factory=Publication)
+    schedule: Schedule = field(default_factory=Schedule)
+    unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
+    fetched: Fetched | None = None  # None: no fetch has ended yet
+    serving: Counted | None = None  # how the endpoints fare; None: it starts none
+    unwritable: str | None = None  # why the ledger took nothing the last time
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def commit(self) -> Commit | None:
+        """The accepted commit, where this instance may act for it: a Fleet may name the one ledger that does."""
+        accepted = self.attempt.accepted
+        return accepted if accepted is not None and acts_for(self.knowledge, accepted) else None
+
+    def status(self) -> Status:
+        """This instance at a glance."""
+        return Status(
+            ledger=self.knowledge.facts.identity,
+            attempted=self.attempt.attempted,
+            problems=self.attempt.problems,
+            held=self.attempt.held,
+            applied=self.publication.applied,
+            planned_at=self.publication.at,
+            next_transition=self.plans.transitions.next,
+            phases=self.plans.counted("phases"),
+            records=self.plans.counted("records"),
+            drift=self.plans.counted("drift"),
+            bmcs=self.schedule.outcomes,
+            conditions=self.conditions,
+        )
+
+    def next_due(self) -> datetime | None:
+        """When the clock alone asks for another reconcile."""
+        held_up = any(each.type == "Accepting" and not each.status for each in self.conditions)
+        suspension = self.knowledge.facts.suspension if held_up else None
+        dues = (
+            self.plans.transitions.next,
+            self.schedule.next_due,
+            suspension.until if suspension is not None else None,
+        )
+        return min((due for due in dues if due is not None), default=None)
+
+
+def acts_for(knowledge: Knowledge, commit: Commit) -> bool:
+    """Whether the instance with this ledger may act for a commit."""
+    return commit.fleet.provisioning.ledger in (None, knowledge.facts.identity)

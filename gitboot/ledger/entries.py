@@ -1,0 +1,62 @@
+"""What stands in the ledger and nowhere else, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from gitboot.bmc.override import Marks
+from gitboot.observe.observation import Observation
+from gitboot.plan import Offer
+
+
+class Request(NamedTuple):
+    """What an operator asked of the instance that has this ledger."""
+
+    id: int
+    at: datetime
+    who: str
+    what: str  # one word: records, resolve, retry …
+    facts: Mapping[str, Any]  # JSON values
+
+
+class Suspension(NamedTuple):
+    """No commit is accepted, and nothing set, until an instant."""
+
+    who: str
+    reason: str
+    until: datetime
+
+
+class Approval(NamedTuple):
+    """Changes with this digest may pass these guards."""
+
+    digest: str
+    guards: tuple[str, ...]
+    at: datetime
+    who: str
+    reason: str
+
+
+class Pending(NamedTuple):
+    """An observation that is still to be judged by its machine's BMC."""
+
+    id: int
+    observation: Observation
+    offer: Offer  # the boot that was fetched
+    marks: Marks | None = None  # what the BMC showed first after it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a ledger says about itself."""
+
+    identity: str
+    accepted: str | None = None  # the commit that was accepted last
+    initialised: str | None = None  # how it became known what was installed before: fresh, adopt, records
+    doubt: str | None = None  # why it is not trusted: one word
+    observes: bool = True  # whether fetches reach its instance
+    foreign: bool = False  # whether another ledger's tree lies where its instance is to publish
+    suspension: Suspension | None = None

@@ -1,0 +1,124 @@
+"""The book of evidence: what was offered, which version of an entry was whose, who fetched it, what came of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from gitboot.ledger import rows
+from gitboot.ledger.entries import Pending
+from gitboot.ledger.store import Store, Transaction
+from gitboot.model.scalars import Digest, format_instant
+from gitboot.observe.observation import Observation
+from gitboot.plan import Offer
+
+# Offers
+
+
+def offered(store: Store, plan: Digest) -> Offer | None:
+    """The boot of a plan that was published, if its being made once means something."""
+    with store.reading():
+        found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
+        return rows.offer(plan, found[0][0]) if found else None
+
+
+def offer(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
+    """Note boots that are about to be published; one that is known stays as it was noted first."""
+    tx.executemany(
+        "INSERT OR IGNORE INTO offers VALUES (?, ?, ?)",
+        [(each.plan, format_instant(at), rows.of_offer(each)) for each in offers],
+    )
+
+
+def version(store: Store, path: str, modified: int) -> Digest | None:
+    """The plan that an entry was of when it had this modification time."""
+    found = store.rows("SELECT plan FROM versions WHERE path = ? AND modified = ?", path, modified)
+    return Digest(found[0][0]) if found else None
+
+
+def note_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]]) -> None:
+    """Note whose plan an entry is from when it is published: (path, modification time, plan)."""
+    tx.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", versions)
+
+
+# Observations
+
+
+def pending(store: Store) -> list[Pending]:
+    """Observations without a verdict, oldest first; those whose offer is forgotten can be judged no more."""
+    with store.reading():
+        found = store.rows(
+            "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
+            " FROM observations LEFT JOIN offers USING (plan) WHERE verdict IS NULL ORDER BY observations.id"
+        )
+        read = [
+            (number, *rows.observation(at, plan, facts), rows.offer(Digest(plan), offer) if offer is not None else None)
+            for number, at, plan, facts, offer in found
+        ]
+        return [
+            Pending(number, observation, offer, marks)
+            for number, observation, marks, offer in read
+            if offer is not None
+        ]
+
+
+def last_noted(store: Store) -> int:
+    """The number of the observation that was noted last."""
+    return int(store.rows("SELECT COALESCE(MAX(id), 0) FROM observations")[0][0])
+
+
+def was_noted(store: Store, observation: Observation, plan: Digest) -> bool:
+    """Whether the same fetch was noted before, whatever came of it."""
+    at, facts = format_instant(observation.at), rows.of_observation(observation)
+    same = "SELECT 1 FROM observations WHERE at = ? AND plan = ? AND json_remove(facts, '$.marks') = json(?)"
+    return bool(store.rows(same, at, plan, facts))
+
+
+def note(tx: Transaction, pending: Iterable[Pending]) -> None:
+    """Note observations that are to be judged, or what the BMC showed first after them."""
+    tx.executemany(
+        "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
+        [
+            (
+                each.id,
+                format_instant(each.observation.at),
+                each.offer.plan,
+                rows.of_observation(each.observation, each.marks),
+            )
+            for each in pending
+        ],
+    )
+
+
+def judge(tx: Transaction, verdicts: Mapping[int, str]) -> None:
+    """Note what came of observations, in a word each."""
+    tx.executemany(
+        "UPDATE observations SET verdict = ? WHERE id = ?", [(verdict, number) for number, verdict in verdicts.items()]
+    )
+
+
+def prune(tx: Transaction, before: datetime) -> None:
+    """Forget offers, versions and judged observations from before an instant; what is current stays."""
+    at, stamp = format_instant(before), int(before.timestamp())
+    tx.execute(
+        "DELETE FROM versions WHERE modified < ? AND modified <"
+        " (SELECT MAX(latest.modified) FROM versions AS latest WHERE latest.path = versions.path)",
+        (stamp,),
+    )
+    tx.execute("DELETE FROM offers WHERE at < ? AND plan NOT IN (SELECT plan FROM versions)", (at,))
+    tx.execute("DELETE FROM observations WHERE at < ? AND verdict IS NOT NULL", (at,))
+
+
+# The spool
+
+
+def taken(store: Store) -> dict[str, int]:
+    """How far each file of the spool was taken in, in bytes."""
+    return dict(store.rows("SELECT file, taken FROM spool ORDER BY file"))
+
+
+def take(tx: Transaction, taken: Mapping[str, int]) -> None:
+    """Note how far the spool is taken in, in the transaction that writes what was found there."""
+    tx.execute("DELETE FROM spool")
+    tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(taken.items()))

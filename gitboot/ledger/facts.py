@@ -1,0 +1,114 @@
+"""The book of facts: about the ledger itself, which commit was accepted, and what operators hold back or let pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gitboot.ledger import rows
+from gitboot.ledger.entries import Approval, Facts, Suspension
+from gitboot.ledger.store import Store, Transaction
+from gitboot.model.scalars import format_instant
+
+
+def read(store: Store) -> Facts:
+    with store.reading():
+        found = dict(store.rows("SELECT name, value FROM facts"))
+        return Facts(
+            identity=found["identity"],
+            accepted=found.get("accepted"),
+            initialised=found.get("initialised"),
+            doubt=found.get("doubt"),
+            observes=found.get("observes") != "no",
+            foreign="foreign" in found,
+            suspension=_suspension(found.get("suspension")),
+        )
+
+
+def accept(tx: Transaction, commit: str | None) -> None:
+    """Note which commit was accepted last; None: none is known any more."""
+    _put(tx, "accepted", commit)
+
+
+def initialise(tx: Transaction, how: str) -> None:
+    """Note how it became known what was installed before: ``fresh``, ``adopt``, or ``records``; that ends a doubt."""
+    _put(tx, "initialised", how)
+    _put(tx, "doubt", None)
+
+
+def doubt(store: Store, why: str) -> None:
+    """Trust nothing of it until it is initialised anew, and count on from where the one had come that stood here."""
+    _, changes = store.mark or ("", 0)
+    with store.writing() as tx:
+        _put(tx, "doubt", why)
+        tx.execute(
+            "INSERT INTO facts VALUES ('changes', ?) ON CONFLICT DO UPDATE SET value ="
+            " CAST(MAX(CAST(value AS INTEGER), CAST(excluded.value AS INTEGER)) AS TEXT)",
+            (str(changes),),
+        )
+        tx.mark()
+
+
+def is_behind(store: Store) -> bool:
+    """Whether a ledger stood here that had come further, or another: a backup was put in its place.
+
+    Only for the process that writes to it: what another one writes meanwhile looks the same.
+    """
+    if (mark := store.mark) is None:
+        return False
+    found = dict(store.rows("SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"))
+    return mark[0] != found.get("identity") or mark[1] > int(found.get("changes") or 0)
+
+
+def note_surroundings(tx: Transaction, *, observes: bool, foreign: bool) -> None:
+    """Note what holds where the instance runs, for commands that look at it from elsewhere."""
+    _put(tx, "observes", None if observes else "no")
+    _put(tx, "foreign", "yes" if foreign else None)
+
+
+# What holds commits back, and what lets them pass
+
+
+def suspend(tx: Transaction, suspension: Suspension | None) -> None:
+    """Note why and until when no commit is accepted; None: it is."""
+    facts = None
+    if suspension is not None:
+        facts = rows.json_of({**suspension._asdict(), "until": format_instant(suspension.until)})
+    _put(tx, "suspension", facts)
+
+
+def approvals(store: Store) -> dict[str, frozenset[str]]:
+    """The guards that changes may pass, by their digest."""
+    found: dict[str, set[str]] = {}
+    for digest, guard in store.rows("SELECT digest, guard FROM approvals"):
+        found.setdefault(digest, set()).add(guard)
+    return {digest: frozenset(guards) for digest, guards in found.items()}
+
+
+def approve(tx: Transaction, approvals: Iterable[Approval]) -> None:
+    tx.executemany(
+        "INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?)",
+        [
+            (each.digest, guard, format_instant(each.at), each.who, each.reason)
+            for each in approvals
+            for guard in each.guards
+        ],
+    )
+
+
+def use_up(tx: Transaction, changes: str) -> None:
+    """Forget the approvals of changes that were accepted."""
+    tx.execute("DELETE FROM approvals WHERE digest = ?", (changes,))
+
+
+def _put(tx: Transaction, name: str, value: str | None) -> None:
+    if value is None:
+        tx.execute("DELETE FROM facts WHERE name = ?", (name,))
+    else:
+        tx.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def _suspension(text: str | None) -> Suspension | None:
+    if text is None:
+        return None
+    facts = rows.json_value(text)
+    return Suspension(facts["who"], facts["reason"], rows.instant(facts["until"]))

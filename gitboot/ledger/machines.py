@@ -1,0 +1,28 @@
+"""The book of machines: every one that was ever seen, as the accepted commits have described it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gitboot.ledger import rows
+from gitboot.ledger.store import Store, Transaction
+from gitboot.load.machines import Machine
+from gitboot.model.scalars import SystemUuid
+
+
+def read(store: Store) -> dict[SystemUuid, Machine]:
+    """Every machine, by UUID, as it was described last."""
+    with store.reading():
+        found = map(rows.machine, store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid"))
+        return {machine.uuid: machine for machine in found}
+
+
+def standing(store: Store) -> frozenset[SystemUuid]:
+    """The machines of the accepted commit."""
+    return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands"))
+
+
+def write(tx: Transaction, machines: Iterable[Machine], *, gone: Iterable[SystemUuid] = ()) -> None:
+    """Replace what is known of these machines, and note which have left the fleet; what they were stays."""
+    tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
+    tx.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?, ?, 1)", map(rows.of_machine, machines))

@@ -1,0 +1,64 @@
+"""A ledger as a file: opened if every book in it can be read, copied, or set aside where it is damaged."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+from gitboot.ledger import evidence, facts, machines, overrides, records, requests
+from gitboot.ledger.store import Store, reading
+
+
+def open_ledger(path: Path) -> Store:
+    """The ledger at ``path``, made with an identity of its own where there is none.
+
+    Raises `DamagedLedger` where it does not hold together, `LedgerError` where a newer gitboot made it.
+    """
+    store = Store.open(path)
+    try:
+        check(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def check(store: Store) -> None:
+    """Raise `DamagedLedger` if there is a book that cannot be read: it is noticed now, and not in use."""
+    for book in (facts, machines, records, overrides, requests):
+        book.read(store)
+    evidence.pending(store)
+
+
+def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
+    """Copy the ledger at ``path``, leaving everything beside it as it is.
+
+    While another process writes to it, only SQLite knows what holds together; without one SQLite would make files
+    there, or complete what a process left that was killed.
+    """
+    with reading(path):
+        if in_use:
+            with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
+                ours.backup(new)
+        else:
+            for suffix in ("", "-wal"):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
+            with suppress(FileNotFoundError):
+                shutil.copyfile(path.with_suffix(".mark"), to.with_suffix(".mark"))
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged ledger out of the way, with all that belongs to it; return where it is now.
+
+    Its mark stays: whatever comes in its place knows less.
+    """
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    for suffix in ("-wal", "-shm", ""):  # the ledger last: a crash in between leaves a damaged one, not a new one
+        with suppress(FileNotFoundError):
+            Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+    return aside

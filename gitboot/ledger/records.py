@@ -1,0 +1,42 @@
+"""The book of records: what is known of each server's provisioning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gitboot.ledger import rows
+from gitboot.ledger.store import Store, Transaction
+from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.plan import Record, Run
+
+
+def read(store: Store) -> dict[SystemUuid, Record]:
+    """What is known of each server, by UUID; a UUID that is missing is unknown."""
+    with store.reading():
+        runs: dict[str, dict[str, Run]] = {}
+        for uuid, maintenance, run, made_at in store.rows("SELECT * FROM runs"):
+            runs.setdefault(uuid, {})[maintenance] = Run(run, rows.instant(made_at))
+        found = store.rows(f"SELECT uuid, {rows.RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
+        return {SystemUuid(uuid): rows.record(rest, runs.get(uuid, {})) for uuid, *rest in found}
+
+
+def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
+    """Replace what is known of servers: (UUID, the server's name, record)."""
+    for uuid, server, record in records:
+        tx.mark()
+        tx.execute(
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (uuid, server, *rows.of_record(record)),
+        )
+        tx.execute("DELETE FROM runs WHERE uuid = ?", (uuid,))
+        tx.executemany(
+            "INSERT INTO runs VALUES (?, ?, ?, ?)",
+            [(uuid, name, made.run, format_instant(made.at)) for name, made in sorted(record.runs.items())],
+        )
+
+
+def forget(tx: Transaction) -> None:
+    """Know nothing of any server any more; what is set stays known."""
+    tx.execute("DELETE FROM records")
+    tx.execute("DELETE FROM runs")
+    tx.mark()

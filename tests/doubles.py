@@ -1,0 +1,135 @@
+"""What an instance in this process works with instead of Git, a tree, or a disk that keeps what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import count
+from typing import Any, ClassVar, Final
+
+from gitboot.bmc.job import Job, Result
+from gitboot.diff.guard import Limits
+from gitboot.errors import PublishError
+from gitboot.evaluate import wire
+from gitboot.evaluate.difference import told
+from gitboot.evaluate.evaluator import Evaluator
+from gitboot.instance.commit import Commit, Evaluated, commit_of
+from gitboot.instance.evaluation import assembled
+from gitboot.instance.inbox import Bmcs
+from gitboot.ledger.store import Store
+from gitboot.load import Revision, Snapshot, load
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.directory import Published
+from gitboot.render.tree import File, Files
+from gitboot.resolve import decide
+
+UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
+UNLIMITED: Final = Limits(
+    **UNGUARDED,
+    max_update_percent=100,
+    max_delete_percent=100,
+    max_deletes=10**6,
+    max_installs=10**6,
+    max_unknown_changes=10**6,
+    allow_empty=True,
+    allow_rewind=True,
+)
+
+
+class Unsynced(Store):
+    """A ledger that does not wait for the disk: no power cut is tested with it."""
+
+    synchronous: ClassVar = "OFF"
+
+
+class Commits:
+    """A source, and an evaluation, of commits that a test makes of documents."""
+
+    _numbers = count(1)
+
+    def __init__(self) -> None:
+        self.newest: Snapshot | None = None
+        self._adopted: Commit | None = None
+        self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
+
+    def push(self, snapshot: Snapshot) -> None:
+        self.newest = replace(snapshot, revision=Revision(f"{next(self._numbers):040}"))
+
+    @property
+    def _snapshot(self) -> Snapshot:
+        assert self.newest is not None
+        return self.newest
+
+    @property
+    def commit(self) -> Commit:
+        """The newest."""
+        repository = load(self._snapshot, {})
+        return commit_of(repository, decide(repository))
+
+    def latest(self) -> Revision | None:
+        return self.newest.revision if self.newest is not None else None
+
+    def accepted(self) -> Revision | None:
+        return None
+
+    def has(self, revision: Revision) -> bool:
+        return False
+
+    def accept(self, revision: Revision) -> None:
+        """It has no clone in which that could be noted."""
+
+    def restore(self, accepted: Revision | None) -> None:
+        """It has no clone that could be damaged."""
+
+    def messages(self, since: Revision | None, revision: Revision) -> list[tuple[str, str]]:
+        return []
+
+    def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
+        return False
+
+    def evaluate(self, revision: Revision) -> Evaluated:
+        base = self._adopted
+        difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
+        return assembled(base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))
+
+    def adopt(self, commit: Commit) -> None:
+        self._adopted = commit
+
+
+@dataclass
+class Taking:
+    """A target that takes what it is given."""
+
+    full: bool = False  # whether its disk is
+
+    def publish(
+        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+    ) -> Published:
+        if self.full:
+            raise PublishError("no space left on device")
+        return Published(written=(), withdrawn=(), expired=(), unchanged=0)
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        return int(at.timestamp())
+
+
+@dataclass
+class Gate:
+    """BMCs that a test can put out of reach for a while."""
+
+    bmcs: Bmcs
+    takes: bool = True  # whether jobs are taken
+    gives: bool = True  # whether what came of those that have ended is given
+
+    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+        return self.bmcs.submit(jobs) if self.takes else frozenset()
+
+    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+        self.bmcs.forget(uuids)
+
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+        return self.bmcs.finished(wait_all=wait_all) if self.gives else {}
+
+    def close(self) -> None:
+        self.bmcs.close()
