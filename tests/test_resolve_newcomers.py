@@ -15,7 +15,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Decision, Phase, Record, Run
 from gitboot.resolve import plan
 from gitboot.resolve.instant import run_reason
-from gitboot.resolve.newcomers import Known, standing
+from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.reading import read
 from gitboot.resolve.records import adopted, carried, exported, imported, ran
 from tests.fleets import (
@@ -66,7 +66,7 @@ def test_e11_e12_a_server_without_a_record_is(
     what: str, spec: str, records: dict[SystemUuid, Record], introduced: int | None, known: Known
 ) -> None:
     decided = web01(spec)
-    found = standing(decided, records=records, seen=records.keys(), introduced=introduced)
+    found = newcomer(decided, records=records, seen=records.keys(), introduced=introduced)
     assert found.known is known
     assert found.why
     record = found.record(decided)
@@ -83,7 +83,7 @@ def test_e11_e12_a_server_without_a_record_is(
     ],
 )
 def test_e12_a_machine_that_is_not_new_is_unknown(seen: set[SystemUuid], carries: str | None, why: str) -> None:
-    found = standing(web01(), records={}, seen=seen, introduced=1, carries=carries)
+    found = newcomer(web01(), records={}, seen=seen, introduced=1, carries=carries)
     assert found.known is Known.UNKNOWN
     assert why in found.why
 

@@ -16,7 +16,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Final
 
-from gitboot.diff.asks import Ask, NotProvisioned, Span, covers, instants, spans
+from gitboot.diff.demands import Demand, NotProvisioned, Span, covers, instants, spans
 from gitboot.model.policy import DiskBoot, OverrideMode
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Decision
@@ -42,7 +42,7 @@ _COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances"
 _same: Final = attrgetter(*sorted({each.name for each in fields(Decision)} - _COMPARED - {"digest"}))
 
 
-def _is_no_more(ask: Ask, spans: list[Span]) -> bool:
+def _is_no_more(ask: Demand, spans: list[Span]) -> bool:
     """Whether ``ask`` offers nothing that the first of these spans does not, which the others follow."""
     here = spans[0]
     if _is_within(ask, here.ask):
@@ -52,7 +52,7 @@ def _is_no_more(ask: Ask, spans: list[Span]) -> bool:
     return any(_is_within(ask, each) for each in here.beneath)
 
 
-def _is_within(ask: Ask, other: Ask) -> bool:
+def _is_within(ask: Demand, other: Demand) -> bool:
     if ask.disk not in (other.disk, DiskBoot.FIRMWARE_ORDER) or ask.power not in (other.power, "None"):
         return False
     if ask.boot is None:
@@ -67,7 +67,7 @@ def _is_within(ask: Ask, other: Ask) -> bool:
 _OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUOUS)  # each sets more than those before
 
 
-def _is_asked_later(ask: Ask, spans: list[Span]) -> bool:
+def _is_asked_later(ask: Demand, spans: list[Span]) -> bool:
     """Whether a policy asks for a boot of this provision key by itself, in one of these spans."""
     if not isinstance(ask.when, NotProvisioned):
         return False

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from gitboot.diff.asks import Ask, NotProvisioned, Span, covers, instants, spans
+from gitboot.diff.demands import Demand, NotProvisioned, Span, covers, instants, spans
 from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.model.scalars import format_instant
 from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
@@ -101,7 +101,7 @@ def _asked_anew(old: Decision, new: Decision) -> Iterator[Reinstall]:
                 yield from _under_maintenance(old, new, was, ask.maintenance)
 
 
-def _is_asked(ask: Ask, spans: list[Span]) -> bool:
+def _is_asked(ask: Demand, spans: list[Span]) -> bool:
     """Whether a disk-writing boot is asked for in the first of these spans, or its provision key there or later."""
     here = spans[0].ask
     if _asks_as_much(here, ask) and here.image == ask.image:
@@ -111,15 +111,15 @@ def _is_asked(ask: Ask, spans: list[Span]) -> bool:
     return any(_asks_as_much(span.ask, ask) for span in spans if isinstance(span.ask.when, NotProvisioned))
 
 
-def _asks_as_much(was: Ask, ask: Ask) -> bool:
+def _asks_as_much(was: Demand, ask: Demand) -> bool:
     return was.writes_disk and covers(was.when, ask.when) and (_sets(was) or not _sets(ask))
 
 
-def _sets(ask: Ask) -> bool:
+def _sets(ask: Demand) -> bool:
     return ask.override is not OverrideMode.NONE
 
 
-def _under_policy(old: Decision, new: Decision, was: Ask) -> Iterator[Reinstall]:
+def _under_policy(old: Decision, new: Decision, was: Demand) -> Iterator[Reinstall]:
     before, after = old.policy, new.policy
     assert after is not None  # noqa: S101 - it asks for a boot
     assert after.boot is not None  # noqa: S101
@@ -145,7 +145,7 @@ def _differing(before: PolicyDecision, after: PolicyDecision, boot: Boot) -> Ite
         yield Reinstall(Why.OVERRIDE, before.override, after.override)
 
 
-def _under_maintenance(old: Decision, new: Decision, was: Ask, name: str) -> Iterator[Reinstall]:
+def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> Iterator[Reinstall]:
     before, after = (next((each for each in its.maintenances if each.name == name), None) for its in (old, new))
     assert after is not None  # noqa: S101 - it asks for a boot
     if before is None or _asked(before) != _asked(after):

@@ -22,7 +22,7 @@ class Known(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class Newcomer:
     """What is known of a server without a record, and why."""
 
     known: Known
@@ -38,14 +38,14 @@ class Standing:
         return None
 
 
-def standing(
+def newcomer(
     decision: Decision,
     *,
     records: Mapping[SystemUuid, Record],
     seen: Collection[SystemUuid],
     introduced: int | None,
     carries: str | None = None,
-) -> Standing:
+) -> Newcomer:
     """What is known of the server of ``decision``, of which ``records`` say nothing.
 
     ``seen`` are all machines that the ledger ever saw. ``introduced`` is the provision number with which the server
@@ -64,17 +64,17 @@ def standing(
     elif introduced > NEW_UP_TO:
         why = f"it came with provision {introduced}, so it may have been installed elsewhere"
     if why is not None:
-        return Standing(known=Known.UNKNOWN, why=why)
-    return Standing(known=Known.NEW, why=f"it came with provision {introduced}")
+        return Newcomer(known=Known.UNKNOWN, why=why)
+    return Newcomer(known=Known.NEW, why=f"it came with provision {introduced}")
 
 
-def _replacing(decision: Decision, replaced: SystemUuid, records: Mapping[SystemUuid, Record]) -> Standing:
+def _replacing(decision: Decision, replaced: SystemUuid, records: Mapping[SystemUuid, Record]) -> Newcomer:
     before = records.get(replaced)
     if before is None:
-        return Standing(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
+        return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
     if before.provision is None:
-        return Standing(known=Known.PENDING, why=f"it replaces {replaced}, which was not provisioned yet")
+        return Newcomer(known=Known.PENDING, why=f"it replaces {replaced}, which was not provisioned yet")
     why = f"it replaces {replaced}, which was provisioned with {before.provision}"
     if decision.provision > before.provision:
-        return Standing(known=Known.PENDING, why=why)
-    return Standing(known=Known.UNKNOWN, why=f"{why}: provision is not above that")
+        return Newcomer(known=Known.PENDING, why=why)
+    return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")

@@ -63,7 +63,7 @@ def covers(one: When, other: When) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
+class Demand:
     """What is asked for in one span of time."""
 
     boot: Boot | None  # None: the local disk, or nothing
@@ -82,15 +82,15 @@ class Ask:
         return self.boot.image if self.boot is not None else None
 
 
-NOTHING: Final = Ask(boot=None)
+NOTHING: Final = Demand(boot=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
     """From one instant to the next, as far as windows tell: what counts, and what does once a window has ended."""
 
-    ask: Ask
-    beneath: tuple[Ask, ...]  # of the policy, and of maintenances that lose
+    ask: Demand
+    beneath: tuple[Demand, ...]  # of the policy, and of maintenances that lose
 
 
 def spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterator[Span]:
@@ -117,33 +117,33 @@ def instants(*decisions: Decision) -> tuple[datetime, ...]:
     return tuple(sorted(found))
 
 
-def _of_policy(policy: PolicyDecision | None) -> Ask:
+def _of_policy(policy: PolicyDecision | None) -> Demand:
     if policy is None:
         return NOTHING
     if policy.boot is None or policy.network_boot is NetworkBoot.NEVER:
-        return Ask(boot=None, disk=policy.disk_boot)
+        return Demand(boot=None, disk=policy.disk_boot)
     when: When = EachTime()
     if policy.network_boot is not NetworkBoot.ALWAYS:
         of_image = policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE
         when = NotProvisioned(policy.provision, policy.boot.image if of_image else None)
-    return Ask(boot=policy.boot, when=when, override=policy.override, power=policy.power, disk=policy.disk_boot)
+    return Demand(boot=policy.boot, when=when, override=policy.override, power=policy.power, disk=policy.disk_boot)
 
 
-def _of_maintenance(maintenance: MaintenanceDecision) -> Ask:
+def _of_maintenance(maintenance: MaintenanceDecision) -> Demand:
     power = f"{maintenance.power}, {maintenance.max_unavailable}" if maintenance.power != "None" else "None"
     if maintenance.boot is None:
-        return Ask(boot=None, power=power, maintenance=maintenance.name)
+        return Demand(boot=None, power=power, maintenance=maintenance.name)
     when: When = EachTime()
     if maintenance.network_boot is NetworkBoot.ONCE:
         when = NotRun(maintenance.name, maintenance.run, maintenance.start, maintenance.end)
-    return Ask(
+    return Demand(
         boot=maintenance.boot, when=when, override=maintenance.override, power=power, maintenance=maintenance.name
     )
 
 
-def _instead(ask: Ask, policy: Ask) -> Ask:
+def _instead(ask: Demand, policy: Demand) -> Demand:
     """What is asked for while boots that write disks are stopped."""
     if not ask.writes_disk:
         return ask
     always = policy.boot is not None and not policy.writes_disk and isinstance(policy.when, EachTime)
-    return policy if always else Ask(boot=None, disk=policy.disk)
+    return policy if always else Demand(boot=None, disk=policy.disk)
