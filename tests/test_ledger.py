@@ -30,7 +30,7 @@ from gitboot.ledger.store import VERSION, Store
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, Phase, Record
+from gitboot.plan import Offer, Phase, Record, Run
 from gitboot.status import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
@@ -78,7 +78,7 @@ def written(path: Path) -> None:
             facts.initialise(tx, "fresh")
             facts.suspend(tx, Suspension("ada", "moving", NOON))
             facts.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
-            records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": (0, NOON)}))])
+            records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             overrides.write(tx, [(WEB01, recorded())])
             events.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             machines.write(tx, [MACHINE])
@@ -227,7 +227,7 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
                     grace_until=at("20T11:01"),
                     consumed_at=at("20T10:00"),
                     consumed_key="provision/1",
-                    runs={"repair": (3, at("20T09:00"))},
+                    runs={"repair": Run(3, at("20T09:00"))},
                 )
             }
             assert overrides_of(ledger, WEB01) == (
@@ -368,7 +368,7 @@ RECORDS = st.builds(
     provisioned_at=st.none() | INSTANTS,
     grace_until=st.none() | INSTANTS,
     consumed_at=st.none() | INSTANTS,
-    runs=st.dictionaries(TEXTS, st.tuples(st.integers(0, 10**9), INSTANTS), max_size=3),
+    runs=st.dictionaries(TEXTS, st.builds(Run, st.integers(0, 10**9), INSTANTS, st.none()), max_size=3),
 )
 BMCS = st.builds(
     BmcAccess,

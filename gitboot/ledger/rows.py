@@ -12,7 +12,7 @@ from gitboot.bmc.override import Enabled, Marks, Override, OverrideRecord, State
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, Phase, Record
+from gitboot.plan import Offer, Phase, Record, Run
 
 
 def instant(text: str) -> datetime:
@@ -47,7 +47,7 @@ def of_record(record: Record) -> tuple[Any, ...]:
     )
 
 
-def record(row: Sequence[Any], runs: Mapping[str, tuple[int, datetime]]) -> Record:
+def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants, consumed_key = row
     provisioned_at, grace_until, consumed_at = (instant(each) if each else None for each in instants)
     return Record(

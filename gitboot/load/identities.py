@@ -24,6 +24,8 @@ def identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
     # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
     yield Identity("UUID", spec.uuid, min(spec.uuid, swapped(spec.uuid)), ("spec", "uuid"))
+    if spec.replaces is not None:  # whose document is gone, and which no other machine replaces
+        yield Identity("UUID", spec.replaces, min(spec.replaces, swapped(spec.replaces)), ("spec", "replaces"))
     if spec.serial is not None:
         # A mirror's file system may not distinguish capitals from small letters.
         yield Identity("serial", spec.serial, spec.serial.upper(), ("spec", "serial"))

@@ -35,6 +35,7 @@ class Machine:
     macs: tuple[MacAddress, ...]  # of all its interfaces, sorted
     serial: str | None
     bmc: BmcAccess | None
+    replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
 
     def marks(self) -> Iterator[tuple[str, str]]:
         """What no other machine has while this one stands: (what it is, its value)."""
@@ -71,6 +72,7 @@ def machine(repository: FleetRepository, server: Server) -> Machine:
         macs=tuple(sorted(interface.mac for interface in spec.interfaces)),
         serial=spec.serial,
         bmc=access,
+        replaces=spec.replaces,
     )
 
 

@@ -115,6 +115,11 @@ class ServerSpec(Struct):
     """What a server is."""
 
     uuid: Uuid = Field(description="SMBIOS system UUID, in any case: the key of all that is recorded.")
+    replaces: Uuid | None = Field(
+        default=None,
+        description="The UUID that this machine had before its board was replaced: it is installed once provision is "
+        "above what that one was installed with. Default: none.",
+    )
     serial: Text | None = Field(
         default=None,
         description="The serial number, as SMBIOS has it: iPXE finds the server by it, too. Default: none.",

@@ -27,6 +27,7 @@ from gitboot.model.scalars.numbers import (
     parse_count_or_percent,
     parse_integer,
     parse_percent,
+    parse_positive,
     parse_signed,
     version_key,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "parse_name",
     "parse_network",
     "parse_percent",
+    "parse_positive",
     "parse_signed",
     "parse_uuid",
     "parse_variable",
