@@ -1,3 +1,3 @@
 """gitboot: what bare-metal servers boot, decided in Git."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
