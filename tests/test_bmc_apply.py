@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.apply import bring_about
-from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.fleet import Fleet, connections, read_credentials
+from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
 from gitboot.bmc.redfish import Bmc, Credentials
 from gitboot.errors import LedgerError, UsageError

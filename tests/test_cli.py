@@ -25,7 +25,8 @@ import yaml
 from gitboot import __version__, errors
 from gitboot.cli import cli, main
 from gitboot.cli.exit import Exit, exit_of
-from gitboot.ledger import Ledger
+from gitboot.ledger import facts
+from gitboot.ledger.opening import open_ledger
 from gitboot.plan import Record
 from gitboot.resolve.records import exported
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
@@ -707,9 +708,9 @@ def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed:
     followed.run("--records", "fresh")
     if left == "killed":  # with what was written last only in the log beside the ledger
         state = followed.folder / "state"
-        with Ledger.open(state / "ledger.sqlite") as ledger:
-            ledger.tell("fresh")
-            ledger._store.set_fact("note", "in the log")
+        with open_ledger(state / "ledger.sqlite") as ledger:
+            with ledger.writing() as tx:
+                facts.initialise(tx, "fresh")
             shutil.copytree(state, followed.folder / "copy")
         shutil.rmtree(state)
         (followed.folder / "copy").rename(state)

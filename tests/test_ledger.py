@@ -7,26 +7,32 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.bmc.override import Enabled, Marks, Override, OverrideRecord, State, Target
-from gitboot.cli.run import _opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError
-from gitboot.ledger import VERSION, Ledger, copy_ledger, rows, set_aside
+from gitboot.instance.build import opened_ledger
+from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests, rows
+from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.store import VERSION, Store
+from gitboot.ledger.values import Approval, Pending, Suspension
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Phase, Record
 from gitboot.status import Event
+from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
@@ -66,17 +72,36 @@ def path(tmp_path: Path) -> Path:
 
 def written(path: Path) -> None:
     """A ledger with something of everything in it."""
-    with Ledger.open(path) as ledger:
-        ledger.accept("c0ffee")
-        ledger.tell("fresh")
-        ledger.write_records([(WEB01, "web01", Record(provision=1, runs={"repair": (0, NOON)}))])
-        ledger.write_override(WEB01, recorded())
-        ledger.write_event(Event(at=NOON, type="Accepted", message="c0ffee"))
-        ledger.write_machines([MACHINE])
-        ledger.offer([OFFER], NOON)
-        ledger.note_versions([(ENTRY, 1, PLAN)])
-        ledger.observe(OBSERVATION, PLAN)
-        ledger.give(NOON, "ada", "retry", {"uuids": [WEB01]})
+    with open_ledger(path) as ledger:
+        with ledger.writing() as tx:
+            facts.accept(tx, "c0ffee")
+            facts.initialise(tx, "fresh")
+            facts.suspend(tx, Suspension("ada", "moving", NOON))
+            facts.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
+            records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": (0, NOON)}))])
+            overrides.write(tx, [(WEB01, recorded())])
+            events.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
+            machines.write(tx, [MACHINE])
+            evidence.offer(tx, [OFFER], NOON)
+            evidence.note_versions(tx, [(ENTRY, 1, PLAN)])
+            evidence.note(tx, [Pending(1, OBSERVATION, OFFER)])
+            evidence.take(tx, {"a.jsonl": 7})
+        requests.give(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
+
+
+def put(ledger: Store, write: Callable[..., None], *given: Any, **more: Any) -> None:
+    """Write to one book, in a transaction of its own."""
+    with ledger.writing() as tx:
+        write(tx, *given, **more)
+
+
+def overrides_of(ledger: Store, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+    return tuple(overrides.read(ledger).get(uuid, {}).values())
+
+
+def opened(path: Path) -> AbstractContextManager[Store]:
+    """The ledger as an instance opens it."""
+    return opened_ledger(path, lambda _: None, lambda: NOON)
 
 
 # Opening
@@ -85,8 +110,8 @@ def written(path: Path) -> None:
 def test_each_new_ledger_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path) -> None:
     identities = []
     for name in ("one", "other", "one"):
-        with Ledger.open(tmp_path / name) as ledger:
-            identities.append(ledger.identity)
+        with open_ledger(tmp_path / name) as ledger:
+            identities.append(facts.read(ledger).identity)
     assert identities[0] == identities[2] != identities[1]
     assert len(identities[0]) == 36
 
@@ -108,7 +133,7 @@ def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, case
         found[100:4096] = b"\xff" * 3996
     path.write_bytes(data or found)
     with pytest.raises(LedgerError, match=r"ledger\.sqlite: the ledger cannot be read .*restore it from a backup"):
-        Ledger.open(path)
+        open_ledger(path)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +156,7 @@ def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path, change
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(change)
     with pytest.raises(LedgerError, match="cannot be read"):
-        Ledger.open(path)
+        open_ledger(path)
 
 
 def test_the_ledger_of_a_newer_gitboot_is_refused_and_left_alone(path: Path) -> None:
@@ -140,7 +165,7 @@ def test_the_ledger_of_a_newer_gitboot_is_refused_and_left_alone(path: Path) -> 
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     before = path.read_bytes()
     with pytest.raises(LedgerError, match=f"is of version {VERSION + 1}, this gitboot knows {VERSION}; use a newer"):
-        Ledger.open(path)
+        open_ledger(path)
     assert path.read_bytes() == before
 
 
@@ -186,10 +211,12 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(_FIRST_VERSION.replace("UUID", WEB01).replace("DIGEST", digest))
     for _ in range(2):
-        with Ledger.open(path) as ledger:
-            assert ledger.identity == "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
-            assert (ledger.accepted, ledger.told, ledger.doubt, ledger.is_behind) == ("c0ffee", True, None, False)
-            assert ledger.records() == {
+        with open_ledger(path) as ledger:
+            assert facts.read(ledger).identity == "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+            about = facts.read(ledger)
+            assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
+            assert not facts.is_behind(ledger)
+            assert records.read(ledger) == {
                 WEB01: Record(
                     provision=1,
                     image="flatcar-1",
@@ -203,7 +230,7 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
                     runs={"repair": (3, at("20T09:00"))},
                 )
             }
-            assert ledger.overrides(WEB01) == (
+            assert overrides_of(ledger, WEB01) == (
                 OverrideRecord(
                     reason="provision/1",
                     plan_digest=digest,
@@ -214,10 +241,10 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
                     corrections=(at("20T11:30"),),
                 ),
             )
-            assert [event["server"] for event in ledger.events()] == ["web01"]
-            assert ledger.machines() == {WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)}
-            assert ledger.standing() == {"web01": WEB01}
-            assert (ledger.pending(), ledger.requests(), ledger.offered(PLAN)) == ([], [], None)
+            assert [event["server"] for event in events.read(ledger)] == ["web01"]
+            assert machines.read(ledger) == {WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)}
+            assert machines.standing(ledger) == {WEB01}
+            assert (evidence.pending(ledger), requests.read(ledger), evidence.offered(ledger, PLAN)) == ([], (), None)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
@@ -272,22 +299,23 @@ def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -
         for script in (_FIRST_VERSION, _SECOND_VERSION):
             connection.executescript(script.replace("UUID", WEB01).replace("DIGEST", digest))
     for _ in range(2):
-        with Ledger.open(path) as ledger:
-            assert (ledger.accepted, ledger.told, ledger.doubt, ledger.is_behind) == ("c0ffee", True, None, False)
-            (record,) = ledger.records().values()
+        with open_ledger(path) as ledger:
+            about = facts.read(ledger)
+            assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
+            assert not facts.is_behind(ledger)
+            (record,) = records.read(ledger).values()
             assert (record.evidence, record.provisioned_at) == ("Consumed", at("20T11:00"))
             assert (record.consumed_at, record.consumed_key) == (at("20T10:00"), "provision/1")
-            assert {each.reason: each.state for each in ledger.overrides(WEB01)} == {
+            assert {each.reason: each.state for each in overrides_of(ledger, WEB01)} == {
                 "maintenance/repair/1": State.CONSUMED,
                 "provision/0": State.LOST,
                 "provision/1": State.CONFIRMED,
             }
-            assert ledger.open_overrides() == {WEB01}
-            assert ledger.outcome(1) == "done"
-            resolve, records = ledger.requests()
+            assert requests.outcome(ledger, 1) == "done"
+            resolve, set_records = requests.read(ledger)
             assert (resolve.id, resolve.who, resolve.at) == (2, "ada", NOON)
             assert resolve.facts == {"consumed": True, "reason": 'it says "armed": '}
-            assert records.facts["items"] == [
+            assert set_records.facts["items"] == [
                 {
                     "evidence": "Consumed",
                     "provisionedAt": None,
@@ -308,22 +336,22 @@ def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -
 
 def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="unable to open"):
-        Ledger.open(tmp_path / "missing" / "ledger.sqlite")
+        open_ledger(tmp_path / "missing" / "ledger.sqlite")
 
 
 def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(path: Path) -> None:
     written(path)
-    with Ledger.open(path) as ledger:
-        ledger._store._connection.execute("PRAGMA query_only = ON")
+    with open_ledger(path) as ledger:
+        ledger.rows("PRAGMA query_only = ON")
         with pytest.raises(LedgerError, match="cannot be written"):
-            ledger.accept("decade")
+            put(ledger, facts.accept, "decade")
         with pytest.raises(LedgerError, match="cannot be written"):
-            ledger.write_override(WEB01, recorded(state=State.CONFIRMED))
-        assert ledger.accepted == "c0ffee"
-        assert ledger.overrides(WEB01) == (recorded(),)
-        ledger._store._connection.execute("PRAGMA query_only = OFF")
-        ledger.accept("decade")
-        assert ledger.accepted == "decade"
+            put(ledger, overrides.write, [(WEB01, recorded(state=State.CONFIRMED))])
+        assert facts.read(ledger).accepted == "c0ffee"
+        assert overrides_of(ledger, WEB01) == (recorded(),)
+        ledger.rows("PRAGMA query_only = OFF")
+        put(ledger, facts.accept, "decade")
+        assert facts.read(ledger).accepted == "decade"
 
 
 # What is kept
@@ -395,17 +423,9 @@ OFFERS = st.builds(
 
 
 @contextmanager
-def unsynced(path: Path) -> Iterator[Ledger]:
-    """A ledger that does not wait for the disk at each write."""
-    with Ledger.open(path) as ledger:
-        ledger._store._connection.execute("PRAGMA synchronous = OFF")
-        yield ledger
-
-
-@contextmanager
-def reopened() -> Iterator[tuple[Ledger, Path]]:
+def reopened() -> Iterator[tuple[Store, Path]]:
     """A ledger of a moment, and where it lies for whoever opens it once more."""
-    with TemporaryDirectory() as folder, unsynced(Path(folder) / "ledger.sqlite") as ledger:
+    with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
         yield ledger, Path(folder) / "ledger.sqlite"
 
 
@@ -414,9 +434,9 @@ def reopened() -> Iterator[tuple[Ledger, Path]]:
 def test_records_come_back_as_they_were_written_last(given_records: list[tuple[SystemUuid, Record]]) -> None:
     with reopened() as (ledger, path):
         for uuid, record in given_records:
-            ledger.write_records([(uuid, "a name", record)])
-        with Ledger.open(path) as again:
-            assert again.records() == ledger.records() == dict(given_records)
+            put(ledger, records.write, [(uuid, "a name", record)])
+        with open_ledger(path) as again:
+            assert records.read(again) == records.read(ledger) == dict(given_records)
 
 
 @settings(max_examples=15)
@@ -424,12 +444,12 @@ def test_records_come_back_as_they_were_written_last(given_records: list[tuple[S
 def test_what_was_set_comes_back_one_a_reason(given_set: list[tuple[SystemUuid, OverrideRecord]]) -> None:
     with reopened() as (ledger, path):
         for uuid, each in given_set:
-            ledger.write_override(uuid, each)
+            put(ledger, overrides.write, [(uuid, each)])
         last = {(uuid, each.reason): each for uuid, each in given_set}
-        with Ledger.open(path) as again:
+        with open_ledger(path) as again:
             for uuid in (WEB01, WEB02):
                 expected = tuple(each for (of, _), each in sorted(last.items()) if of == uuid)
-                assert ledger.overrides(uuid) == again.overrides(uuid) == expected
+                assert overrides_of(ledger, uuid) == overrides_of(again, uuid) == expected
 
 
 @given(MACHINES)
@@ -454,30 +474,32 @@ def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: M
 def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known(described: list[Machine]) -> None:
     with reopened() as (ledger, path):
         for machine in described:
-            ledger.write_machines([machine])
-        ledger.write_machines([], gone=[WEB02])
-        with Ledger.open(path) as again:
+            put(ledger, machines.write, [machine])
+        put(ledger, machines.write, [], gone=[WEB02])
+        with open_ledger(path) as again:
             last = {machine.uuid: machine for machine in described}
-            assert again.machines() == ledger.machines() == last
-            assert again.standing() == {last[WEB01].name: WEB01} if WEB01 in last else again.standing() == {}
+            assert machines.read(again) == machines.read(ledger) == last
+            assert machines.standing(again) == last.keys() & {WEB01}
 
 
 def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
-    with Ledger.open(path) as ledger:
+    with open_ledger(path) as ledger:
         with pytest.raises(LedgerError, match="cannot be written"):
-            ledger.write_records([(WEB01, "web01", Record()), (WEB02, None, Record())])  # type: ignore[list-item]
-        assert ledger.records() == {}
-        ledger.write_records([(WEB01, "web01", Record())])
-        assert ledger.records() == {WEB01: Record()}
+            put(ledger, records.write, [(WEB01, "web01", Record()), (WEB02, None, Record())])
+        assert records.read(ledger) == {}
+        put(ledger, records.write, [(WEB01, "web01", Record())])
+        assert records.read(ledger) == {WEB01: Record()}
 
 
 def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock_said(path: Path) -> None:
-    with Ledger.open(path) as ledger:
+    with open_ledger(path) as ledger:
         for hour, type in ((12, "Accepted"), (11, "Published"), (12, "Refused")):
             instant = NOON.replace(hour=hour)
-            ledger.write_event(Event(at=instant, type=type, message="m", facts={"server": "web01", "count": 2}))
-    with Ledger.open(path) as ledger:
-        found = list(ledger.events())
+            put(
+                ledger, events.write, [Event(at=instant, type=type, message="m", facts={"server": "web01", "count": 2})]
+            )
+    with open_ledger(path) as ledger:
+        found = list(events.read(ledger))
     assert [event["type"] for event in found] == ["Accepted", "Published", "Refused"]
     assert found[1] == {
         "at": "2026-11-20T11:00:00Z",
@@ -489,94 +511,113 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
 
 
 def test_what_a_ledger_was_told_ends_its_doubt_and_stays(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        assert not ledger.told
-        ledger.doubt_it("DamagedLedger")
-    with Ledger.open(path) as ledger:
-        assert ledger.doubt == "DamagedLedger"
-        ledger.tell("adopt")
-    with Ledger.open(path) as ledger:
-        assert (ledger.told, ledger.doubt) == (True, None)
+    with open_ledger(path) as ledger:
+        assert facts.read(ledger).initialised is None
+        facts.doubt(ledger, "DamagedLedger")
+    with open_ledger(path) as ledger:
+        assert facts.read(ledger).doubt == "DamagedLedger"
+        put(ledger, facts.initialise, "adopt")
+    with open_ledger(path) as ledger:
+        assert (facts.read(ledger).initialised, facts.read(ledger).doubt) == ("adopt", None)
 
 
 def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        assert ledger.accepted is None
-        ledger.accept("one")
-        ledger.accept("two")
-    with Ledger.open(path) as ledger:
-        assert ledger.accepted == "two"
-        ledger.forget_accepted()
-        assert ledger.accepted is None
+    with open_ledger(path) as ledger:
+        assert facts.read(ledger).accepted is None
+        put(ledger, facts.accept, "one")
+        put(ledger, facts.accept, "two")
+    with open_ledger(path) as ledger:
+        assert facts.read(ledger).accepted == "two"
+        put(ledger, facts.accept, None)
+        assert facts.read(ledger).accepted is None
 
 
 # What was offered and fetched
 
 
 def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        ledger.offer([OFFER], NOON)
-        ledger.offer([OFFER], NOON + timedelta(days=1))
-    with Ledger.open(path) as ledger:
-        assert (ledger.offered(PLAN), ledger.offered(OTHER_PLAN)) == (OFFER, None)
+    with open_ledger(path) as ledger:
+        put(ledger, evidence.offer, [OFFER], NOON)
+        put(ledger, evidence.offer, [OFFER], NOON + timedelta(days=1))
+    with open_ledger(path) as ledger:
+        assert (evidence.offered(ledger, PLAN), evidence.offered(ledger, OTHER_PLAN)) == (OFFER, None)
 
 
 def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        ledger.note_versions([(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)])
-        found = [ledger.version(ENTRY, modified) for modified in (100, 200, 150)]
+    with open_ledger(path) as ledger:
+        put(
+            ledger, evidence.note_versions, [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
+        )
+        found = [evidence.version(ledger, ENTRY, modified) for modified in (100, 200, 150)]
         assert found == [PLAN, OTHER_PLAN, None]
-        ledger.note_versions([(ENTRY, 200, PLAN)])  # the same bytes are another plan's now
-        assert ledger.version(ENTRY, 200) == PLAN
+        put(ledger, evidence.note_versions, [(ENTRY, 200, PLAN)])  # the same bytes are another plan's now
+        assert evidence.version(ledger, ENTRY, 200) == PLAN
 
 
-def test_an_observation_is_pending_until_it_is_judged_and_noted_only_once(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        pending = ledger.observe(OBSERVATION, PLAN)
-        assert pending is not None
-        assert ledger.observe(OBSERVATION, PLAN) is None
-        marked = ledger.note_marks(pending, Marks(last_reset_time="then"))
-        assert ledger.observe(OBSERVATION, PLAN) is None  # whatever was noted with it
-        other = ledger.observe(Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.8", at=NOON), PLAN)
-        assert other is not None and other.id != pending.id
-    with Ledger.open(path) as ledger:
-        assert ledger.pending() == [marked, other]
-        ledger.judge(pending, "Provisioned")
-        assert ledger.pending() == [other]
-        assert ledger.observe(OBSERVATION, PLAN) is None  # a spool that is read twice
-
-
-def test_what_a_mirror_saw_is_kept_by_its_plan(path: Path) -> None:
-    seen = Observation(server="", path=ENTRY, modified=100, client="10.0.0.7", at=NOON)
-    with Ledger.open(path) as ledger:
-        ledger.observe(seen, PLAN)
-        (pending,) = ledger.pending()
-    assert pending.observation == Observation(server="", path=ENTRY, digest=PLAN, client="10.0.0.7", at=NOON)
+def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path) -> None:
+    pending = Pending(1, OBSERVATION, OFFER)
+    other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
+    with open_ledger(path) as ledger:
+        assert evidence.last_noted(ledger) == 0
+        put(ledger, evidence.offer, [OFFER], NOON)
+        put(ledger, evidence.note, [pending])
+        assert evidence.was_noted(ledger, OBSERVATION, PLAN)
+        assert not evidence.was_noted(ledger, other.observation, PLAN)
+        marked = pending._replace(marks=Marks(last_reset_time="then"))
+        put(ledger, evidence.note, [marked, other])
+        assert evidence.was_noted(ledger, OBSERVATION, PLAN)  # whatever was noted with it
+    with open_ledger(path) as ledger:
+        assert (evidence.pending(ledger), evidence.last_noted(ledger)) == ([marked, other], 2)
+        put(ledger, evidence.judge, {1: "Provisioned"})
+        assert evidence.pending(ledger) == [other]
+        assert evidence.was_noted(ledger, OBSERVATION, PLAN)  # a spool that is read twice
 
 
 def test_what_is_current_is_never_pruned(path: Path) -> None:
     before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
     plans = [Digest(letter * 64) for letter in "abc"]
-    with Ledger.open(path) as ledger:
-        ledger.offer([rows.offer(plan, rows.of_offer(OFFER)) for plan in plans], long_ago)
-        ledger.note_versions([(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])])
-        judged = Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.7", at=long_ago)
-        if (pending := ledger.observe(judged, PLAN)) is not None:
-            ledger.judge(pending, "Provisioned")
-        ledger.observe(Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.8", at=long_ago), PLAN)
-        ledger.prune(before)
-        assert [ledger.version(ENTRY, old), ledger.version(ENTRY, old + 1)] == [None, plans[1]]
-        assert [ledger.offered(plan) is not None for plan in plans] == [False, True, True]
-        assert [each.observation.client for each in ledger.pending()] == ["10.0.0.8"]
-        assert ledger.observe(judged, PLAN) is not None  # forgotten
+    offers = [rows.offer(plan, rows.of_offer(OFFER)) for plan in plans]
+    judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
+    waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
+    with open_ledger(path) as ledger:
+        put(ledger, evidence.offer, offers, long_ago)
+        put(
+            ledger,
+            evidence.note_versions,
+            [(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])],
+        )
+        put(ledger, evidence.note, [judged, waiting])
+        put(ledger, evidence.judge, {1: "Provisioned"})
+        put(ledger, evidence.prune, before)
+        assert [evidence.version(ledger, ENTRY, old), evidence.version(ledger, ENTRY, old + 1)] == [None, plans[1]]
+        assert [evidence.offered(ledger, plan) is not None for plan in plans] == [False, True, True]
+        assert evidence.pending(ledger) == [waiting]
+        assert not evidence.was_noted(ledger, judged.observation, plans[1])  # forgotten
+
+
+def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        put(ledger, evidence.take, {"a.jsonl": 7, "b.jsonl": 0})
+        put(ledger, evidence.take, {"a.jsonl": 9})
+    with open_ledger(path) as ledger:
+        assert evidence.taken(ledger) == {"a.jsonl": 9}
+
+
+def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        with suppress(ZeroDivisionError), ledger.writing() as tx:
+            records.write(tx, [(WEB01, "web01", Record())])
+            events.write(tx, [Event(at=NOON, type="Provisioned", message="m")])
+            raise ZeroDivisionError
+        assert (records.read(ledger), list(events.read(ledger)), facts.is_behind(ledger)) == ({}, [], False)
 
 
 def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        numbers = [ledger.give(NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
-    with Ledger.open(path) as ledger:
-        first, second = ledger.requests()
+    with open_ledger(path) as ledger:
+        numbers = [requests.give(ledger, NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
+    with open_ledger(path) as ledger:
+        first, second = requests.read(ledger)
         assert (first.id, first.at, first.who, first.what, first.facts) == (
             numbers[0],
             NOON,
@@ -584,9 +625,9 @@ def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> No
             "retry",
             {"uuids": [WEB01]},
         )
-        ledger.carried_out(first, "done", NOON)
-        assert [ledger.outcome(number) for number in numbers] == ["done", None]
-        assert ledger.requests() == [second]
+        put(ledger, requests.carry_out, [(first, "done")], NOON)
+        assert [requests.outcome(ledger, number) for number in numbers] == ["done", None]
+        assert requests.read(ledger) == (second,)
 
 
 # An older copy, another ledger, a damaged one
@@ -606,14 +647,14 @@ def put_back(copy: Path, path: Path) -> None:
 
 
 def is_behind(path: Path) -> bool:
-    with Ledger.open(path) as ledger:
-        return ledger.is_behind
+    with open_ledger(path) as ledger:
+        return facts.is_behind(ledger)
 
 
 CHANGES = {
-    "a record": lambda ledger: ledger.write_records([(WEB01, "web01", Record(provision=2))]),
-    "what was set": lambda ledger: ledger.write_override(WEB01, recorded(state=State.CONFIRMED)),
-    "what was forgotten": lambda ledger: ledger.forget_records(),
+    "a record": lambda ledger: put(ledger, records.write, [(WEB01, "web01", Record(provision=2))]),
+    "what was set": lambda ledger: put(ledger, overrides.write, [(WEB01, recorded(state=State.CONFIRMED))]),
+    "what was forgotten": lambda ledger: put(ledger, records.forget),
 }
 
 
@@ -621,9 +662,9 @@ CHANGES = {
 def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> None:
     written(path)
     copy = backup(path)
-    with Ledger.open(path) as ledger:
+    with open_ledger(path) as ledger:
         CHANGES[change](ledger)
-        assert not ledger.is_behind
+        assert not facts.is_behind(ledger)
     assert not is_behind(path)
     put_back(copy, path)
     assert is_behind(path)
@@ -638,9 +679,9 @@ def test_a_backup_of_this_instant_is_as_good_as_the_ledger(path: Path) -> None:
 def test_another_ledger_in_its_place_is_noticed(path: Path) -> None:
     other = path.with_name("other.sqlite")
     written(path)
-    with Ledger.open(other) as ledger:
+    with open_ledger(other) as ledger:
         for _ in range(9):
-            ledger.write_records([(WEB01, "web01", Record(provision=1))])
+            put(ledger, records.write, [(WEB01, "web01", Record(provision=1))])
     put_back(other, path)
     assert is_behind(path)
     path.unlink()  # and so is a new one
@@ -650,8 +691,8 @@ def test_another_ledger_in_its_place_is_noticed(path: Path) -> None:
 def test_a_crash_between_a_change_and_its_mark_is_no_older_copy(path: Path) -> None:
     written(path)
     mark = path.with_suffix(".mark").read_bytes()
-    with Ledger.open(path) as ledger:
-        ledger.write_records([(WEB01, "web01", Record(provision=2))])
+    with open_ledger(path) as ledger:
+        put(ledger, records.write, [(WEB01, "web01", Record(provision=2))])
     path.with_suffix(".mark").write_bytes(mark)
     assert not is_behind(path)
 
@@ -672,17 +713,17 @@ def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> N
     copies = []
     for number in (1, 2):
         copies.append(backup(path, f"{number}.sqlite"))
-        with Ledger.open(path) as ledger:
+        with open_ledger(path) as ledger:
             for _ in range(9):
-                ledger.write_records([(WEB01, "web01", Record(provision=number))])
+                put(ledger, records.write, [(WEB01, "web01", Record(provision=number))])
     for copy in copies:
         put_back(copy, path)
-        with _opened_ledger(path) as ledger:
-            assert ledger.doubt == "RestoredLedger", copy.name
-            ledger.forget_records()
-            ledger.tell("adopt")
-    with _opened_ledger(path) as ledger:
-        assert ledger.doubt is None
+        with opened(path) as ledger:
+            assert facts.read(ledger).doubt == "RestoredLedger", copy.name
+            put(ledger, records.forget)
+            put(ledger, facts.initialise, "adopt")
+    with opened(path) as ledger:
+        assert facts.read(ledger).doubt is None
 
 
 def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: Path) -> None:
@@ -690,13 +731,14 @@ def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: P
         written(path)
         garbage = b"this was never a database\n" * 99
         path.write_bytes(garbage)
-        with _opened_ledger(path) as ledger:
-            assert (ledger.doubt, ledger.records(), ledger.told) == ("DamagedLedger", {}, False)
+        with opened(path) as ledger:
+            about = facts.read(ledger)
+            assert (about.doubt, records.read(ledger), about.initialised) == ("DamagedLedger", {}, None)
         aside = path.with_name(f"ledger.sqlite.damaged-{number}")
         assert aside.read_bytes() == garbage
-        with _opened_ledger(path) as ledger:
-            assert ledger.doubt == "DamagedLedger"
-            ledger.tell("adopt")
+        with opened(path) as ledger:
+            assert facts.read(ledger).doubt == "DamagedLedger"
+            put(ledger, facts.initialise, "adopt")
         path.unlink()
         path.with_suffix(".mark").unlink()
 
@@ -705,10 +747,10 @@ def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_in_doub
     written(path)
     path.write_bytes(b"garbage" * 99)
     with pytest.raises(DamagedLedger):
-        Ledger.open(path)
+        open_ledger(path)
     set_aside(path)
-    with _opened_ledger(path) as ledger:
-        assert ledger.doubt is not None
+    with opened(path) as ledger:
+        assert facts.read(ledger).doubt is not None
 
 
 # Crashes, threads, copies
@@ -717,19 +759,23 @@ _CHILD = """
 import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from gitboot.ledger import Ledger
+from gitboot.ledger import facts, overrides, records
+from gitboot.ledger.opening import open_ledger
 from gitboot.bmc.override import OFF, OverrideRecord, Marks, State
 from gitboot.plan import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
-ledger = Ledger.open(Path(sys.argv[1]))
-ledger.accept("c0ffee")
-ledger.write_records([(sys.argv[2], "web01", Record(provision=1))])
-ledger.write_override(
-    sys.argv[2], OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
-)
-ledger._store._connection.execute("BEGIN IMMEDIATE")
-ledger._store._connection.execute("UPDATE records SET provision = 2")
-os.kill(os.getpid(), signal.SIGKILL)
+ledger = open_ledger(Path(sys.argv[1]))
+set = OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
+for write in (
+    lambda tx: facts.accept(tx, "c0ffee"),
+    lambda tx: records.write(tx, [(sys.argv[2], "web01", Record(provision=1))]),
+    lambda tx: overrides.write(tx, [(sys.argv[2], set)]),
+):
+    with ledger.writing() as tx:
+        write(tx)
+with ledger.writing() as tx:
+    tx.execute("UPDATE records SET provision = 2")
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -741,32 +787,32 @@ def killed_writer(path: Path) -> None:
 
 def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_of_another(path: Path) -> None:
     killed_writer(path)
-    with Ledger.open(path) as ledger:
-        assert ledger.accepted == "c0ffee"
-        assert ledger.records() == {WEB01: Record(provision=1)}
-        assert [each.state for each in ledger.overrides(WEB01)] == [State.RECORDED]
+    with open_ledger(path) as ledger:
+        assert facts.read(ledger).accepted == "c0ffee"
+        assert records.read(ledger) == {WEB01: Record(provision=1)}
+        assert [each.state for each in overrides_of(ledger, WEB01)] == [State.RECORDED]
 
 
 def test_every_write_asks_the_disk_to_keep_it(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        assert ledger._store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: each commit is synced
+    with open_ledger(path) as ledger:
+        assert ledger.rows("PRAGMA synchronous") == [(2,)]  # FULL: each commit is synced
 
 
 def test_two_threads_write_without_losing_anything(path: Path) -> None:
-    with unsynced(path) as ledger:
+    with Unsynced.open(path) as unsynced:
 
         def write(uuid: SystemUuid) -> None:
             for number in range(40):
-                ledger.write_override(uuid, recorded(f"maintenance/m/{number}"))
-                ledger.write_event(Event(at=NOON, type="E", message=uuid))
-                assert len(ledger.overrides(uuid)) == number + 1
+                put(unsynced, overrides.write, [(uuid, recorded(f"maintenance/m/{number}"))])
+                put(unsynced, events.write, [Event(at=NOON, type="E", message=uuid)])
+                assert len(overrides_of(unsynced, uuid)) == number + 1
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(write, (WEB01, WEB02)))
-        events = [event["message"] for event in ledger.events()]
-        assert (events.count(WEB01), events.count(WEB02)) == (40, 40)
-    with Ledger.open(path) as ledger:
-        assert (len(ledger.overrides(WEB01)), len(ledger.overrides(WEB02))) == (40, 40)
+        messages = [event["message"] for event in events.read(unsynced)]
+        assert (messages.count(WEB01), messages.count(WEB02)) == (40, 40)
+    with open_ledger(path) as ledger:
+        assert (len(overrides_of(ledger, WEB01)), len(overrides_of(ledger, WEB02))) == (40, 40)
 
 
 @pytest.mark.parametrize("left", ["closed", "killed", "in use"])
@@ -783,8 +829,8 @@ def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) ->
         return {each.name: each.read_bytes() for each in folder.iterdir() if not each.name.endswith("-shm")}
 
     if left == "in use":
-        with Ledger.open(path) as ledger:
-            ledger.accept("decade")
+        with open_ledger(path) as ledger:
+            put(ledger, facts.accept, "decade")
             before = look()
             copy_ledger(path, copy, in_use=True)
             assert look() == before
@@ -792,6 +838,6 @@ def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) ->
         before, names = look(), sorted(each.name for each in folder.iterdir())
         copy_ledger(path, copy, in_use=False)
         assert (look(), sorted(each.name for each in folder.iterdir())) == (before, names)
-    with Ledger.open(copy) as copied:
-        assert copied.accepted == ("decade" if left == "in use" else "c0ffee")
-        assert set(copied.records()) == {WEB01}
+    with open_ledger(copy) as copied:
+        assert facts.read(copied).accepted == ("decade" if left == "in use" else "c0ffee")
+        assert set(records.read(copied)) == {WEB01}

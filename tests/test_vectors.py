@@ -24,19 +24,24 @@ from typing import Any, Final, Self, TypeAlias
 
 import pytest
 
-from gitboot.bmc.apply import Job, Result, bring_about
+from gitboot.bmc.apply import bring_about
+from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import Enabled, Observed, Override, OverrideRecord, State, Target, Wanted, fit
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import Bmc, Credentials
 from gitboot.errors import BmcRejected, InvalidRepository
-from gitboot.instance.journal import Journal
+from gitboot.instance.evaluation import Commit, commit_of
+from gitboot.instance.evidence import Fetch
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.learn import Batch, learn
 from gitboot.instance.offers import offer_of
-from gitboot.instance.provisioning import Provisioning
-from gitboot.ledger import Ledger
-from gitboot.load.machines import BmcAccess, machines
+from gitboot.ledger.values import Facts
+from gitboot.load import Revision
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
+from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Decision, Phase, Record
 from gitboot.problems.codes import Code
 from gitboot.render import server_files, shared_files
@@ -293,28 +298,34 @@ def boot_method(case: Case) -> None:
 
 
 class Lifetime:
-    """One server through the events of a case, with a ledger of its own."""
+    """One server through the events of a case, and what is known of it."""
 
-    def __init__(self, folder: Path, *, repairs: str) -> None:
-        self._repairs = repairs
+    def __init__(self, *, repairs: str) -> None:
+        self._repairs, self._commits = repairs, 0
         self.provision = 0
         self.now = at("20T08:00")
         self.in_maintenance: list[str] = []
         self.states: list[str] = ["Reserved"]
         self.methods: dict[str, str] = {}  # by state, the last
-        ledger = Ledger.open(folder / "ledger.sqlite")
-        self.provisioning = Provisioning(ledger, Journal(ledger, lambda event: None), told="fresh")
-        self.close = ledger.close
+        self.knowledge = Knowledge(facts=Facts(identity="vectors"), initial="fresh")
 
     def decision(self) -> Decision:
+        commit = self.commit()
+        self.learn(Batch(commit=commit, changed=tuple(commit.decisions.servers)))
+        return commit.decisions.servers["web01"]
+
+    def commit(self) -> Commit:
         fleet = repository(*workload(provision=self.provision, repairs=self._repairs), *self.in_maintenance)
-        decisions = decide(fleet)
-        self.provisioning.know(decisions, machines(fleet), self.now)
-        return decisions.servers["web01"]
+        self._commits += 1
+        fleet = replace(fleet, revision=Revision(f"{self._commits:040}"))
+        return commit_of(fleet, decide(fleet))
+
+    def learn(self, batch: Batch) -> None:
+        self.knowledge = learn(self.knowledge, batch, self.now).knowledge
 
     @property
     def record(self) -> Record | None:
-        return self.provisioning.records.get(SystemUuid(uuid_of("web01")))
+        return self.knowledge.record(SystemUuid(uuid_of("web01")))
 
     def look(self) -> BootPlan:
         found = self.decision()
@@ -335,7 +346,9 @@ class Lifetime:
         assert planned.phase is Phase.NETWORK
         offer = offer_of(self.decision(), planned)
         assert offer is not None
-        self.provisioning.record_boot(offer, self.now, "Fetched", self.now)
+        observation = Observation(server="web01", path="", digest=offer.plan, client="10.0.0.7", at=self.now)
+        fetch = Fetch(observation=observation, offer=offer, noted=False)
+        self.learn(Batch(commit=self.commit(), changed=("web01",), fetched=(fetch,)))
         self.now += timedelta(hours=1)
 
     def start_maintenance(self) -> None:
@@ -357,7 +370,7 @@ def _nothing(lifetime: Lifetime) -> None:
 
 def _move(lifetime: Lifetime) -> None:
     """Records leave one ledger and enter another as they were."""
-    known = lifetime.provisioning.records
+    known = lifetime.knowledge.records
     assert imported(exported(known), "records.json") == known
 
 
@@ -383,7 +396,7 @@ BEGINS_UNPROVISIONED: Final = ("claim created", "existing SBC from before the fe
 def lifecycle(case: Case, folder: Path) -> None:
     given, expected = case["given"], dict(case["expect"])
     repairs = given["maintenance"]["bootPolicy"]["firstBoot"] if "maintenance" in given else "Pxe"
-    lifetime = Lifetime(folder, repairs=repairs)
+    lifetime = Lifetime(repairs=repairs)
     if given["events"][0] not in BEGINS_UNPROVISIONED:
         lifetime.claim()
         lifetime.boot()
@@ -403,7 +416,6 @@ def lifecycle(case: Case, folder: Path) -> None:
         "methodInMaintenance": lifetime.methods.get("Maintenance"),
         "states": lifetime.states,
     }
-    lifetime.close()
     for key in expected.keys() - {"on", "setBy"}:  # a claim's annotation is a record in gitboot's own ledger
         assert told[key] == expected[key], key
 
