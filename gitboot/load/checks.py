@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from gitboot.document import Path
 from gitboot.load.blobs import is_lfs_pointer
 from gitboot.load.draft import Draft
-from gitboot.load.identities import Identity, endpoint, identities
+from gitboot.load.identities import Identity, identities, place_of
 from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.resources import Id
 from gitboot.model.fleet import Fleet
-from gitboot.model.scalars import shown
-from gitboot.model.server import Server
+from gitboot.model.scalars import is_placeholder_uuid, shown
+from gitboot.model.server import Server, is_placeholder_serial
 from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
@@ -24,6 +24,7 @@ def check(draft: Draft) -> Iterator[Problem]:
     yield from _missing_fleet(draft)
     yield from _duplicate_identities(draft)
     yield from _ambiguous_bmcs(draft)
+    yield from _reports_of_nothing(draft)
     yield from _dangling_references(draft)
 
 
@@ -62,12 +63,30 @@ def _duplicate_identities(draft: Draft) -> Iterator[Problem]:
 def _ambiguous_bmcs(draft: Draft) -> Iterator[Problem]:
     """Servers that mean the only system of a BMC of which another server names one."""
     servers = [(key, server.spec.bmc) for key, server in draft.of(Server) if server.spec.bmc is not None]
-    named = {endpoint(bmc): key for key, bmc in reversed(servers) if bmc.system is not None}
+    named = {place_of(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
-        if bmc.system is None and (other := named.get(endpoint(bmc))):
+        if bmc.system is None and (other := named.get(place_of(bmc.address, None))):
             message = f"the BMC {bmc.address} is {other}'s too, which names its system there"
             hint = "name the system of this server as well, or correct the address"
             yield draft.problem(Code.DUPLICATE_IDENTITY, message, hint, key, ("spec", "bmc", "address"))
+
+
+def _reports_of_nothing(draft: Draft) -> Iterator[Problem]:
+    """What a BMC is said to show that tells its machine from no other."""
+    for key, server in draft.of(Server):
+        reports = server.spec.bmc.reports if server.spec.bmc is not None else None
+        if reports is None:
+            continue
+        at: Path = ("spec", "bmc", "reports")
+        if reports.uuid is None and reports.serial is None:
+            message = "bmc.reports says neither uuid nor serial"
+            yield draft.problem(Code.COMBINATION, message, "write what the BMC shows, or leave it out", key, at)
+        unset = [("uuid", reports.uuid)] if reports.uuid is not None and is_placeholder_uuid(reports.uuid) else []
+        if reports.serial is not None and is_placeholder_serial(reports.serial):
+            unset.append(("serial", reports.serial))
+        for name, value in unset:
+            message = f"{shown(value)} is what boards show on which nobody has set one"
+            yield draft.problem(Code.COMBINATION, message, "leave it out: it is never compared", key, (*at, name))
 
 
 def _dangling_references(draft: Draft) -> Iterator[Problem]:
