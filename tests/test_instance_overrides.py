@@ -75,6 +75,16 @@ class Site:
         self.machine.run_through()
         self.bench.now = self.machine.now
 
+    def see_marks_move(self) -> None:
+        """Boot web01 once by a maintenance that writes no disk: from then on its BMC's marks are known to move."""
+        self.decide("Never", maintenance("check", "20T11:00 20T14:00", "networkBoot: Once, run: 1"))
+        planned = self.bench.reconcile()
+        self.boot()
+        self.bench.fetch(planned)
+        self.wait(30)
+        self.bench.reconcile()
+        self.machine.requests.clear()
+
     def restart(self, **given: Any) -> None:
         """Another process on the same ledger, with the same commit."""
         before = self.bench
@@ -267,12 +277,24 @@ def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_
 
 
 def test_an_override_that_vanishes_without_a_reset_is_set_again_and_proves_nothing(site: Site) -> None:
+    site.see_marks_move()
     site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
     site.machine.write(BootSourceOverrideEnabled="Disabled")
     site.wait(60)
     site.bench.reconcile()
     assert (site.shown, site.patches) == ("Once UefiHttp", 2)
+    assert site.bench.told("Provisioned") == []
+
+
+def test_e27_where_marks_were_never_seen_to_move_it_is_not_set_again(site: Site) -> None:
+    site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    site.bench.reconcile()
+    site.machine.write(BootSourceOverrideEnabled="Disabled")
+    for _ in range(3):
+        site.wait(60)
+        site.bench.reconcile()
+    assert (site.patches, site.states) == (1, {"provision/1": State.LOST})
     assert site.bench.told("Provisioned") == []
 
 
@@ -489,8 +511,8 @@ def test_a_fetch_whose_bmc_does_not_answer_waits_with_it_and_counts_in_the_end(s
 
 @pytest.fixture
 def other(tmp_path: Path, site: Site) -> Iterator[RedfishServer]:
-    """Another BMC, on which web01's new document finds another machine."""
-    machine = Machine("other", uuid=uuid_of("other"))
+    """Another BMC of web01, which its new document names."""
+    machine = Machine("other", uuid=uuid_of("web01"))
     machine.now = site.machine.now
     with RedfishServer(Service(machine, credentials={"root": PASSWORD})) as server:
         yield server

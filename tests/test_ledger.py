@@ -20,7 +20,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.bmc.override import Enabled, Marks, Override, OverrideRecord, State, Target
+from gitboot.bmc.marks import Marks
+from gitboot.bmc.override import (
+    Enabled,
+    Override,
+    OverrideRecord,
+    State,
+    Target,
+)
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
 from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests, rows

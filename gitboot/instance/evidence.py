@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from gitboot.bmc.override import Enabled, Marks, Observed, OverrideRecord, State, stands
+from gitboot.bmc.marks import Marks
+from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, stands
 from gitboot.instance.evaluation import Commit
 from gitboot.instance.knowledge import Draft, Knowledge
 from gitboot.instance.offers import fetches, offer_of

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from gitboot.bmc.apply import would_send
+from gitboot.bmc.apply import look, would_send
 from gitboot.bmc.fleet import Connections
+from gitboot.bmc.identity import Described, identify
 from gitboot.bmc.override import (
     AskOperator,
     Condition,
@@ -43,6 +44,9 @@ _HINTS: Final[dict[Condition | Cause, str]] = {
     "gitboot bmc resolve {server} --consumed (it has booted), or --not-set",
     Condition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
     Condition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
+    Condition.ANOTHER_MACHINE: "where it is this server all the same: gitboot bmc resolve {server} --same --reason …",
+    Condition.FOREIGN_OVERRIDE: "let the machine boot it, or clear it at the BMC; to replace it: "
+    "gitboot bmc resolve {server} --not-set --reason …",
     Cause.CONSUMED: _RECORDS,
     Cause.UNKNOWN: _RECORDS,
 }
@@ -60,6 +64,7 @@ class Subject:
     record: Record | None
     wanted: Wanted | None
     overrides: tuple[OverrideRecord, ...]
+    serial: str | None = None
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
 
     @property
@@ -182,6 +187,7 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
             record=record,
             wanted=wanted_by(planned),
             overrides=knowledge.overrides_of(decision.uuid),
+            serial=machine.serial,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
         )
     for uuid in sorted(knowledge.overrides):
@@ -217,10 +223,11 @@ def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
 
 def _inspect(subject: Subject, connections: Connections, at: datetime) -> Inspection:
     try:
-        seen = connections.to(subject.uuid, subject.name, subject.bmc).observe()
+        seen = look(connections.to(subject.uuid, subject.name, subject.bmc), subject.overrides, lambda: at)
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error)
-    step = next_step(wanted=subject.wanted, observed=seen, records=subject.overrides, at=at)
+    identified = identify(Described.by(subject.uuid, subject.serial, subject.bmc), seen.shown)
+    step = next_step(wanted=subject.wanted, observed=seen, records=subject.overrides, at=at, identified=identified)
     return Inspection(subject=subject, seen=seen, step=step, failure=None)
 
 

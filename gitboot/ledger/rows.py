@@ -8,7 +8,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gitboot.bmc.override import Enabled, Marks, Override, OverrideRecord, State
+from gitboot.bmc.marks import Marks
+from gitboot.bmc.override import Enabled, Override, OverrideRecord, State
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
