@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from gitboot.bmc.identity import Identified, identify, pin
+from gitboot.bmc.identity import Identified, identify, known_at, pin
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import (
     OFF,
@@ -43,7 +43,7 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clo
     before: Override | None = None
     seen: Observed | None = None
     identified: Identified | None = None
-    pinned = job.pinned if job.pinned is not None and job.pinned.place == job.bmc.place else None
+    pinned = known_at(job.pinned, job.bmc.place)
 
     def done(outcome: Outcome, message: str, *, answered: bool = True, retry_after_s: int | None = None) -> Result:
         return Result(

@@ -66,6 +66,11 @@ class Pinned:
     accepted: bool = False  # by a person: it is the machine, whatever its document says
     changed: Shown | None = None  # what it shows instead, and what holds until a person accepts it
 
+    @property
+    def seen(self) -> Shown:
+        """What it showed last."""
+        return self.changed or Shown(uuid=self.uuid, serial=self.serial)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Same:
@@ -145,8 +150,12 @@ def pin(
 
 def accept(pinned: Pinned, *, at: datetime) -> Pinned:
     """Take a person's word that what the BMC shows now is the machine."""
-    now = pinned.changed or Shown(uuid=pinned.uuid, serial=pinned.serial)
-    return Pinned(uuid=now.uuid, serial=now.serial, at=at, place=pinned.place, accepted=True)
+    return Pinned(uuid=pinned.seen.uuid, serial=pinned.seen.serial, at=at, place=pinned.place, accepted=True)
+
+
+def known_at(pinned: Pinned | None, place: tuple[str, str | None]) -> Pinned | None:
+    """What is pinned, if it was seen at this place: at another one is another first contact."""
+    return pinned if pinned is not None and pinned.place == place else None
 
 
 def shared(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
@@ -154,16 +163,21 @@ def shared(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -
 
     ``described`` are the machines of all documents: their serial numbers by UUID.
     """
-    claimed: set[str] = {each for uuid in described for each in byte_orders(uuid)}
-    claimed |= {serial.upper() for serial in described.values() if serial is not None}
-    places: dict[str, set[tuple[str, str | None]]] = {}
+    first: dict[str, tuple[str, str | None]] = {}
+    found: set[str] = set()
     for each in pins:
-        for now in (each, each.changed):
-            if now is not None:
-                for value in (now.uuid, now.serial and now.serial.upper()):
-                    if value is not None and value not in claimed:
-                        places.setdefault(value, set()).add(each.place)
-    return frozenset(value for value, found in places.items() if len(found) > 1)
+        for value in (each.uuid, _upper(each.serial), *_values(each.changed)):
+            if value is not None and first.setdefault(value, each.place) != each.place:
+                found.add(value)
+    if not found:
+        return frozenset()
+    claimed: set[str] = {order for uuid in described for order in byte_orders(uuid)}
+    claimed |= {serial.upper() for serial in described.values() if serial is not None}
+    return frozenset(found - claimed)
+
+
+def _values(shown: Shown | None) -> tuple[str | None, ...]:
+    return (shown.uuid, _upper(shown.serial)) if shown is not None else ()
 
 
 class _Likeness(Enum):

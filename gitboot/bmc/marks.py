@@ -58,6 +58,10 @@ class Marks:
                 found.add(name)
         return frozenset(found)
 
+    def has_come_up_since(self, earlier: Marks) -> bool:
+        """Whether the machine has gone through POST since ``earlier`` was read, as far as its BMC can say."""
+        return "boot_progress_time" in self.moved_since(earlier)
+
     def with_clock_of(self, other: Marks) -> Marks:
         """These marks, by the clock as it was read with others."""
         return replace(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gitboot.bmc.apply import look, would_send
 from gitboot.bmc.fleet import Connections
-from gitboot.bmc.identity import Described, identify
+from gitboot.bmc.identity import Described, Pinned, identify, known_at
 from gitboot.bmc.override import (
     AskOperator,
     Condition,
@@ -30,7 +30,7 @@ from gitboot.bmc.override import (
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.evaluation import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import wanted_by
+from gitboot.instance.overrides import shared_values, wanted_by
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, Record
@@ -46,7 +46,7 @@ _HINTS: Final[dict[Condition | Cause, str]] = {
     Condition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
     Condition.ANOTHER_MACHINE: "where it is this server all the same: gitboot bmc resolve {server} --same --reason …",
     Condition.FOREIGN_OVERRIDE: "let the machine boot it, or clear it at the BMC; to replace it: "
-    "gitboot bmc resolve {server} --not-set --reason …",
+    "gitboot bmc resolve {server} --replace --reason …",
     Cause.CONSUMED: _RECORDS,
     Cause.UNKNOWN: _RECORDS,
 }
@@ -65,6 +65,8 @@ class Subject:
     wanted: Wanted | None
     overrides: tuple[OverrideRecord, ...]
     serial: str | None = None
+    pinned: Pinned | None = None
+    shared: frozenset[str] = frozenset()
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
 
     @property
@@ -173,6 +175,7 @@ class Inspection:
 
 def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
+    values = shared_values(knowledge)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
@@ -188,6 +191,8 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
             wanted=wanted_by(planned),
             overrides=knowledge.overrides_of(decision.uuid),
             serial=machine.serial,
+            pinned=knowledge.pins.get(decision.uuid),
+            shared=values,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
         )
     for uuid in sorted(knowledge.overrides):
@@ -226,7 +231,9 @@ def _inspect(subject: Subject, connections: Connections, at: datetime) -> Inspec
         seen = look(connections.to(subject.uuid, subject.name, subject.bmc), subject.overrides, lambda: at)
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error)
-    identified = identify(Described.by(subject.uuid, subject.serial, subject.bmc), seen.shown)
+    described = Described.by(subject.uuid, subject.serial, subject.bmc)
+    pinned = known_at(subject.pinned, subject.bmc.place)
+    identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
     step = next_step(wanted=subject.wanted, observed=seen, records=subject.overrides, at=at, identified=identified)
     return Inspection(subject=subject, seen=seen, step=step, failure=None)
 
