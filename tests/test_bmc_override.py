@@ -15,12 +15,12 @@ from gitboot.bmc import payload
 from gitboot.bmc.override import (
     OFF,
     AskOperator,
-    Condition,
     Confirm,
     Enabled,
     Leave,
     Marks,
     Observed,
+    OperatorCondition,
     Override,
     OverrideRecord,
     Reset,
@@ -489,7 +489,7 @@ def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_perso
     gone = replace(_standing(once), state=State.LOST)
     step = next_step(wanted=wanted, observed=Observed(system="/x", override=OFF), records=[gone], at=_NOON)
     assert isinstance(step, AskOperator)
-    assert step.condition is Condition.NEEDS_OPERATOR
+    assert step.condition is OperatorCondition.NEEDS_OPERATOR
 
 
 _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -24,13 +24,15 @@ from gitboot.bmc.override import (
     refused,
 )
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import Bmc
+from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
 
 _MOST_STEPS: Final = 8  # withdraw, confirm, set, confirm, and as much again for a BMC that changes under us
 
 
-def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]) -> Result:
+def bring_about(
+    bmc: BmcConnection, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]
+) -> Result:
     """Record, set, confirm, until nothing is left to do now.
 
     ``write`` returns when its record is durable; it is called before the BMC is changed.

@@ -192,7 +192,7 @@ class Wait:
     why: str
 
 
-class Condition(StrEnum):
+class OperatorCondition(StrEnum):
     """What a person must look at."""
 
     NEEDS_OPERATOR = "NeedsOperator"  # only a person can know whether the machine was installed
@@ -204,7 +204,7 @@ class Condition(StrEnum):
 class AskOperator:
     """A person must decide; nothing is written before."""
 
-    condition: Condition
+    condition: OperatorCondition
     message: str
 
 
@@ -335,12 +335,12 @@ def _what_became_of(record: OverrideRecord, observed: Observed) -> State:
 def _bring_about(wanted: Wanted, record: OverrideRecord | None, observed: Observed, at: datetime) -> Step:
     override = fit(wanted.override, observed)
     if override is None:
-        return AskOperator(condition=Condition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
+        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
     if record is None or record.state is State.WITHDRAWN or (wanted.set_again and record.state is State.CONSUMED):
         return _set(wanted, override, observed, at)
     if not record.state.is_open:
         lost = wanted.set_again and record.state is State.LOST
-        return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
+        return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
     if not stands(record.override, observed):
         return _bring_back(wanted, record, override, observed, at)
     if _is_someone_elses(record, observed):
@@ -364,13 +364,13 @@ def _bring_back(wanted: Wanted, record: OverrideRecord, override: Override, obse
     if became is State.WITHDRAWN:
         corrections = _recent(record, at)
         if len(corrections) >= MAX_CORRECTIONS:
-            return AskOperator(condition=Condition.CONTENDED, message=_contended(record, observed))
+            return AskOperator(condition=OperatorCondition.CONTENDED, message=_contended(record, observed))
         return _set(wanted, override, observed, at, corrections=(*corrections, at))
     if record.state is State.CONFIRMED:
         return Confirm(record=replace(record, state=became))
     if _in_post(observed, at):
         return Wait(why="the machine is in POST, and its override is not known to be set")
-    return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_undecidable(record))
+    return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_undecidable(record))
 
 
 def _set(

@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from requests import Response
@@ -65,7 +64,7 @@ class Credentials:
     password: str = field(repr=False)
 
 
-class Bmc:
+class BmcConnection:
     """A connection to one BMC, kept open until `close`; for one thread at a time.
 
     Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
@@ -108,9 +107,7 @@ class Bmc:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

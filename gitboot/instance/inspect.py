@@ -9,14 +9,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from gitboot.bmc.apply import would_send
-from gitboot.bmc.fleet import Connections
 from gitboot.bmc.override import (
     AskOperator,
-    Condition,
     Confirm,
     Enabled,
     Leave,
     Observed,
+    OperatorCondition,
     Override,
     OverrideRecord,
     Set,
@@ -26,8 +25,9 @@ from gitboot.bmc.override import (
     Withdraw,
     next_step,
 )
+from gitboot.bmc.pool import Connections
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import wanted_by
 from gitboot.load.machines import BmcAccess
@@ -38,11 +38,11 @@ from gitboot.resolve.instant import is_provisioned
 
 PARALLEL: Final = 32
 _RECORDS: Final = "look at the machine, then: gitboot records set {server} provisioned, or pending"
-_HINTS: Final[dict[Condition | Cause, str]] = {
-    Condition.NEEDS_OPERATOR: "look at its console or boot log, then: "
+_HINTS: Final[dict[OperatorCondition | Cause, str]] = {
+    OperatorCondition.NEEDS_OPERATOR: "look at its console or boot log, then: "
     "gitboot bmc resolve {server} --consumed (it has booted), or --not-set",
-    Condition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
-    Condition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
+    OperatorCondition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
+    OperatorCondition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
     Cause.CONSUMED: _RECORDS,
     Cause.UNKNOWN: _RECORDS,
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.document import Path
-from gitboot.load.blobs import is_lfs_pointer
+from gitboot.load.blobs import is_lfs_pointer, oversized
 from gitboot.load.draft import Draft
 from gitboot.load.identities import Identity, endpoint, identities
 from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.resources import Id
+from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import shown
 from gitboot.model.server import Server
@@ -89,7 +90,13 @@ def _missing_file(draft: Draft, key: Id, name: str, at: Path) -> Iterator[Proble
             return
         hint = did_you_mean(name, blobs, "add the file; paths start at the fleet's root")
         yield draft.problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", hint, key, at)
-    elif is_lfs_pointer(data := draft.snapshot.read(blobs[name])):
+        return
+    try:
+        data = draft.snapshot.read(blobs[name])
+    except Oversized as error:
+        yield oversized(*draft.place(key, at), error)
+        return
+    if is_lfs_pointer(data):
         message = f"{shown(name)} is a Git LFS pointer"
         yield draft.problem(Code.LFS_POINTER, message, Code.LFS_POINTER.hint, key, at)
     else:
