@@ -23,11 +23,13 @@ test-boot: $(READY) ## boot real firmware from what is published; installs Debia
 	scripts/install-packages tests/boots/packages.txt
 	$(PYTEST) --boots $(BOOTS) tests/boots
 
-check: $(READY) ## all else that CI checks: style, types, architecture, schemas, the example
+check: $(READY) ## all else that CI checks: style, types, architecture, dependencies, schemas, the example
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/deptry . --no-ansi
+	$(BIN)/vulture
 	$(BIN)/python -m gitboot.model.schema --check schemas
 	$(BIN)/python scripts/reference.py --check
 	$(BIN)/gitboot validate example-repo
@@ -36,7 +38,7 @@ reference: $(READY) ## write schemas/ and docs/reference/ anew, from the code
 	$(BIN)/python -m gitboot.model.schema schemas
 	$(BIN)/python scripts/reference.py
 
-format: $(READY) ## format the code, and hint what ruff can hint
+format: $(READY) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

@@ -1,5 +1,5 @@
 """``python -m gitboot`` is ``gitboot``."""
 
-from gitboot.cli import main
+from gitboot.cli import program
 
-main()
+program()

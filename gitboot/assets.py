@@ -11,7 +11,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from io import BytesIO
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from gitboot import __version__
 from gitboot.errors import AssetError
+from gitboot.facts import LEFT_OUT, facts, named
 from gitboot.files import write_whole
 from gitboot.quote import grub_text, grub_word
 from gitboot.render.grub import NICS
@@ -102,7 +103,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
 )
 
 
-class Outcome(StrEnum):
+class Placement(StrEnum):
     PLACED = "placed"
     UNCHANGED = "unchanged"
     MISSING = "missing"
@@ -113,23 +114,20 @@ class Placed:
     """What became of one loader."""
 
     path: str
-    outcome: Outcome
-    message: str  # where it came from; or what is missing, and the package that has it
     sha256: str | None = None  # None: it is missing
-
-    def facts(self) -> dict[str, str | None]:
-        return {"path": self.path, "sha256": self.sha256, "from": self.message}
+    message: str = field(metadata=named("from"))  # where it came from; or what is missing, and the package that has it
+    outcome: Placement = field(metadata=LEFT_OUT)
 
 
 def place(
     out: Path,
     tftp: Path | None,
     base_url: str,
-    tell: Callable[[Placed], None],
+    report: Callable[[Placed], None],
     *,
     systems: Sequence[Path] = (Path("/"),),
 ) -> tuple[Placed, ...]:
-    """Bring every loader that there is to ``out`` and ``tftp``; tell of each when it is done.
+    """Bring every loader that there is to ``out`` and ``tftp``; report each when it is done.
 
     ``out`` is what machines see under ``base_url``. Each is taken from the first of ``systems`` that has its package.
     Doing it twice writes nothing. The manifest lists what was placed; a loader whose package is gone stays as it lies.
@@ -138,7 +136,7 @@ def place(
     placed = []
     for loader in LOADERS:
         outcome = _place(loader, _targets(loader.path, out, tftp), base_url, systems)
-        tell(outcome)
+        report(outcome)
         placed.append(outcome)
     _written(MANIFEST, _targets(MANIFEST, out, tftp), _manifest(placed))
     return tuple(placed)
@@ -152,11 +150,11 @@ def _targets(path: str, out: Path, tftp: Path | None) -> list[Path]:
 def _place(loader: Packaged | Built, targets: list[Path], base_url: str, systems: Sequence[Path]) -> Placed:
     found = _copied(loader, systems) if isinstance(loader, Packaged) else _built(loader, base_url, systems)
     if isinstance(found, _Missing):
-        return Placed(path=loader.path, outcome=Outcome.MISSING, message=found.message)
+        return Placed(path=loader.path, outcome=Placement.MISSING, message=found.message)
     content, source = found
     return Placed(
         path=loader.path,
-        outcome=Outcome.PLACED if _written(loader.path, targets, content) else Outcome.UNCHANGED,
+        outcome=Placement.PLACED if _written(loader.path, targets, content) else Placement.UNCHANGED,
         message=source,
         sha256=sha256(content).hexdigest(),
     )
@@ -175,7 +173,7 @@ def _copied(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | _M
 
 
 def _manifest(placed: Iterable[Placed]) -> bytes:
-    files = [each.facts() for each in placed if each.sha256 is not None]
+    files = facts([each for each in placed if each.sha256 is not None])
     document = {"apiVersion": "gitboot.dev/v1alpha1", "version": __version__, "items": files}
     return (json.dumps(document, indent=2) + "\n").encode()
 
@@ -232,7 +230,7 @@ set root={grub_word(device)}
 set prefix=""
 for attempt in 1 2 3 4 5; do
   configfile {shared}
-  echo {grub_text(f"gitboot: {base_url}/grub.cfg cannot be had, trying again in 5 s")}
+  echo {grub_text(f"gitboot: {base_url}/grub.cfg is unavailable, trying again in 5 s")}
   sleep 5
 done
 exit

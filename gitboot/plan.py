@@ -82,7 +82,7 @@ class UserDataFiles:
     format: str  # as the profile says it: Ignition/3.4
     files: Mapping[str, str]  # by name, sorted
     digest: Digest  # of the file, or of the bundle's names and digests
-    url: str  # what the system is told: the file, or the bundle's folder with a slash at its end
+    url: str  # what the system is given: the file, or the bundle's folder with a slash at its end
 
     @property
     def folder(self) -> str:
@@ -365,7 +365,6 @@ class BootPlan:
     boot: Boot | None  # what boots from the network in this phase; None: the local disk
     ignition: UserDataFiles | None  # what is answered at /ignition/<uuid>
     override: BootOverride | None
-    decision_digest: Digest  # not in the plan's digest: next week's maintenance changes no file
     next_transition: datetime | None
     digest: Digest = field(init=False)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from gitboot.facts import facts
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.problems.problem import Problem
 
@@ -20,15 +21,6 @@ class Condition:
     reason: str  # one word in CamelCase
     message: str
     since: datetime  # when the status last changed
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "type": self.type,
-            "status": self.status,
-            "reason": self.reason,
-            "message": self.message,
-            "since": format_instant(self.since),
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +64,7 @@ class Status:
             "ledger": self.ledger,
             "attempted": {
                 "commit": self.attempted,
-                "problems": [problem.facts() for problem in self.problems],
+                "problems": facts(self.problems),
                 "held": {"digest": self.held.digest, "guards": list(self.held.guards)} if self.held else None,
             },
             "applied": {"commit": self.applied},
@@ -82,7 +74,7 @@ class Status:
             "records": dict(sorted(self.records.items())),
             "drift": dict(sorted(self.drift.items())),
             "bmcs": dict(sorted(self.bmcs.items())),
-            "conditions": [condition.facts() for condition in self.conditions],
+            "conditions": facts(self.conditions),
         }
 
 

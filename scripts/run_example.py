@@ -6,6 +6,7 @@ listens: 8080 unless set.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -16,79 +17,191 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
-IDENTITY = ["-c", "user.name=You", "-c", "user.email=you@example.net", "-c", "commit.gpgsign=false"]
+SETTINGS = {"user.name": "You", "user.email": "you@example.net", "commit.gpgsign": "false"}  # of the fleet's repository
+
+
+PATIENCE_S = 5  # with what is asked to end, before it is killed
+QUIET_S = 1.5  # without a line, and what can be done is shown
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+# Becomes a command that is killed when its parent ends, however that ends, and that no signal is kept from.
+LAUNCH = f"""\
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)
+if os.getppid() != int(parent):
+    sys.exit("its parent is gone")
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+os.execv(command[0], command)
+"""
+
+
+class Ended(BaseException):
+    """A signal asked for the end."""
 
 
 def main() -> int:
+    port = _port()
+    base = f"http://127.0.0.1:{port}"
+    try:
+        with ExitStack() as stack:
+            with _undisturbed():
+                for number in ENDING:
+                    signal.signal(number, _end)
+                # Were make killed, nobody would be left to end this.
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+                scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
+            return _run(stack, scratch, port, base)
+    except Ended:
+        with suppress(OSError):  # of a terminal that is closed
+            print("\nEverything in the scratch folder is removed.", flush=True)
+        return 0
+
+
+def _port() -> int:
     given = os.environ.get("PORT", "8080")
     if not given.isdecimal():
         raise SystemExit(f"PORT is {given!r}, and is to be a number")
-    port = int(given)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", int(given)))
         except OSError as error:
             hint = "choose another, as in: PORT=8181 make run"
-            raise SystemExit(f"port {port} is not free ({error.strerror}): {hint}") from None
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as Ctrl-C does
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it ignored
-    base = f"http://127.0.0.1:{port}"
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
-        fleet = scratch / "fleet"
-        redfish = _double(stack, scratch, base)
-        _repository(fleet, base, redfish, authority=scratch / "bmcs" / "ca.pem")
-        gitboot = _start(
-            stack,
-            [
-                *(PYTHON, "-m", "gitboot", "run", str(fleet), "--listen", f"127.0.0.1:{port}"),
-                *("--output", str(scratch / "output"), "--state", str(scratch / "state")),
-                *("--records", "fresh", "--credentials", str(scratch / "credentials")),
-            ],
-        )
-        if not _ready(gitboot, base):
-            return gitboot.wait()
-        _print_what_to_look_at(fleet, base, redfish)
-        try:
-            return gitboot.wait()
-        except KeyboardInterrupt:
-            gitboot.send_signal(signal.SIGINT)
-            gitboot.wait(15)
-            print("\nEverything in the scratch folder is removed.")
-            return 0
+            raise SystemExit(f"port {given} is not free ({error.strerror}): {hint}") from None
+    return int(given)
+
+
+def _end(*_: object) -> None:
+    _ignore_signals()
+    raise Ended
+
+
+def _ignore_signals() -> None:
+    """Once is enough: ending is not to be interrupted."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let a signal wait until what is begun here is sure to be ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
+    fleet, log = scratch / "fleet", scratch / "gitboot.log"
+    redfish, machines = _double(stack, scratch, base)
+    _repository(fleet, base, redfish, authority=scratch / "bmcs" / "ca.pem")
+    gitboot = _start(
+        stack,
+        [
+            *(PYTHON, "-m", "gitboot", "run", str(fleet), "--listen", f"127.0.0.1:{port}"),
+            *("--output", str(scratch / "output"), "--state", str(scratch / "state")),
+            *("--records", "fresh", "--credentials", str(scratch / "credentials")),
+        ],
+        stderr=subprocess.PIPE,
+    )
+    lines = Lines(log)
+    lines.show(gitboot.stderr, _event)
+    lines.show(machines, lambda line: f"         machine            {line}")
+    if _ready(gitboot, base):
+        lines.wait_until_quiet()
+        _print_what_to_look_at(fleet, base, redfish, log)
+    os.waitid(os.P_PID, gitboot.pid, os.WEXITED | os.WNOWAIT)
+    _end_group(gitboot)
+    return gitboot.returncode
+
+
+class Lines:
+    """What gitboot and the machines say: on the terminal as much as fits on a line, in a file all of it."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log.open("a")
+        self._last = time.monotonic()
+
+    def show(self, stream: IO[str] | None, shown: Callable[[str], str]) -> None:
+        assert stream is not None
+
+        def pump() -> None:
+            for line in stream:
+                self._last = time.monotonic()
+                self._log.write(line)
+                self._log.flush()
+                width = shutil.get_terminal_size((100, 24)).columns
+                with suppress(OSError):
+                    print(_cut(shown(line.rstrip()), width), file=sys.stderr, flush=True)
+
+        threading.Thread(target=pump, daemon=True).start()
+
+    def wait_until_quiet(self) -> None:
+        """Let what happens at the start be told first; no longer than some seconds."""
+        until = time.monotonic() + 10 * QUIET_S
+        while time.monotonic() < min(until, self._last + QUIET_S):
+            time.sleep(0.1)
+
+
+def _event(line: str) -> str:
+    """An event of gitboot's as a line of text; what is none stays as it is."""
+    try:
+        event = json.loads(line)
+        return f"{event['at'][11:19]} {event['type']:<18} {event['message']}"
+    except (ValueError, TypeError, KeyError):
+        return line
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.Popen[str]:
     """A process of its own group, so that Ctrl-C is ours to pass on; it is ended when the stack is."""
-    process: subprocess.Popen[str] = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        start_new_session=True,
-        text=True,
-        **more,  # type: ignore[call-overload]
-    )
-
-    def end() -> None:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(15)
-
-    stack.callback(end)
+    with _undisturbed():
+        process: subprocess.Popen[str] = subprocess.Popen(
+            [PYTHON, "-c", LAUNCH, str(os.getpid()), *command],
+            cwd=ROOT,
+            start_new_session=True,
+            text=True,
+            **more,  # type: ignore[call-overload]
+        )
+        stack.callback(_end_group, process)
     return process
 
 
-def _double(stack: ExitStack, scratch: Path, base: str) -> str:
-    """Start a Redfish double with a system for each server that has a BMC; return its URL."""
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Ask a process to end; kill what it started, and itself where it takes too long."""
+    _ignore_signals()
+    if process.returncode is None:  # until it is waited for, its number and its group's are nobody else's
+        os.kill(process.pid, signal.SIGTERM)
+        until = time.monotonic() + PATIENCE_S
+        while not _has_ended(process.pid) and time.monotonic() < until:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process has ended, without waiting for it: its number stays taken."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
+    """Start a Redfish double with a system for each server that has a BMC; return its URL, and what it says."""
     systems = []
     for path in sorted((ROOT / "example-repo" / "servers").rglob("*.yaml")):
         text = path.read_text()
@@ -109,20 +222,7 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> str:
     line = process.stdout.readline()
     if not (found := re.search(r"https?://\S+:\d+", line)):
         raise SystemExit("the Redfish double did not start")
-    _pump(process)
-    return found[0]
-
-
-def _pump(process: subprocess.Popen[str]) -> None:
-    """Show what the machines do, between gitboot's own lines."""
-    import threading
-
-    def show() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(f"         machine           {line.rstrip()}", file=sys.stderr)
-
-    threading.Thread(target=show, daemon=True).start()
+    return found[0], process.stdout
 
 
 def _all_text(folder: Path) -> str:
@@ -140,17 +240,19 @@ def _repository(fleet: Path, base: str, redfish: str, *, authority: Path) -> Non
         text = re.sub(r"address: https://[\d.]+", f"address: {redfish}", path.read_text())
         text = re.sub(r"system: \S+", f"system: /redfish/v1/Systems/{path.stem}", text)
         path.write_text(text)
-    for arguments in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "The example fleet"]):
-        subprocess.run(["git", *IDENTITY, *arguments], cwd=fleet, check=True)
+    settings_of_git = (["config", name, value] for name, value in SETTINGS.items())
+    steps = (["init", "-q", "-b", "main"], *settings_of_git, ["add", "-A"], ["commit", "-qm", "The example fleet"])
+    for arguments in steps:
+        subprocess.run(["git", *arguments], cwd=fleet, check=True)
 
 
 def _ready(gitboot: subprocess.Popen[str], base: str) -> bool:
     until = time.monotonic() + 60
-    while time.monotonic() < until and gitboot.poll() is None:
+    while time.monotonic() < until and not _has_ended(gitboot.pid):
         try:
             urllib.request.urlopen(f"{base}/readyz", timeout=2)
             time.sleep(0.2)  # a gitboot that finds its port taken by another has ended by now
-            return gitboot.poll() is None
+            return not _has_ended(gitboot.pid)
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     return False
@@ -161,7 +263,7 @@ def _get(url: str) -> Any:
         return json.load(answer)
 
 
-def _print_what_to_look_at(fleet: Path, base: str, redfish: str) -> None:
+def _print_what_to_look_at(fleet: Path, base: str, redfish: str, log: Path) -> None:
     stream = (fleet / "streams" / "flatcar-stable.yaml").read_text()
     current, following = re.findall(r"(?:current|image): (\S+)", stream)[:2]
     # A machine that waits for its first boot by PXE, of the image that the stream calls current.
@@ -174,14 +276,15 @@ def _print_what_to_look_at(fleet: Path, base: str, redfish: str) -> None:
     )
     argument = "sed -i 's/,115200\"]/,115200\", quiet]/' profiles/batch.yaml"
     stream_change = f"sed -i 's/current: {current}/current: {following}/' streams/flatcar-stable.yaml"
-    commit = f"git {' '.join(IDENTITY)} commit -qam"
     there = shlex.quote(str(fleet))
     gitboot = shlex.quote(str(Path(PYTHON).parent / "gitboot"))
-    authority = fleet / "certs" / "bmc-ca.pem"
     reset = f"{redfish}/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset"
     print(
         f"""
-gitboot runs on the example fleet, a Git repository in {fleet}
+gitboot runs on the example fleet, a Git repository; in another terminal:
+
+  cd {there}
+  export GITBOOT_STATE={shlex.quote(str(fleet.parent / "state"))}
 
   what {name} boots   {entry}
   its plan              {base}/api/v1/servers/{name}/plan
@@ -190,25 +293,30 @@ gitboot runs on the example fleet, a Git repository in {fleet}
 
 Change how batch servers boot, commit it, and see the new entry of {batch["name"]}:
 
-  (cd {there} && {argument} && {commit} 'Boot quietly') && sleep 1 \\
-    && curl -s {base}/v1/boot/{batch["macs"][0]}/boot.ipxe
+  {argument} && git commit -qam 'Boot quietly'
+  curl -s {base}/v1/boot/{batch["macs"][0]}/boot.ipxe
 
-Move a stream to its next image. That would reinstall servers, so the commit is held; see why, and the lines that let
-it pass:
+Move a stream to its next image. That would reinstall servers, so the commit is held; see why,
+and the lines that let it pass:
 
-  export GITBOOT_STATE={shlex.quote(str(fleet.parent / "state"))}
-  (cd {there} && {stream_change} && {commit} 'Move to {following}') && sleep 1
+  {stream_change}
+  git commit -qam 'Move to {following}'
   {gitboot} status
-  {gitboot} diff HEAD~1..HEAD {there}
+  {gitboot} diff HEAD~1..HEAD
 
-Reset {name} through its BMC, and watch it boot once from the network; a minute later its entry is its disk's:
+Reset {name} through its BMC, and watch it boot once from the network; a minute later its
+entry is its disk's:
 
-  curl -s --cacert {shlex.quote(str(authority))} -u gitboot:example -H 'Content-Type: application/json' \\
-    -d '{{"ResetType": "ForceRestart"}}' {reset}
+  curl -s --cacert certs/bmc-ca.pem -u gitboot:example -H 'Content-Type: application/json' \\
+    -d '{{"ResetType": "ForceRestart"}}' \\
+    {reset}
 
-What every BMC was told, and why:
+What was set at every BMC, and why:
 
-  {gitboot} bmc get --credentials {shlex.quote(str(fleet.parent / "credentials"))}
+  {gitboot} bmc get --credentials ../credentials
+
+What happens is shown as far as it fits on a line, and stands whole in
+{log}
 
 Ctrl-C ends it.
 """,

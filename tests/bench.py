@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from gitboot.bmc.override import OverrideRecord
-from gitboot.instance.build import Clock, Outside, assembled, fleet_of
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.build import Clock, Outside, assembled, pool_of
+from gitboot.instance.commit import Commit
 from gitboot.instance.inbox import Bmcs
 from gitboot.instance.knowledge import Initial, Knowledge
 from gitboot.instance.overrides import Schedule
@@ -23,7 +23,7 @@ from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
 from gitboot.status import Event
 from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced
-from tests.fleets import at, repository
+from tests.fleets import at, snapshot
 
 NOON = at("20T12:00")
 
@@ -86,7 +86,7 @@ class Bench:
             write(uuid, record)
             self.after_recording(record)
 
-        self.bmcs = Gate(fleet_of(settings, recording, clock, wake, dry_run))
+        self.bmcs = Gate(pool_of(settings, recording, clock, wake, dry_run))
         return self.bmcs
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Bench:
 
     def decide(self, *documents: str) -> None:
         """Push a commit with these documents."""
-        self.commits.push(repository(*documents))
+        self.commits.push(snapshot(*documents))
 
     def wait(self, **given: float) -> None:
         """Let time pass."""

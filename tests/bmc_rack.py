@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gitboot.bmc.apply import bring_about
-from gitboot.bmc.fleet import Fleet
 from gitboot.bmc.identity import Pinned, shared
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
-from gitboot.bmc.redfish import Bmc, Credentials
+from gitboot.bmc.pool import BmcPool
+from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from tests.fleets import uuid_of
@@ -81,7 +81,8 @@ class Rack:
     def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> Result:
         """A job done here and now."""
         job = self.job(wanted, **changed)
-        with Bmc(job.bmc.address, Credentials(username=USER, password=password), system=job.bmc.system) as bmc:
+        credentials = Credentials(username=USER, password=password)
+        with BmcConnection(job.bmc.address, credentials, system=job.bmc.system) as bmc:
             result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), lambda: self.now)
         if result.pinned is not None:
             self.pins[job.server] = result.pinned
@@ -112,9 +113,9 @@ class Rack:
         self.written.clear()
 
     @contextmanager
-    def fleet(self, **more: Any) -> Iterator[Fleet]:
+    def fleet(self, **more: Any) -> Iterator[BmcPool]:
         given: dict[str, Any] = {"credentials": self.folder, "write": self.write, "clock": lambda: self.now} | more
-        fleet = Fleet(**given)
+        fleet = BmcPool(**given)
         try:
             yield fleet
         finally:

@@ -9,13 +9,16 @@ from itertools import count
 from typing import Any, ClassVar, Final
 
 from gitboot.bmc.job import Job, Result
-from gitboot.diff import compare
 from gitboot.diff.guard import Limits
 from gitboot.errors import PublishError
-from gitboot.instance.evaluation import Commit, Evaluated, commit_of
+from gitboot.evaluate import wire
+from gitboot.evaluate.difference import told
+from gitboot.evaluate.evaluator import Evaluator
+from gitboot.instance.commit import Commit, Evaluated, commit_of
+from gitboot.instance.evaluation import assembled
 from gitboot.instance.inbox import Bmcs
 from gitboot.ledger.store import Store
-from gitboot.load import FleetRepository, Revision
+from gitboot.load import Revision, Snapshot, load
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.directory import Published
@@ -41,22 +44,29 @@ class Unsynced(Store):
     synchronous: ClassVar = "OFF"
 
 
-@dataclass
 class Commits:
-    """A source, and an evaluation, of commits that a test makes of repositories."""
+    """A source, and an evaluation, of commits that a test makes of documents."""
 
-    newest: FleetRepository | None = None
-    _adopted: FleetRepository | None = None
-    _numbers: ClassVar = count(1)
+    _numbers = count(1)
 
-    def push(self, repository: FleetRepository) -> None:
-        self.newest = replace(repository, revision=Revision(f"{next(self._numbers):040}"))
+    def __init__(self) -> None:
+        self.newest: Snapshot | None = None
+        self._adopted: Commit | None = None
+        self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
+
+    def push(self, snapshot: Snapshot) -> None:
+        self.newest = replace(snapshot, revision=Revision(f"{next(self._numbers):040}"))
+
+    @property
+    def _snapshot(self) -> Snapshot:
+        assert self.newest is not None
+        return self.newest
 
     @property
     def commit(self) -> Commit:
         """The newest."""
-        assert self.newest is not None
-        return commit_of(self.newest, decide(self.newest))
+        repository = load(self._snapshot, {})
+        return commit_of(repository, decide(repository))
 
     def latest(self) -> Revision | None:
         return self.newest.revision if self.newest is not None else None
@@ -79,18 +89,13 @@ class Commits:
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         return False
 
-    def evaluate(self, revision: Revision, *, wait: bool = False) -> Evaluated:
-        new, old = self.newest, self._adopted
-        assert new is not None and new.revision == revision
-        decisions = decide(new)
-        changes = compare(decide(old) if old is not None else None, decisions, old, new)
-        return Evaluated(commit=commit_of(new, decisions), changes=changes)
+    def evaluate(self, revision: Revision) -> Evaluated:
+        base = self._adopted
+        difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
+        return assembled(base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))
 
     def adopt(self, commit: Commit) -> None:
-        self._adopted = self.newest
-
-    def forget(self) -> None:
-        """It reads each commit wholly."""
+        self._adopted = commit
 
 
 @dataclass

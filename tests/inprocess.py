@@ -10,13 +10,15 @@ from pathlib import Path
 
 from gitboot.diff.guard import Limits
 from gitboot.instance.build import running
+from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.inbox import Inbox
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger.store import Store
-from gitboot.source import Source
+from gitboot.source import Reader, Source
 from gitboot.status import Event
 from tests.doubles import UNGUARDED
+from tests.evaluated import Here
 
 
 @dataclass(frozen=True)
@@ -48,5 +50,9 @@ def in_process(
         listen="by the test itself",
     )
     events: list[Event] = []
-    with running(settings, tell=events.append, clock=clock) as (instance, source):
+
+    def here(state: Path) -> Evaluation:
+        return Here(Reader(state))
+
+    with running(settings, tell=events.append, clock=clock, evaluation_of=here) as (instance, source):
         yield Parts(source, instance.store, instance.inbox, instance.reconciler, events)

@@ -97,7 +97,7 @@ class Life:
     def __post_init__(self) -> None:
         self.own, self.other = (self._machine(name) for name in ("a", "b"))
         for name, server in self.bmcs.items():
-            server.clear_faults()
+            server.heal()
             server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
         self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
         self.branch = Branch()
@@ -386,7 +386,7 @@ class Life:
         """Let every BMC answer and every fetch be told, and some passes run; then nothing may be left to do."""
         self.fate.dies_in = None
         for server in self.bmcs.values():
-            server.clear_faults()
+            server.heal()
         for machine in self.machines:
             machine.at_patch = None
         quiet_since = self.now

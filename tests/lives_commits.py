@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from gitboot.load import ParseCache, load
 from gitboot.model.scalars import format_instant
 from tests import fleets
 from tests.doubles import Commits
@@ -87,7 +86,4 @@ class Branch(Commits):
     """A branch on which commits come again and again."""
 
     def write(self, documents: list[str]) -> None:
-        self.push(load(fleets.snapshot(*documents), _PARSED))
-
-
-_PARSED: ParseCache = {}  # documents come again and again
+        self.push(fleets.snapshot(*documents))

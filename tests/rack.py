@@ -165,7 +165,7 @@ class Rack:
         blade.bmc.fault(Drop(applied=False), on="PATCH", times=9)
         self.once("--records", "fresh", *self.spooling)
         self.age("UPDATE overrides SET at = '2026-11-01T00:00:00Z'")
-        blade.bmc.clear_faults()
+        blade.bmc.heal()
         blade.machine.run_through()
         blade.machine.requests.clear()
         return blade

@@ -16,9 +16,9 @@ from gitboot.assets import (
     LOADERS,
     MANIFEST,
     Built,
-    Outcome,
     Packaged,
     Placed,
+    Placement,
     first_grub_configuration,
     place,
 )
@@ -61,7 +61,7 @@ def test_what_the_packages_have_is_placed_under_the_web_root_and_the_tftp_root(t
     told = placed(out, packages(tmp_path / "system"), tftp)
     for loader in LOADERS:
         if isinstance(loader, Packaged):
-            assert told[loader.path].outcome is Outcome.PLACED
+            assert told[loader.path].outcome is Placement.PLACED
             expected = f"contents of {loader.sources[0]}"
             found = (out / "assets" / loader.path).read_text(), (tftp / loader.path).read_text()
             assert found == (expected, expected)
@@ -79,7 +79,7 @@ def test_placing_twice_writes_nothing(tmp_path: Path) -> None:
     before = contents(tmp_path / "out")
     told = placed(tmp_path / "out", system)
     assert contents(tmp_path / "out") == before
-    assert Outcome.PLACED not in {each.outcome for each in told.values()}
+    assert Placement.PLACED not in {each.outcome for each in told.values()}
 
 
 def test_what_was_placed_is_readable_to_servers_that_run_as_somebody_else(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_manifest_lists_what_was_placed_with_its_sha256_and_nothing_that_is_
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
     told = placed(tmp_path / "out", system)
     assert told["loaders/undionly.kpxe"] == Placed(
-        path="loaders/undionly.kpxe", outcome=Outcome.MISSING, message="install the package ipxe"
+        path="loaders/undionly.kpxe", outcome=Placement.MISSING, message="install the package ipxe"
     )
     items = json.loads((tmp_path / "out/assets" / MANIFEST).read_text())["items"]
     assert {each["path"] for each in items} == {path for path, each in told.items() if each.sha256}
@@ -105,7 +105,7 @@ def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Pat
     placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").write_text("newer")
     told = placed(tmp_path / "out", system)
-    changed = {path for path, each in told.items() if each.outcome is Outcome.PLACED}
+    changed = {path for path, each in told.items() if each.outcome is Placement.PLACED}
     assert changed == {"loaders/undionly.kpxe"}
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").read_text() == "newer"
 
@@ -151,12 +151,12 @@ def with_grub(folder: Path) -> Path:
 @needs_grub
 def test_grub_is_built_for_http_and_to_the_same_bytes_each_time(tmp_path: Path) -> None:
     system = with_grub(tmp_path / "system")
-    assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Outcome.PLACED
+    assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.PLACED
     image = (tmp_path / "out/assets/loaders/grub-x86_64.efi").read_bytes()
     assert image.startswith(b"MZ")
     assert first_grub_configuration(BASE).encode() in image
     assert placed(tmp_path / "other", system)["loaders/grub-x86_64.efi"].sha256 == sha256(image).hexdigest()
-    assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Outcome.UNCHANGED
+    assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.UNCHANGED
 
 
 @needs_grub
@@ -168,7 +168,7 @@ def test_a_grub_for_another_base_url_is_another_image(tmp_path: Path) -> None:
         for each in place(tmp_path / "out", None, "http://[2001:db8::1]", lambda each: None, systems=[system])
         if each.path == "loaders/grub-x86_64.efi"
     ]
-    assert other.outcome is Outcome.PLACED
+    assert other.outcome is Placement.PLACED
     assert b"configfile '(http,[2001:db8::1])/grub.cfg'" in (tmp_path / "out/assets" / other.path).read_bytes()
 
 
@@ -244,6 +244,6 @@ def test_a_base_url_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_below_https_grub_alone_is_left_out_with_the_reason(tmp_path: Path) -> None:
     outcomes = place(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
     told = {each.path: each for each in outcomes}
-    assert told["loaders/grub-x86_64.efi"].outcome is Outcome.MISSING
+    assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
     assert told["loaders/grub-x86_64.efi"].message.startswith("GRUB fetches by http only, not from https://boot.test")
     assert told["loaders/undionly.kpxe"].message == "install the package ipxe"

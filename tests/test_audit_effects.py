@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from gitboot.audit.effects import Change, Effect, Kind, effects
+from gitboot.audit.effects import Change, EffectKind, ServerEffect, effects
 from tests import generated
 from tests.fleets import SEED, decided, document, fleet, image, maintenance, policy, server, uuid_of
 from tests.generated import GeneratedFleet, fleets
 
 
-def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, Effect]:
+def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
     return {effect.server: effect for effect in effects(decided(*old).servers, decided(*new).servers).values()}
 
 
@@ -71,15 +71,15 @@ def test_a_window_that_is_moved_is_two_fields() -> None:
 def test_a_renamed_server_is_changed_and_not_another_one() -> None:
     renamed = server("web09", "role: web").replace(uuid_of("web09"), uuid_of("web01"))
     found = between(SEED, (SEED[0], renamed, *SEED[2:]))
-    assert [(name, effect.kind) for name, effect in found.items()] == [("web09", Kind.CHANGED)]
+    assert [(name, effect.kind) for name, effect in found.items()] == [("web09", EffectKind.CHANGED)]
     assert Change(field="server", old="web01", new="web09") in found["web09"].changes
 
 
 def test_a_server_comes_and_goes() -> None:
     more = (*SEED, server("web02", "role: web"))
-    assert {name: effect.kind for name, effect in between(SEED, more).items()} == {"web02": Kind.ADDED}
+    assert {name: effect.kind for name, effect in between(SEED, more).items()} == {"web02": EffectKind.ADDED}
     gone = between(more, SEED)
-    assert {name: effect.kind for name, effect in gone.items()} == {"web02": Kind.REMOVED}
+    assert {name: effect.kind for name, effect in gone.items()} == {"web02": EffectKind.REMOVED}
     assert all(change.new is None for change in gone["web02"].changes)
 
 

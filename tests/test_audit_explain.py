@@ -7,6 +7,7 @@ from datetime import datetime
 import pytest
 
 from gitboot.audit.explain import Explanation, explain
+from gitboot.facts import facts
 from gitboot.plan import Record
 from gitboot.resolve import decide, plan
 from tests.fleets import (
@@ -192,10 +193,10 @@ def test_what_is_said_of(
 def test_facts_are_json_values() -> None:
     import json
 
-    facts = json.loads(json.dumps(explained().facts()))
-    assert facts["server"] == "web01"
-    assert facts["reasons"][0]["field"] == "site"
-    assert facts["lost"][0] == {
+    said = json.loads(json.dumps(facts(explained())))
+    assert said["server"] == "web01"
+    assert said["reasons"][0]["field"] == "site"
+    assert said["lost"][0] == {
         "candidate": "BootPolicy/low",
         "rule": "R3",
         "why": "priority 0 is below 1",

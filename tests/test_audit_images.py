@@ -8,6 +8,8 @@ from datetime import datetime
 import pytest
 
 from gitboot.audit.images import Images, images
+from gitboot.cli import inputs
+from gitboot.facts import facts
 from gitboot.plan import Record
 from gitboot.resolve import decide
 from gitboot.resolve.choice import joins_at
@@ -43,7 +45,7 @@ def found(*documents: str, records: dict[str, Record] | None = None, instant: da
 
 
 def decided(found: Images) -> dict[str, int]:
-    return {each.name: each.decided for each in found.images}
+    return {each.name: each.decided for each in found.items}
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50, 95])
@@ -96,7 +98,7 @@ def test_pins_and_holds_are_told_with_those_whom_they_keep_the_overdue_first() -
         " {select: {servers: [web05]}, image: flatcar-2, reason: noon, until: '2026-11-20T12:00:00Z'}]"
     )
     behind = found(*fleet_with(stream(0, holds), pinned="web05")).behind
-    assert [(each.opt_out.what, each.opt_out.reason, each.servers, each.overdue) for each in behind] == [
+    assert [(each.what, each.reason, each.servers, each.overdue) for each in behind] == [
         ("the pin of web05", "broken NIC", ("web05",), True),
         ("a hold of flatcar", "noon", (), True),  # its pin wins
         ("a hold of flatcar", "later", ("web01", "web02"), False),
@@ -108,12 +110,12 @@ def test_servers_that_have_an_image_are_told_beside_those_that_boot_it() -> None
     records = {uuid_of(name): Record(provision=1, image="flatcar-0") for name in NAMES[:3]}
     records |= {uuid_of("of another fleet"): Record(image="flatcar-0"), uuid_of("web09"): Record()}
     now = found(*fleet_with(stream(None)), records=records)
-    assert {each.name: (each.decided, each.provisioned) for each in now.images} == {
+    assert {each.name: (each.decided, each.provisioned) for each in now.items} == {
         "flatcar-0": (0, 3),
         "flatcar-1": (20, 0),
         "flatcar-2": (0, 0),
     }
-    assert {each.provisioned for each in found(*fleet_with(stream(None))).images} == {None}
+    assert {each.provisioned for each in found(*fleet_with(stream(None))).items} == {None}
 
 
 def test_servers_without_a_boot_from_the_network_count_nowhere() -> None:
@@ -128,7 +130,7 @@ def test_servers_without_a_boot_from_the_network_count_nowhere() -> None:
 def test_a_window_counts_until_it_is_over(instant: str, expected: int) -> None:
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"))
     now = found(*fleet_with(stream(), *more, maintenance("m", "20T22:00 21T04:00")), instant=at(instant))
-    assert {each.name: each.maintenances for each in now.images}["memtest-7"] == expected
+    assert {each.name: each.maintenances for each in now.items}["memtest-7"] == expected
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("Warn", ["web05"]), ("None", ["web05"])])
@@ -136,24 +138,24 @@ def test_servers_below_the_minimum_version_are_named(mode: str, expected: list[s
     skew = f", skew: {{mode: '{mode}', minimumVersion: '1'}}"
     old = found(*fleet_with(stream(0, skew), pinned="web05")).too_old
     assert [each.server for each in old] == expected
-    assert (old[0].stream, old[0].image, old[0].version, old[0].minimum) == ("flatcar", "flatcar-0", "0", "1")
+    assert (old[0].stream, old[0].image, old[0].version, old[0].minimum_version) == ("flatcar", "flatcar-0", "0", "1")
 
 
 def test_an_image_names_the_streams_that_have_it() -> None:
     hold = ", holds: [{select: {servers: [web01]}, image: flatcar-0, reason: GPU}]"
     now = found(*fleet_with(stream(0, hold), image("spare-1")))
-    assert {each.name: each.streams for each in now.images} == {
+    assert {each.name: each.streams for each in now.items} == {
         **{f"flatcar-{number}": ("flatcar",) for number in (0, 1, 2)},
         "spare-1": (),
     }
 
 
 def test_facts_are_versioned_json() -> None:
-    facts = json.loads(json.dumps(found(*fleet_with(stream(0), pinned="web05")).facts()))
-    assert facts["apiVersion"] == "gitboot.dev/v1alpha1"
-    assert set(facts) == {"apiVersion", "items", "streams", "behind", "tooOld"}
-    assert facts["behind"][0]["until"] == "2026-11-01T00:00:00Z"
-    assert facts["streams"][0]["joining"][0]["percent"] >= 1
+    said = json.loads(inputs.document(**facts(found(*fleet_with(stream(0), pinned="web05")))))
+    assert said["apiVersion"] == "gitboot.dev/v1alpha1"
+    assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld"}
+    assert said["behind"][0]["until"] == "2026-11-01T00:00:00Z"
+    assert said["streams"][0]["joining"][0]["percent"] >= 1
 
 
 def test_the_place_of_a_server_is_between_1_and_100() -> None:

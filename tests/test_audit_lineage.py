@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.audit import lineage
-from gitboot.audit.lineage import Changed, Lineage
+from gitboot.audit.lineage import Changed, Lineage, Skipped
 from gitboot.audit.steps import Steps
 from gitboot.resolve import Decisions, decide
 from gitboot.source import open_history
@@ -76,9 +76,8 @@ def test_an_invalid_commit_is_skipped_and_said(work: Work) -> None:
     assert told(work, "web01", "HEAD~3") == ["Begin: Added"]
     with Steps.open(work.path.parent / "history.sqlite") as steps:
         first, *_ = Lineage(open_history(work.path, None), steps).of("web01")
-    facts = first.facts()
-    assert facts["kind"] == "Skipped"
-    assert facts["problem"].startswith('06.yaml:1:7: GB1021: there is no kind "Nonsense"')
+    assert isinstance(first, Skipped)
+    assert first.problem.startswith('06.yaml:1:7: GB1021: there is no kind "Nonsense"')
 
 
 def test_a_revert_is_a_change_back(work: Work) -> None:

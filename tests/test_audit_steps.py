@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from gitboot.audit import steps
-from gitboot.audit.effects import Change, Effect, Kind
+from gitboot.audit.effects import Change, EffectKind, ServerEffect
 from gitboot.audit.steps import Steps
 from gitboot.model.scalars import SystemUuid
 
 ONE, TWO = SystemUuid("one"), SystemUuid("two")
-CHANGED = Effect(server="web01", kind=Kind.CHANGED, changes=(Change(field="macs", old=["a"], new=None),))
-REMOVED = Effect(server="web01", kind=Kind.REMOVED, changes=())
-EFFECTS = {ONE: CHANGED, TWO: Effect(server="web02", kind=Kind.ADDED, changes=())}
+CHANGED = ServerEffect(server="web01", kind=EffectKind.CHANGED, changes=(Change(field="macs", old=["a"], new=None),))
+REMOVED = ServerEffect(server="web01", kind=EffectKind.REMOVED, changes=())
+EFFECTS = {ONE: CHANGED, TWO: ServerEffect(server="web02", kind=EffectKind.ADDED, changes=())}
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.apply import bring_about
-from gitboot.bmc.fleet import Fleet, connections, read_credentials
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import Enabled, OverrideRecord, State, Wanted
-from gitboot.bmc.redfish import Bmc, Credentials
+from gitboot.bmc.pool import BmcPool, connections, read_credentials
+from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
 from tests.bmc_rack import ALWAYS, ONCE, PASSWORD, SECRETS, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
@@ -185,7 +185,7 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
     def clock() -> datetime:
         return rack.now + timedelta(minutes=20) * next(ticks)  # no more than three corrections an hour
 
-    with Bmc(job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system) as bmc:
+    with BmcConnection(job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system) as bmc:
         result = bring_about(bmc, job, lambda record: rack.write(job.uuid, record), clock)
     assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 8 steps")
 
@@ -238,7 +238,7 @@ def test_missing_credentials_are_named_with_the_files_they_need(tmp_path: Path, 
         read_credentials(tmp_path, "rack")
 
 
-def finished(fleet: Fleet, job: Job) -> Result:
+def finished(fleet: BmcPool, job: Job) -> Result:
     assert fleet.submit([job]) == {job.uuid}
     return fleet.finished(wait_all=True)[job.uuid]
 
@@ -430,7 +430,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
         ("its authority", Outcome.APPLIED, "Once Pxe"),
         ("no authority, and no check", Outcome.APPLIED, "Once Pxe"),
         ("the machine's own authorities", Outcome.STALLED, "certificate refused"),
-        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is no certificate in PEM"),
+        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is not a certificate in PEM"),
     ],
 )
 def test_a_bmc_is_trusted_by_the_authority_of_its_document(

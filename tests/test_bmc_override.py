@@ -17,11 +17,11 @@ from gitboot.bmc.marks import Marks, Reset
 from gitboot.bmc.override import (
     OFF,
     AskOperator,
-    Condition,
     Confirm,
     Enabled,
     Leave,
     Observed,
+    OperatorCondition,
     Override,
     OverrideRecord,
     Set,
@@ -647,7 +647,7 @@ def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_perso
     gone = replace(_standing(once), state=State.LOST)
     step = _step(wanted, Observed(system="/x", override=OFF), [gone], at=_NOON)
     assert isinstance(step, AskOperator)
-    assert step.condition is Condition.NEEDS_OPERATOR
+    assert step.condition is OperatorCondition.NEEDS_OPERATOR
 
 
 _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""`Bmc` against the double: each vendor, each fault, over HTTP and HTTPS."""
+"""`BmcConnection` against the double: each vendor, each fault, over HTTP and HTTPS."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gitboot.bmc.marks import Marks
 from gitboot.bmc.override import OFF, Enabled, Observed, Override, Target, fit, stands
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import QUIRKS
-from gitboot.bmc.redfish import MEANING, Bmc, Credentials
+from gitboot.bmc.redfish import MEANING, BmcConnection, Credentials
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
 from gitboot.model.scalars import SystemUuid
@@ -56,7 +56,7 @@ FROM_CD = Override(enabled=Enabled.ONCE, target=Target.CD, mode="UEFI")
 
 
 class Open(Protocol):
-    def __call__(self, server: RedfishServer, **options: Any) -> Bmc: ...
+    def __call__(self, server: RedfishServer, **options: Any) -> BmcConnection: ...
 
 
 class Serve(Protocol):
@@ -84,15 +84,15 @@ def serve(authority: Authority) -> Iterator[Serve]:
 def open_bmc(authority: Authority) -> Iterator[Open]:
     with ExitStack() as stack:
 
-        def open_bmc(server: RedfishServer, **chosen: Any) -> Bmc:
+        def open_bmc(server: RedfishServer, **chosen: Any) -> BmcConnection:
             options: dict[str, Any] = {"tls": tls_context(ca=authority.pem), "read_timeout_s": 5} | chosen
-            bmc = Bmc(server.url, Credentials(username=USER, password=PASSWORD, name="rack"), **options)
+            bmc = BmcConnection(server.url, Credentials(username=USER, password=PASSWORD, name="rack"), **options)
             return stack.enter_context(bmc)
 
         yield open_bmc
 
 
-def _set(bmc: Bmc, wanted: Override) -> Observed:
+def _set(bmc: BmcConnection, wanted: Override) -> Observed:
     seen = bmc.observe()
     override = fit(wanted, seen)
     assert override is not None
@@ -384,8 +384,9 @@ def test_a_bmc_is_well_again_after_a_fault(serve: Serve, open_bmc: Open) -> None
 def test_wrong_credentials_are_tried_once(serve: Serve, open_bmc: Open) -> None:
     machine = Machine()
     server = serve(machine)
+    wrong = Credentials(username=USER, password="wrong", name="rack")
     with (
-        Bmc(server.url, Credentials(username=USER, password="wrong", name="rack"), system=machine.path) as bmc,
+        BmcConnection(server.url, wrong, system=machine.path) as bmc,
         pytest.raises(BmcRejected, match='401: the BMC refuses the user name or password of credentials "rack"'),
     ):
         bmc.observe()
@@ -571,7 +572,7 @@ def test_the_environment_of_requests_does_not_matter(
 def test_no_listener_and_no_tls_are_unreachable(serve: Serve, open_bmc: Open) -> None:
     server = serve(Machine())
     with (
-        Bmc(server.url.replace("http", "https"), Credentials(username=USER, password=PASSWORD)) as bmc,
+        BmcConnection(server.url.replace("http", "https"), Credentials(username=USER, password=PASSWORD)) as bmc,
         pytest.raises(BmcUnreachable),
     ):
         bmc.observe()

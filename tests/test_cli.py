@@ -269,8 +269,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize(
     ("typed", "code", "said"),
     [
-        ("validate {missing}", 64, "is no directory"),
-        ("validate {file}", 64, "is no directory"),
+        ("validate {missing}", 64, "is not a directory"),
+        ("validate {file}", 64, "is not a directory"),
         ("validate {empty}", 3, "GB2001: the repository has no document of kind Fleet"),
         ("validate {corrupt}", 6, "is missing"),
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
@@ -292,7 +292,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain web1 --path {fleet}", 64, "did you mean web01?"),
         ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
         ("explain GB9999", 64, "there is no problem code GB9999"),
-        ("timeline web01 --path {missing}", 64, "is no directory"),
+        ("timeline web01 --path {missing}", 64, "is not a directory"),
         ("timeline web01 --path {fleet} --until soon", 64, "expected an instant"),
         ("render {fleet}", 64, "Missing option '--out'"),
         ("render {fleet} --out {file}", 8, "Not a directory"),
@@ -357,8 +357,8 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
         "instance.accept",
-        "bmc.fleet",
-        "instance.cache",
+        "bmc.pool",
+        "instance.evaluation",
         "ledger",
         "instance.loop",
         "instance.requests",

@@ -20,7 +20,7 @@ Tripped = set[tuple[str, str, int]]  # guard, group, number
 
 
 def tripped(new: Files, old: Files = FLEET, limits: Limits | None = None) -> Tripped:
-    verdict = judge(compared(new, old), limits or Limits())
+    verdict = judge(compared(new, old).extent, limits or Limits())
     return {(trip.guard.value, trip.area, trip.number) for trip in verdict.trips}
 
 
@@ -119,31 +119,31 @@ def test_a_window_over_the_whole_fleet_is_judged_when_it_is_merged() -> None:
 
 def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:
     changes = compared({})
-    assert judge(changes, Limits(), rewound=True).holding == (Guard.ALLOW_REWIND,)
-    assert not judge(changes, Limits(allow_rewind=True), rewound=True).held
-    assert not judge(changes, Limits()).held
+    assert judge(changes.extent, Limits(), rewound=True).holding == (Guard.ALLOW_REWIND,)
+    assert not judge(changes.extent, Limits(allow_rewind=True), rewound=True).held
+    assert not judge(changes.extent, Limits()).held
 
 
 def test_a_first_commit_is_judged_by_what_is_pending_alone() -> None:
     found = repository(files={path: str(text) for path, text in {**BARE, **web(60)}.items()})
     changes = compare(None, decide(found), None, found)
-    assert judge(changes, Limits(), pending=50).trips == ()
-    (trip,) = judge(changes, Limits(), pending=51).trips
+    assert judge(changes.extent, Limits(), pending=50).trips == ()
+    (trip,) = judge(changes.extent, Limits(), pending=51).trips
     assert (trip.guard, trip.number, trip.limit) == (Guard.MAX_INSTALLS, 51, 50)
-    assert judge(changes, Limits()).trips[0].number == 60
+    assert judge(changes.extent, Limits()).trips[0].number == 60
 
 
 def test_servers_that_come_back_to_be_installed_again_are_reinstalled() -> None:
-    (trip,) = judge(compared({}), Limits(), returning=2).trips
+    (trip,) = judge(compared({}).extent, Limits(), returning=2).trips
     assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
     found = repository(*SEED)
-    first = compare(None, decide(found), None, found)
+    first = compare(None, decide(found), None, found).extent
     assert judge(first, Limits(), returning=1).holding == (Guard.MAX_REINSTALLS,)  # the one before cannot be read
 
 
 def test_a_first_commit_without_a_server_is_held() -> None:
     found = repository(*SEED[:1], *SEED[2:])
-    assert judge(compare(None, decide(found), None, found), Limits()).holding == (Guard.ALLOW_EMPTY,)
+    assert judge(compare(None, decide(found), None, found).extent, Limits()).holding == (Guard.ALLOW_EMPTY,)
 
 
 # Limits
@@ -235,12 +235,12 @@ def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
     }
     changes = compared(new)
     both = frozenset((changes.digest, guard.value) for guard in (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES))
-    assert judge(changes, Limits()).holding == (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
+    assert judge(changes.extent, Limits()).holding == (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
     one = frozenset({(changes.digest, "maxReinstalls")})
-    assert judge(changes, Limits(), one).holding == (Guard.MAX_UNKNOWN_CHANGES,)
-    assert not judge(changes, Limits(), both).held
-    assert [trip.acknowledged for trip in judge(changes, Limits(), both).trips] == [True, True]
-    assert judge(changes, Limits(), frozenset({(OTHER, "maxReinstalls")})).holding[0] is Guard.MAX_REINSTALLS
+    assert judge(changes.extent, Limits(), one).holding == (Guard.MAX_UNKNOWN_CHANGES,)
+    assert not judge(changes.extent, Limits(), both).held
+    assert [trip.acknowledged for trip in judge(changes.extent, Limits(), both).trips] == [True, True]
+    assert judge(changes.extent, Limits(), frozenset({(OTHER, "maxReinstalls")})).holding[0] is Guard.MAX_REINSTALLS
 
 
 def test_what_a_review_tells_to_copy_is_what_it_heeds() -> None:

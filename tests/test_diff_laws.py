@@ -84,7 +84,7 @@ def test_a_fleet_and_itself_differ_in_nothing(fleet: GeneratedFleet) -> None:
     assert changes.nothing
     assert (changes.servers, changes.images, dict(changes.documents), changes.bmcs) == ((), (), {}, ())
     assert changes.unchanged == changes.before == changes.after
-    assert not judge(changes, Limits()).held
+    assert not judge(changes.extent, Limits()).held
 
 
 _MIRRORED = {Fate.ADDED: Fate.REMOVED, Fate.REMOVED: Fate.ADDED, Fate.EDITED: Fate.EDITED}

@@ -171,7 +171,7 @@ def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -
         old = replace_bmc(rack, web)
         until_condition(instance, "Bmc/web01", status=False, reason="Waiting")
         assert (web.machine.requests, old.override) == ([], ONCE)
-        old.bmc.clear_faults()
+        old.bmc.heal()
         rack.said("bmc", "apply")
         eventually(lambda: web.override == ONCE)
         assert (old.stands, old.times_set, web.times_set) == (False, 1, 1)

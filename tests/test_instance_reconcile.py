@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -14,21 +13,21 @@ import pytest
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.instance.build import Outside, WholeTree, assembled
-from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.publishing import Target
 from gitboot.instance.settings import GitSettings, Settings
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Transaction
-from gitboot.load import BlobId, ParseCache, Revision, Snapshot
+from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.observe.observation import Observation
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File, Files
-from gitboot.source import Remote, Source
+from gitboot.source import Reader, Remote, Source
 from gitboot.status import Event
 from tests.doubles import UNGUARDED, Unsynced
+from tests.evaluated import Here
 from tests.fleets import SEED, at, mac_of, maintenance, policy, server
 from tests.instance import Repository, git
 from tests.test_run import images_in
@@ -73,33 +72,33 @@ class Counting(Unsynced):
             yield tx
 
 
-class CountingSource(Source):
-    """A source that notes what is read of each snapshot."""
+class CountingReader(Reader):
+    """A reader that notes the paths of what it reads."""
 
-    def __init__(self, remote: Remote, state: Path) -> None:
-        super().__init__(remote, state)
-        self.read: list[str] = []
+    def __init__(self, state: Path) -> None:
+        super().__init__(state)
+        self.paths: list[str] = []
+        self._path_of: dict[BlobId, str] = {}
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         snapshot = super().snapshot(revision, previous)
-        paths = {blob: path for path, blob in snapshot.blobs.items()}
+        self._path_of = {blob: path for path, blob in snapshot.blobs.items()}
+        return snapshot
 
-        def read(blob: BlobId) -> bytes:
-            self.read.append(paths[blob])
-            return snapshot.read(blob)
-
-        return replace(snapshot, read=read)
+    def read(self, blob: BlobId) -> bytes:
+        self.paths.append(self._path_of[blob])
+        return super().read(blob)
 
 
 class Instance:
     """What `gitboot run` puts together, in this process, without its loop."""
 
-    def __init__(self, folder: Path, *, parsed: ParseCache | None = None, allow_rewind: bool = False) -> None:
+    def __init__(self, folder: Path, *, allow_rewind: bool = False) -> None:
         (folder / "state").mkdir(exist_ok=True)
         self.output, self.state = folder / "output", folder / "state"
-        self.source = CountingSource(Remote(url=str(folder / "git" / "fleet.git")), self.state)
+        self.source = Source(Remote(url=str(folder / "git" / "fleet.git")), self.state)
+        self.reader = CountingReader(self.state)
         self.events: list[Event] = []
-        self.kept: list[ParseCache] = []
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
         self.directory = self._opened.enter_context(
@@ -114,7 +113,7 @@ class Instance:
         )
         outside = Outside(
             source=self.source,
-            evaluation=Evaluation(self.source, parsed or {}, self.kept.append),
+            evaluation=Here(self.reader),
             target=self.target,
         )
         self.instance = self._opened.enter_context(
@@ -215,14 +214,14 @@ def test_a_pass_in_which_nothing_happened_does_nothing(instance: Instance) -> No
     answers, events = instance.reconciler.answers, len(instance.events)
     writes, calls = instance.ledger.written, instance.target.calls
     tree = {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")}
-    instance.source.read.clear()
+    instance.reader.paths.clear()
     for minute in range(1, 4):
         assert instance.reconcile(BEFORE.replace(minute=minute)) == at("20T22:00")
     assert instance.reconciler.answers is answers
     assert len(instance.events) == events
     assert (instance.ledger.written, instance.target.calls) == (writes, calls)
     assert {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")} == tree
-    assert instance.source.read == []
+    assert instance.reader.paths == []
 
 
 def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: Repository, instance: Instance) -> None:
@@ -230,10 +229,10 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     repository.push(more)
     instance.reconcile(BEFORE)
     states = instance.servers
-    instance.source.read.clear()
+    instance.reader.paths.clear()
     repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [quiet]")})
     instance.reconcile(BEFORE)
-    assert instance.source.read == ["servers/web07.yaml"]
+    assert instance.reader.paths == ["servers/web07.yaml"]
     changed = [name for name, state in instance.servers.items() if state is not states[name]]
     assert changed == ["web07"]
     (event,) = [event for event in instance.events if event.type == "Published"][1:]
@@ -248,17 +247,6 @@ def test_a_commit_that_changes_no_server_is_published_as_the_applied_one(
     instance.reconcile(BEFORE)
     assert instance.reconciler.status.applied == commit
     assert instance.directory.stamp is not None and instance.directory.stamp.commit == commit
-
-
-def test_what_blobs_parse_to_is_kept_and_taken_up_again(tmp_path: Path, repository: Repository) -> None:
-    with Instance(tmp_path) as instance:
-        instance.reconcile(BEFORE)
-        (kept,) = instance.kept
-        assert len(instance.source.read) >= len(kept) == len(SEED) + 1
-    with Instance(tmp_path, parsed=kept) as instance:
-        instance.reconcile(BEFORE)
-        assert (instance.source.read, instance.kept) == ([], [])
-        assert instance.boots(BEFORE) == "flatcar-1"
 
 
 def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repository: Repository) -> None:

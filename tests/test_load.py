@@ -95,7 +95,7 @@ def test_a_file_that_is_left_out_can_be_a_template() -> None:
     assert loaded.files == {"t/user-data.yaml": b"#cloud-config\n"}
 
 
-@pytest.mark.parametrize("line", ["!", "a\\", "[z-a]", "\\"])
+@pytest.mark.parametrize("line", ["!", "a\\", "[z-a]", "\\", "[a", "a/[[:word:]]"])
 def test_a_line_of_gitbootignore_that_is_no_pattern_is_told(line: str) -> None:
     assert wrong(files={".gitbootignore": f"a/\n{line}\nb/\n"}) == [".gitbootignore:2 GB5007"]
 
@@ -106,6 +106,18 @@ def test_what_is_no_file_is_told_unless_it_is_left_out(irregular: Irregular) -> 
     assert wrong(irregular={"sub": irregular}) == [f"sub:1 {codes[irregular]}"]
     assert wrong(irregular={".sub": irregular}) == []
     assert wrong(files={".gitbootignore": "/sub"}, irregular={"sub": irregular}) == []
+
+
+def test_a_submodule_is_a_folder_that_can_be_left_out() -> None:
+    assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SUBMODULE}) == []
+    assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SYMLINK}) == ["sub:1 GB5002"]
+
+
+def test_a_gitbootignore_of_more_than_64_kib_is_told_and_leaves_out_nothing() -> None:
+    ignored = "charts/\n" + "#" * 64 * 1024
+    files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
+    assert wrong(files=files) == [".gitbootignore:1 GB1004", "charts/values.yaml:1 GB1021"]
+    assert wrong(files={**files, ".gitbootignore": ignored[: 64 * 1024]}) == []
 
 
 # What a file says
@@ -463,7 +475,6 @@ def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, da
         assert (problem.message + problem.hint).isprintable()
 
 
-@pytest.mark.filterwarnings("ignore:Possible nested set")  # of re, for a pattern of pathspec's
 @settings(max_examples=60)
 @given(
     st.dictionaries(

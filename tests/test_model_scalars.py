@@ -46,6 +46,7 @@ from gitboot.model.scalars import (
 )
 from gitboot.problems.codes import Code
 from tests.documents import AWKWARD
+from tests.linear import AT_MOST, growth
 
 SHA = "0123456789abcdef" * 4
 MAC = "52-54-00-12-34-56"
@@ -172,7 +173,11 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
         Code.URL,
         ["assets:a\nb", "assets:ä", 'assets:"', "assets:a\\b", "oci://registry.test/a:latest"],
     ),
-    (parse_artifact_url, Code.URL, [f"oci://@sha256:{SHA}", f"oci://registry.test/a@sha256:{SHA[1:]}"]),
+    (
+        parse_artifact_url,
+        Code.URL,
+        [f"oci://@sha256:{SHA}", f"oci:///a/b@sha256:{SHA}", f"oci://registry.test/a@sha256:{SHA[1:]}"],
+    ),
     (parse_instant, Code.INSTANT, ["", "2026-11-20", "2026-11-20T22:00:00", "2026-11-20 22:00:00Z", "22:00Z", "now"]),
     (parse_instant, Code.INSTANT, ["2026-02-29T00:00:00Z", "2026-11-20T24:00:01Z", "2026-13-01T00:00:00Z"]),
     (parse_instant, Code.INSTANT, ["2026-11-20T22:00:00.5Z", "2026-11-20T22:00:00+0100", "2026-11-20T22:00:00+25:00"]),
@@ -208,6 +213,18 @@ def test_any_other_value_is_refused_with_a_code(parse: Callable[[object], Any], 
 
 
 PARSERS = sorted({row[0] for row in UNCHANGED} | {row[0] for row in REFUSED}, key=lambda parse: parse.__name__)
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+def test_a_long_value_takes_as_long_as_it_is_long(parse: Callable[[object], Any]) -> None:
+    for beginning in ("", "oci://", "http://", "assets:"):
+        for piece in ("a", "1", "-", "a-", ".", "a.", "/", "a/", ":", "0:", " ", "=", "@", "[", "\\", "é"):
+
+            def work(size: int, text: str = beginning, piece: str = piece) -> None:
+                with suppress(Malformed):
+                    parse(text + piece * size)
+
+            assert growth(work, 2000) < AT_MOST, beginning + piece
 
 
 @pytest.mark.parametrize("parse", PARSERS)
@@ -260,6 +277,8 @@ def test_an_instant_is_written_in_utc(instant: str, expected: str) -> None:
         ["1.0-beta", "1.0-rc", "1.0.0"],
         ["2026.10.2", "2026.11.0"],
         ["alpha", "beta", "0"],
+        ["1.9", "1.010", "1.11"],
+        ["9", "1" * 5000, "2" * 5000],
     ],
 )
 def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,82 @@ def test_module_says_its_job_in_one_sentence(path: Path) -> None:
     assert not re.search(r"[.!?] ", first_line), first_line
 
 
+# One name, one thing. Names that are still two are listed, each with the rooms that have it: none is to be added.
+
+TWICE = {
+    "Artifacts": {"model", "serve"},
+    "BootFile": {"plan", "serve"},
+    "BootFiles": {"plan", "serve"},
+    "Changes": {"diff", "publish"},
+    "Condition": {"serve", "status"},
+    "Evidence": {"instance", "model"},
+    "Held": {"serve", "status"},
+    "Output": {"cli", "model"},
+    "Override": {"bmc", "serve"},
+    "Planned": {"cli", "serve"},
+    "Problem": {"problems", "serve"},
+    "Provisioning": {"instance", "model"},
+    "Server": {"model", "serve"},
+    "Source": {"resolve", "source"},
+    "Target": {"bmc", "instance"},
+    "_Decision": {"publish", "serve"},
+    "_Files": {"serve", "source"},
+}
+REPEATED = {
+    "artifacts": {"model", "serve"},
+    "changes": {"diff", "publish"},
+    "directory": {"instance", "publish"},
+    "disk": {"publish", "render"},
+    "documents": {"diff", "load"},
+    "effects": {"audit", "diff"},
+    "fields": {"diff", "model"},
+    "images": {"audit", "diff"},
+    "machines": {"load", "model"},
+    "repository": {"load", "source"},
+    "review": {"model", "review"},
+    "server": {"model", "serve"},
+    "snapshot": {"load", "source"},
+    "tree": {"publish", "render", "serve", "source"},
+    "userdata": {"render", "resolve"},
+}
+
+
+def _room(path: Path) -> str:
+    """The package below gitboot that a module is in, or the module itself."""
+    return path.parts[1].removesuffix(".py")
+
+
+def test_no_two_classes_share_a_name() -> None:
+    rooms: defaultdict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.ClassDef):
+                rooms[node.name].append(_room(path))
+    assert {name: set(found) for name, found in rooms.items() if len(found) > 1} == TWICE
+
+
+def test_no_module_repeats_anothers_name() -> None:
+    """But for commands, which are named as what they are about."""
+    rooms: defaultdict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        if path.stem not in ("__init__", "__main__") and _room(path) != "cli":
+            rooms[path.stem].append(_room(path))
+    assert {stem: set(found) for stem, found in rooms.items() if len(found) > 1} == REPEATED
+
+
+# What goes through several rooms, or is about what stands beside them.
+ACROSS = {
+    *("boots_page", "chain", "ci", "drills", "faults", "flip", "golden", "kill", "kill_overrides", "laws"),
+    *("machine_lives", "mirrors", "project", "redfish_double", "reported", "run", "run_example", "vectors"),
+}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("test_*.py")), ids=lambda path: path.stem)
+def test_a_test_file_is_named_for_its_room(path: Path) -> None:
+    name = path.stem.removeprefix("test_")
+    assert name in ACROSS or name.partition("_")[0] in set(map(_room, MODULES))
+
+
 def test_changelog_has_a_section_for_this_version() -> None:
     assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -88,3 +165,14 @@ def test_no_file_in_git_names_a_path_of_a_build_machine() -> None:
     ]
     assert files
     assert naming == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "adr").glob("0*.md")), ids=lambda path: path.stem)
+def test_a_decision_has_a_number_a_title_a_status_a_date_and_a_line_in_the_list(path: Path) -> None:
+    number, _, _ = path.stem.partition("-")
+    text = path.read_text()
+    assert re.match(
+        rf"# {number}: [A-Z].*[^.]\n\nStatus: (accepted|superseded by \d{{4}})\nDate: \d{{4}}-\d\d-\d\d\n\n## ", text
+    )
+    assert f"| [{number}]({path.name}) | " in (path.parent / "README.md").read_text()
+    assert len(text.splitlines()) <= 75, "more than a page"

@@ -788,3 +788,18 @@ def test_an_image_that_is_wanted_again_is_another_key() -> None:
     again = planned(NOON, *seed, record=Record(provision=1, image="flatcar-0", provisioned_at=NOON))
     assert first is not None and again is not None
     assert (first.key, again.key) == ("provision/1/flatcar-1", "provision/1/flatcar-1/after/2026-11-20T12:00:00Z")
+
+
+# What a commit declares as provisioned
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [("1", []), ("007", []), ("9" * 18, []), ("1" * 5000, ["GB1030"]), ("-1", ["GB1030"]), ("one", ["GB1030"])],
+)
+def test_a_declared_number_is_a_whole_one(number: str, expected: list[str]) -> None:
+    declared = server("web01", "role: web").replace(
+        "labels:", f"annotations: {{gitboot.dev/provisioned: '{number}'}}, labels:"
+    )
+    declares = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Declared}")
+    assert codes(declares, declared, *SEED[2:]) == expected

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import UsageError
+from gitboot.facts import facts
 from gitboot.source import Blame, open_blame
 from tests.repositories import Work
 
@@ -38,7 +39,7 @@ def test_each_line_has_the_commit_that_wrote_it(work: Work) -> None:
     commit = found.line("a.yaml", 1)
     assert commit is not None
     assert (commit.revision, commit.author) == (first, "Ada Lovelace <ada@example.net>")
-    assert commit.facts()["date"] == "2026-11-20T21:00:00Z"
+    assert facts(commit)["date"] == "2026-11-20T21:00:00Z"
 
 
 def test_an_earlier_revision_has_its_own(work: Work) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pygit2
@@ -20,7 +19,7 @@ import watchfiles
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Irregular, Revision
-from gitboot.source import Commit, Remote, Source, clone
+from gitboot.source import Remote, Source, clone
 from tests.repositories import ENVIRONMENT, Work
 
 NOWHERE = Revision("1" * 40)
@@ -316,44 +315,6 @@ def test_a_moved_tag_is_followed(work: Work, state: Path) -> None:
     second = work.commit({"fleet.yaml": "second"})
     work.git("tag", "--force", "--annotate", "--message=y", "stable")
     assert (first, source.fetch()) == (work.git("rev-parse", "HEAD~1"), second)
-
-
-# Who made it
-
-
-def test_a_commit_tells_who_when_and_why(work: Work, state: Path) -> None:
-    revision = work.commit(message="Drain rack r12\n\nNET-412")
-    source = follow(work.path, state)
-    source.fetch()
-    assert source.commit(revision) == Commit(
-        revision=revision,
-        author="Ada Lovelace <ada@example.net>",
-        date=datetime(2026, 11, 20, 21, tzinfo=UTC),
-        subject="Drain rack r12",
-    )
-
-
-@pytest.mark.parametrize(
-    ("author", "message", "shown"),
-    [
-        pytest.param(b"\xe9ve <e@x> 1 +0000", b"caf\xe9", ("\ufffdve <e@x>", "caf\ufffd", 1970), id="not UTF-8"),
-        pytest.param(b"E <e@x> 99999999999999 +0000", b"far", ("E <e@x>", "far", 9999), id="beyond all dates"),
-        pytest.param(b"E\x1b[2J <e@x> 1 +0000", b"\x1b]0;x\x07y", ("E [2J <e@x>", "]0;x y", 1970), id="escapes"),
-        pytest.param(b" <> 1 +0000", b"", ("<>", "", 1970), id="nobody, nothing"),
-        pytest.param(b"E <e@x> 1 +0000", b"\n\n 'quoted'\nx", ("E <e@x>", "'quoted'", 1970), id="late subject"),
-    ],
-)
-def test_whatever_a_commit_says_can_be_shown(
-    work: Work, tmp_path: Path, state: Path, author: bytes, message: bytes, shown: tuple[str, str, int]
-) -> None:
-    tree = work.git("rev-parse", "HEAD^{tree}").encode()
-    odd = tmp_path / "commit"
-    odd.write_bytes(b"tree %s\nauthor %s\ncommitter %s\n\n%s" % (tree, author, author, message))
-    revision = Revision(work.git("hash-object", "-t", "commit", "-w", "--literally", str(odd)))
-    work.git("update-ref", "refs/heads/main", revision)
-    source = follow(work.path, state)
-    told = source.commit(source.fetch())
-    assert (told.author, told.subject, told.date.year) == shown
 
 
 # What is watched

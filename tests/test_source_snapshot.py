@@ -110,8 +110,8 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
 @pytest.mark.parametrize(
     ("where", "rev", "message"),
     [
-        pytest.param("nowhere", None, "nowhere is no directory", id="no such directory"),
-        pytest.param("fleet/fleet.yaml", None, "is no directory", id="a file"),
+        pytest.param("nowhere", None, "nowhere is not a directory", id="no such directory"),
+        pytest.param("fleet/fleet.yaml", None, "is not a directory", id="a file"),
         pytest.param("fleet", "nope", "has no commit nope", id="no such revision"),
         pytest.param("fleet", "HEAD^{tree}", r"has no commit HEAD\^\{tree\}", id="a tree"),
         pytest.param("fleet", "0", "has no commit 0", id="too short an id"),
@@ -398,5 +398,5 @@ def test_a_symlink_to_a_fleet_is_followed(work: Work, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(work.path)
     assert [*open_snapshot(tmp_path / "link", None).blobs] == ["a.yaml"]
     shutil.rmtree(work.path)
-    with pytest.raises(UsageError, match="is no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         open_snapshot(tmp_path / "link", None)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gitboot.problems.codes import Code
 from gitboot.quote import command_line, grub_arguments, ipxe_arguments
-from gitboot.template import MAX_BYTES, MAX_STEPS, TemplateFault, Templates, filters
+from gitboot.template import MAX_BYTES, MAX_STEPS, TemplateFault, TemplateSet, filters
 
 CONTEXT: Mapping[str, Any] = {
     "server": {
@@ -42,7 +42,7 @@ CONTEXT: Mapping[str, Any] = {
 
 
 def render(source: str, **context: object) -> str:
-    return Templates({}).render_text(source, {**CONTEXT, **context})
+    return TemplateSet({}).render_text(source, {**CONTEXT, **context})
 
 
 def fault_of(source: str, **context: object) -> TemplateFault:
@@ -284,7 +284,7 @@ def test_quoting_filters_take_a_list_of_kernel_arguments() -> None:
 
 
 def test_fault_in_a_file_names_it() -> None:
-    templates = Templates({"a.j2": b"{{ x", "b.j2": b"\n{{ absent }}", "c.j2": b"a\nb\xff"})
+    templates = TemplateSet({"a.j2": b"{{ x", "b.j2": b"\n{{ absent }}", "c.j2": b"a\nb\xff"})
     for path, code, line in (
         ("a.j2", Code.TEMPLATE_SYNTAX, 1),
         ("b.j2", Code.TEMPLATE_FAILED, 2),
@@ -297,7 +297,7 @@ def test_fault_in_a_file_names_it() -> None:
 
 
 def test_same_broken_text_in_two_places_is_a_fault_of_each() -> None:
-    templates = Templates({"a.j2": b"{{ x", "b.j2": b"{{ x"})
+    templates = TemplateSet({"a.j2": b"{{ x", "b.j2": b"{{ x"})
     for path in ("a.j2", "b.j2"):
         with pytest.raises(TemplateFault) as caught:
             templates.render_file(path, CONTEXT)
@@ -308,7 +308,7 @@ def test_same_broken_text_in_two_places_is_a_fault_of_each() -> None:
 
 
 def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline() -> None:
-    templates = Templates({"a.j2": b"\xef\xbb\xbf#!ipxe\n# {{ server.name }}\n", "b": b"\xef\xbb\xbf#!ipxe\n"})
+    templates = TemplateSet({"a.j2": b"\xef\xbb\xbf#!ipxe\n# {{ server.name }}\n", "b": b"\xef\xbb\xbf#!ipxe\n"})
     assert templates.render_file("a.j2", CONTEXT) == "#!ipxe\n# web01\n"
     assert templates.render_file("b", CONTEXT) == "#!ipxe\n"
 
@@ -326,12 +326,12 @@ def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline(
     ],
 )
 def test_names_are_what_a_template_takes_from_its_context(source: bytes, names: set[str]) -> None:
-    assert Templates({"a": source}).names("a") == names
+    assert TemplateSet({"a": source}).names("a") == names
 
 
 def test_names_of_a_broken_template_are_a_fault_with_its_path() -> None:
     with pytest.raises(TemplateFault) as caught:
-        Templates({"a": b"\n{{ x"}).names("a")
+        TemplateSet({"a": b"\n{{ x"}).names("a")
     assert (caught.value.path, caught.value.line, caught.value.code) == ("a", 2, Code.TEMPLATE_SYNTAX)
 
 
@@ -440,13 +440,13 @@ EXPENSIVE_SYNTAX = {
 # In a process of its own: what has no end there ends it, and not the tests.
 RENDER_ALL = """
 import json, resource, sys, time
-from gitboot.template import TemplateFault, Templates
+from gitboot.template import TemplateFault, TemplateSet
 resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
 resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
 for name, source in json.load(sys.stdin).items():
     started = time.process_time()
     try:
-        Templates({}).render_text(source, {"vars": {}})
+        TemplateSet({}).render_text(source, {"vars": {}})
         end = ["rendered", ""]
     except TemplateFault as fault:
         end = [fault.code.name, fault.message]
@@ -556,7 +556,7 @@ def test_a_template_ends_in_a_text_or_in_a_fault_and_always_the_same(source: str
 
 def _end(source: str, context: Mapping[str, object]) -> str:
     try:
-        return Templates({}).render_text(source, context)
+        return TemplateSet({}).render_text(source, context)
     except TemplateFault as fault:
         return f"{fault.code} {fault.line} {fault.message}"
 
@@ -590,8 +590,8 @@ def test_hash_seed_changes_nothing() -> None:
     code = (
         "import json, sys; from gitboot.template import *\n"
         "source, context = json.load(sys.stdin)\n"
-        "print(repr(Templates({}).render_text(source[:-12], context)))\n"
-        "try: Templates({}).render_text(source, context)\n"
+        "print(repr(TemplateSet({}).render_text(source[:-12], context)))\n"
+        "try: TemplateSet({}).render_text(source, context)\n"
         "except TemplateFault as fault: print(fault)\n"
     )
     outputs = {
@@ -632,8 +632,8 @@ def test_hash_seed_changes_nothing() -> None:
 )
 def test_an_odd_template(case: str, source: str, context: dict[str, object], expected: str | Code) -> None:
     if not isinstance(expected, Code):
-        assert Templates({}).render_text(source, context) == expected, case
+        assert TemplateSet({}).render_text(source, context) == expected, case
         return
     with pytest.raises(TemplateFault) as raised:
-        Templates({}).render_text(source, context)
+        TemplateSet({}).render_text(source, context)
     assert raised.value.code is expected, case

@@ -29,9 +29,9 @@ from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import Enabled, Observed, Override, OverrideRecord, State, Target, Wanted, fit
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import Bmc, Credentials
+from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.errors import BmcRejected, InvalidRepository
-from gitboot.instance.evaluation import Commit, commit_of
+from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
@@ -480,7 +480,7 @@ class Rack:
 
     def __enter__(self) -> Self:
         self._server.__enter__()
-        self._bmc = Bmc(self._server.url, Credentials(username="gitboot", password="secret"))
+        self._bmc = BmcConnection(self._server.url, Credentials(username="gitboot", password="secret"))
         return self
 
     def __exit__(

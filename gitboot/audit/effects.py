@@ -11,7 +11,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision
 
 
-class Kind(StrEnum):
+class EffectKind(StrEnum):
     ADDED = "Added"
     CHANGED = "Changed"
     REMOVED = "Removed"
@@ -25,27 +25,17 @@ class Change:
     old: Any  # None: it was not there
     new: Any  # None: it is gone
 
-    def facts(self) -> dict[str, Any]:
-        return {"field": self.field, "old": self.old, "new": self.new}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Effect:
+class ServerEffect:
     """What a commit changes for one server."""
 
     server: str  # its name from then on; the last one where it is removed
-    kind: Kind
+    kind: EffectKind
     changes: tuple[Change, ...]
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "server": self.server,
-            "kind": self.kind,
-            "changes": [change.facts() for change in self.changes],
-        }
 
-
-def effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, Effect]:
+def effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
     """What differs between two commits' decisions, by the servers' UUIDs: a renamed server is the same one."""
     before = {decision.uuid: decision for decision in old.values()}
     after = {decision.uuid: decision for decision in new.values()}
@@ -56,18 +46,18 @@ def effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[Sy
     }
 
 
-def _effect(old: Decision | None, new: Decision | None) -> Effect | None:
+def _effect(old: Decision | None, new: Decision | None) -> ServerEffect | None:
     if old is not None and new is not None and old.digest == new.digest:
         return None
     last = new or old
     assert last is not None  # noqa: S101 - the UUID is of one of the two
-    kind = Kind.ADDED if old is None else Kind.REMOVED if new is None else Kind.CHANGED
+    kind = EffectKind.ADDED if old is None else EffectKind.REMOVED if new is None else EffectKind.CHANGED
     found = _changes("", old.facts() if old else {}, new.facts() if new else {})
-    return Effect(server=last.server, kind=kind, changes=tuple(found))
+    return ServerEffect(server=last.server, kind=kind, changes=tuple(found))
 
 
 def _changes(path: str, old: Any, new: Any) -> Iterator[Change]:
-    """The fields that differ, in the order of their names; what is there on one side only is told whole."""
+    """The fields that differ, in the order of their names; what is there on one side only comes whole."""
     if _are_named(old) or _are_named(new):  # so that one that is added moves none of the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):

@@ -41,18 +41,6 @@ class Reason:
     line: int | None = None
     column: int | None = None
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "field": self.field,
-            "value": self.value,
-            "rule": self.rule,
-            "why": self.why,
-            "resource": self.resource,
-            "path": self.path,
-            "line": self.line,
-            "column": self.column,
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
@@ -61,14 +49,6 @@ class Explanation:
     server: str
     reasons: tuple[Reason, ...]
     lost: tuple[Lost, ...]
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "apiVersion": "gitboot.dev/v1alpha1",
-            "server": self.server,
-            "reasons": [reason.facts() for reason in self.reasons],
-            "lost": [lost._asdict() for lost in self.lost],
-        }
 
 
 def explain(repository: FleetRepository, decision: Decision, plan: BootPlan | None) -> Explanation:

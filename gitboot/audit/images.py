@@ -6,16 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from gitboot.load import FleetRepository, Id
-from gitboot.model.scalars import SystemUuid, format_instant, version_key
+from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
 from gitboot.plan import Decision, Record
 from gitboot.resolve import Decisions
 from gitboot.resolve.choice import Named, choose_image, joins_at
-from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.optouts import opt_outs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +28,6 @@ class ImageUse:
     maintenances: int  # in a window that is open or to come
     provisioned: int | None  # by their records; None: no records were given
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "version": self.version,
-            "streams": list(self.streams),
-            "decided": self.decided,
-            "maintenances": self.maintenances,
-            "provisioned": self.provisioned,
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joining:
@@ -46,9 +35,6 @@ class Joining:
 
     percent: int
     servers: tuple[str, ...]
-
-    def facts(self) -> dict[str, Any]:
-        return {"percent": self.percent, "servers": list(self.servers)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,35 +48,17 @@ class StreamUse:
     images: Mapping[str, int]  # how many of its servers boot which image
     joining: tuple[Joining, ...]  # by percentage: what raising it would touch
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "current": self.current,
-            "rollout": self.rollout,
-            "percent": self.percent,
-            "images": dict(self.images),
-            "joining": [each.facts() for each in self.joining],
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behind:
     """A pin or a hold, and those whom it keeps where they are."""
 
-    opt_out: OptOut
-    servers: tuple[str, ...]
+    what: str  # as the opt-out says it
+    image: str
+    reason: str
+    until: datetime | None
     overdue: bool
-
-    def facts(self) -> dict[str, Any]:
-        until = self.opt_out.until
-        return {
-            "what": self.opt_out.what,
-            "image": self.opt_out.image,
-            "reason": self.opt_out.reason,
-            "until": format_instant(until) if until else None,
-            "overdue": self.overdue,
-            "servers": list(self.servers),
-        }
+    servers: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,35 +69,17 @@ class TooOld:
     stream: str
     image: str
     version: str
-    minimum: str
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "server": self.server,
-            "stream": self.stream,
-            "image": self.image,
-            "version": self.version,
-            "minimumVersion": self.minimum,
-        }
+    minimum_version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
     """All of it for one fleet at one instant."""
 
-    images: tuple[ImageUse, ...]
+    items: tuple[ImageUse, ...]
     streams: tuple[StreamUse, ...]
     behind: tuple[Behind, ...]  # by deadline, so those that are overdue come first
     too_old: tuple[TooOld, ...]
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "apiVersion": "gitboot.dev/v1alpha1",
-            "items": [each.facts() for each in self.images],
-            "streams": [each.facts() for each in self.streams],
-            "behind": [each.facts() for each in self.behind],
-            "tooOld": [each.facts() for each in self.too_old],
-        }
 
 
 def images(
@@ -138,7 +88,7 @@ def images(
     """What ``decisions`` of ``repository`` and ``records`` (None: not given) come to at ``at``."""
     followers = list(_followers(repository, decisions))
     return Images(
-        images=tuple(_images(repository, decisions.servers.values(), records, at)),
+        items=tuple(_images(repository, decisions.servers.values(), records, at)),
         streams=tuple(_streams(repository, followers)),
         behind=_behind(repository, followers, at),
         too_old=tuple(_too_old(repository, followers)),
@@ -242,14 +192,17 @@ def _behind(repository: FleetRepository, followers: list[_Follower], at: datetim
         kept[follower.named.said_by, follower.named.path].append(follower.server.metadata.name)
     found = [
         Behind(
-            opt_out=opt_out,
-            servers=tuple(kept.get((opt_out.resource, (*opt_out.path, "image")), ())),
-            overdue=opt_out.until is not None and opt_out.until <= at,
+            what=each.what,
+            image=each.image,
+            reason=each.reason,
+            until=each.until,
+            overdue=each.until is not None and each.until <= at,
+            servers=tuple(kept.get((each.resource, (*each.path, "image")), ())),
         )
-        for opt_out in opt_outs(repository)
+        for each in opt_outs(repository)
     ]
     far = datetime.max.replace(tzinfo=UTC)
-    return tuple(sorted(found, key=lambda each: (each.opt_out.until or far, each.opt_out.what)))
+    return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
 
 
 def _too_old(repository: FleetRepository, followers: list[_Follower]) -> Iterator[TooOld]:
@@ -264,5 +217,5 @@ def _too_old(repository: FleetRepository, followers: list[_Follower]) -> Iterato
                 stream=str(follower.stream),
                 image=follower.named.image,
                 version=version,
-                minimum=skew.minimum_version,
+                minimum_version=skew.minimum_version,
             )

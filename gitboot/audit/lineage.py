@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from gitboot.audit.effects import Effect, effects
+from gitboot.audit.effects import ServerEffect, effects
 from gitboot.audit.steps import Found, Steps
 from gitboot.errors import InvalidRepository
 from gitboot.load import ParseCache, load
@@ -15,7 +14,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import more
 from gitboot.plan import Decision
 from gitboot.resolve import decide
-from gitboot.source import Commit, History
+from gitboot.source import CommitSummary, History
 from gitboot.source.history import Step
 
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
@@ -25,35 +24,24 @@ _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet
 class Changed:
     """A commit that changed what is decided for the server."""
 
-    commit: Commit
-    effect: Effect
-
-    def facts(self) -> dict[str, Any]:
-        return {"commit": self.commit.facts(), **self.effect.facts(), "problem": None}
+    commit: CommitSummary
+    effect: ServerEffect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
     """A commit that is invalid: no server was ever decided by it."""
 
-    commit: Commit
+    commit: CommitSummary
     problem: str
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "commit": self.commit.facts(),
-            "server": None,
-            "kind": "Skipped",
-            "changes": [],
-            "problem": self.problem,
-        }
 
 
 class Lineage:
     """What a repository's commits changed; each step between two of them is decided once, then remembered."""
 
-    def __init__(self, history: History, steps: Steps) -> None:
+    def __init__(self, history: History, steps: Steps, begun: Callable[[int], None] = lambda _: None) -> None:
         self._history, self._steps = history, steps
+        self._begun = begun  # is told of how many files a commit is, before it is decided
         self._parsed: ParseCache = {}
         self._decisions = lru_cache(maxsize=3)(self._decide)  # the two that are compared, and the next
 
@@ -65,7 +53,7 @@ class Lineage:
         """
         wanted: str | SystemUuid = server
         newer: Step | None = None  # the last valid commit, of which it is not known yet what it changed
-        before: list[Skipped] = []  # newer than that, and not told yet
+        before: list[Skipped] = []  # newer than that, and not yielded yet
         after: list[Skipped] = []
         for step in (*self._changing(), None):
             if step is not None and (problem := self._problem(step)) is not None:
@@ -108,7 +96,9 @@ class Lineage:
     def _decide(self, step: Step | None) -> Mapping[str, Decision]:
         if _tree(step) == _NOTHING or step is None:
             return {}
-        return decide(load(self._history.snapshot(step.commit), self._parsed)).servers
+        snapshot = self._history.snapshot(step.commit)
+        self._begun(len(snapshot.blobs))
+        return decide(load(snapshot, self._parsed)).servers
 
 
 def _tree(step: Step | None) -> str:

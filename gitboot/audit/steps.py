@@ -11,11 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gitboot.audit.effects import Change, Effect, Kind
+from gitboot.audit.effects import Change, EffectKind, ServerEffect
+from gitboot.facts import facts
 from gitboot.model.scalars import SystemUuid
 
 T = TypeVar("T")
-Found = tuple[SystemUuid, Effect]
+Found = tuple[SystemUuid, ServerEffect]
 
 _SCHEMA: Final = """
 CREATE TABLE written_by (gitboot TEXT NOT NULL);
@@ -32,7 +33,7 @@ _IN_MEMORY: Final = ":memory:"
 class Steps:
     """Which trees are valid, and what lies between two of them for each server; made by `Steps.open`.
 
-    Trees are told by their ids in Git, so nothing here is ever out of date; what another gitboot wrote is dropped. A
+    Trees are known by their ids in Git, so nothing here is ever out of date; what another gitboot wrote is dropped. A
     file that is damaged is made anew, one that cannot be written is done without.
     """
 
@@ -60,7 +61,7 @@ class Steps:
     def effect(self, old: str, new: str, server: str | SystemUuid) -> tuple[Found | None] | None:
         """What a step changed for a server, (None,) where nothing; None where the step is not known.
 
-        A server is told by its UUID, or by the name that it has after the step; where none has it then, by the name
+        A server is named by its UUID, or by the name that it has after the step; where none has it then, by the name
         of the one that was removed.
         """
 
@@ -74,14 +75,14 @@ class Steps:
 
         return self._safely(read)
 
-    def keep(self, old: str, new: str, effects: Mapping[SystemUuid, Effect]) -> None:
+    def keep(self, old: str, new: str, effects: Mapping[SystemUuid, ServerEffect]) -> None:
         """Keep all that a step changed."""
 
         def write() -> None:
             self._rows("DELETE FROM effect WHERE step IN (SELECT id FROM step WHERE old = ? AND new = ?)", old, new)
             added = self._connection.execute("INSERT OR REPLACE INTO step (old, new) VALUES (?, ?)", (old, new))
             rows = [
-                (added.lastrowid, uuid, effect.server, effect.kind, json.dumps(effect.facts()["changes"]))
+                (added.lastrowid, uuid, effect.server, effect.kind, json.dumps(facts(effect.changes)))
                 for uuid, effect in effects.items()
             ]
             self._connection.executemany("INSERT INTO effect VALUES (?, ?, ?, ?, ?)", rows)
@@ -106,7 +107,7 @@ class Steps:
 
 def _effect(_: int, uuid: str, server: str, kind: str, changes: str) -> Found:
     found = tuple(Change(field=each["field"], old=each["old"], new=each["new"]) for each in json.loads(changes))
-    return SystemUuid(uuid), Effect(server=server, kind=Kind(kind), changes=found)
+    return SystemUuid(uuid), ServerEffect(server=server, kind=EffectKind(kind), changes=found)
 
 
 def _opened(path: Path | None) -> tuple[sqlite3.Connection, Path | None]:

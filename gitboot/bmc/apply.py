@@ -27,13 +27,15 @@ from gitboot.bmc.override import (
     refused,
 )
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import Bmc
+from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
 
 _MOST_STEPS: Final = 8  # withdraw, confirm, set, confirm, and as much again for a BMC that changes under us
 
 
-def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]) -> Result:
+def bring_about(
+    bmc: BmcConnection, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]
+) -> Result:
     """Record, set, confirm, until nothing is left to do now.
 
     ``write`` returns when its record is durable; it is called before the BMC is changed.
@@ -119,7 +121,7 @@ def bring_about(bmc: Bmc, job: Job, write: Callable[[OverrideRecord], None], clo
 
 
 def look(
-    bmc: Bmc, records: Iterable[OverrideRecord], clock: Callable[[], datetime], *, with_clock: bool = False
+    bmc: BmcConnection, records: Iterable[OverrideRecord], clock: Callable[[], datetime], *, with_clock: bool = False
 ) -> Observed:
     """Read a BMC: in one request, and one more for its clock where what has become of an override depends on it."""
     seen = bmc.observe()

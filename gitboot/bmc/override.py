@@ -169,7 +169,7 @@ class Wait:
     why: str
 
 
-class Condition(StrEnum):
+class OperatorCondition(StrEnum):
     """What a person must look at."""
 
     NEEDS_OPERATOR = "NeedsOperator"  # only a person can know whether the machine was installed
@@ -183,7 +183,7 @@ class Condition(StrEnum):
 class AskOperator:
     """A person must decide; nothing is written before."""
 
-    condition: Condition
+    condition: OperatorCondition
     message: str
 
 
@@ -207,7 +207,7 @@ def next_step(
     records = tuple(records)
     accepted = isinstance(identified, Same) and identified.accepted
     if not accepted and (elsewhere := _set_elsewhere(records, observed)) is not None:
-        return AskOperator(condition=Condition.ANOTHER_MACHINE, message=_was_set_elsewhere(elsewhere, observed))
+        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=_was_set_elsewhere(elsewhere, observed))
     moving = frozenset[str]().union(*(observed.marks.moved_since(record.marks) for record in records))
     own = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
     for record in records:
@@ -216,10 +216,10 @@ def next_step(
     if wanted is None:
         return Leave()
     if isinstance(identified, Another):
-        return AskOperator(condition=Condition.ANOTHER_MACHINE, message=identified.message)
+        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
     step = _bring_about(wanted, own, observed, at, moving)
     if isinstance(identified, Changed) and isinstance(step, Set):
-        return AskOperator(condition=Condition.ANOTHER_MACHINE, message=identified.message)
+        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
     return step
 
 
@@ -369,14 +369,14 @@ def _bring_about(
 ) -> Step:
     override = fit(wanted.override, observed)
     if override is None:
-        return AskOperator(condition=Condition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
+        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
     if record is not None and record.state is State.OPENED:
         return _set(wanted, override, observed, at)
     if record is None or record.state is State.WITHDRAWN or (wanted.set_again and record.state is State.CONSUMED):
         return _set_anew(wanted, override, observed, at)
     if not record.state.is_open:
         lost = wanted.set_again and record.state is State.LOST
-        return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
+        return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
     if not stands(record.override, observed):
         return _bring_back(wanted, record, override, observed, at, moving)
     if _is_someone_elses(record, observed):
@@ -408,13 +408,13 @@ def _bring_back(
     if became is State.WITHDRAWN:
         corrections = _recent(record, at)
         if len(corrections) >= MAX_CORRECTIONS:
-            return AskOperator(condition=Condition.CONTENDED, message=_contended(record, observed))
+            return AskOperator(condition=OperatorCondition.CONTENDED, message=_contended(record, observed))
         return _set(wanted, override, observed, at, corrections=(*corrections, at))
     if record.state is State.CONFIRMED:
         return Confirm(record=replace(record, state=became))
     if _in_post(observed, at):
         return Wait(why="the machine is in POST, and its override is not known to be set")
-    return AskOperator(condition=Condition.NEEDS_OPERATOR, message=_undecidable(record))
+    return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_undecidable(record))
 
 
 def _set_anew(wanted: Wanted, override: Override, observed: Observed, at: datetime) -> Step:
@@ -423,7 +423,7 @@ def _set_anew(wanted: Wanted, override: Override, observed: Observed, at: dateti
     seen = observed.override
     free = seen.enabled is Enabled.DISABLED or seen.target == Target.NONE or stands(override, observed)
     if isinstance(step, Set) and not free:
-        return AskOperator(condition=Condition.FOREIGN_OVERRIDE, message=_foreign(override, seen))
+        return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=_foreign(override, seen))
     return step
 
 

@@ -114,7 +114,7 @@ def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
 def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
     """The ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
 
-    What differs, and beside it what this BMC wants to be told anyway.
+    What differs, and beside it what this BMC wants to be sent anyway.
     """
     quirks = next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
     off = wanted.enabled is Enabled.DISABLED

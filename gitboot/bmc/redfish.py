@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 
 from requests import Response
@@ -68,7 +67,7 @@ class Credentials:
     name: str = ""  # by which documents name them
 
 
-class Bmc:
+class BmcConnection:
     """A connection to one BMC, kept open until `close`; for one thread at a time.
 
     Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
@@ -112,9 +111,7 @@ class Bmc:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class BmcAdapter(HTTPAdapter):
         host, _ = super().build_connection_pool_key_attributes(request, verify, cert)
         return host, {"ssl_context": self._tls} if host["scheme"] == "https" else {}
 
-    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+    def cert_verify(self, *_: Any) -> None:
         """Leave the connection alone: what is trusted stands in the TLS context."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:

@@ -85,10 +85,17 @@ def cli() -> None:
     """
 
 
-def main() -> NoReturn:
+def program() -> NoReturn:
+    """The process that a user starts: what it reads of a commit is read by a child, within limits."""
+    from gitboot.cli.bounded import PROGRAM
+
+    main(PROGRAM)
+
+
+def main(context: object = None) -> NoReturn:
     """Run the command line and exit; errors raised on purpose become one message and a code."""
     try:
-        code = cli.main(prog_name="gitboot", standalone_mode=False)
+        code = cli.main(prog_name="gitboot", standalone_mode=False, obj=context)
         sys.exit(code if isinstance(code, int) else Exit.FINE)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import fleet_options
 from gitboot.errors import UsageError
@@ -44,6 +45,7 @@ def command() -> None:
 )
 @fleet_options
 @click.pass_context
+@bounded
 def loaders(
     context: click.Context,
     path: Path,
@@ -58,17 +60,17 @@ def loaders(
     GRUB is built so that it begins with grub.cfg under the base URL. What is missing is named with its package.
     Doing it twice writes nothing.
     """
-    from gitboot.assets import Outcome, Placed, place
+    from gitboot.assets import Placed, Placement, place
 
     url = _base_url_of(path, rev) if base_url is None else _parsed(base_url)
 
-    def tell(placed: Placed) -> None:
-        colour = {Outcome.PLACED: "green", Outcome.MISSING: "yellow"}.get(placed.outcome)
+    def report(placed: Placed) -> None:
+        colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
         outcome = click.style(f"{placed.outcome:<9}", fg=colour)
         click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
 
-    placed = place(out, tftp, url, tell, systems=systems)
-    if all(each.outcome is Outcome.MISSING for each in placed):
+    placed = place(out, tftp, url, report, systems=systems)
+    if all(each.outcome is Placement.MISSING for each in placed):
         context.exit(Exit.PARTIAL)
 
 
@@ -77,7 +79,10 @@ def _base_url_of(path: Path, rev: str | None) -> str:
     from gitboot.load import load
     from gitboot.source import open_snapshot
 
-    return load(open_snapshot(path, rev)).fleet.spec.base_url
+    with evaluating() as begun:
+        snapshot = open_snapshot(path, rev)
+        begun(len(snapshot.blobs))
+        return load(snapshot).fleet.spec.base_url
 
 
 def _parsed(url: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import Output, credentials_option, now, output_option, state_option
+from gitboot.cli.inputs import Output, credentials_option, document, now, output_option, state_option
 from gitboot.phrases import count, some
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def resolve(server: str, state: Path, word: str | None, reason: str) -> None:
 
 
 def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) -> list[Inspection]:
-    from gitboot.bmc.fleet import connections
+    from gitboot.bmc.pool import connections
     from gitboot.cli.instance import chosen, looked_at
     from gitboot.errors import UsageError
     from gitboot.instance.inspect import inspect, subjects
@@ -161,8 +160,7 @@ def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) 
 
 
 def _as_json(found: list[Inspection]) -> str:
-    document = {"apiVersion": "gitboot.dev/v1alpha1", "items": [one.facts() for one in found]}
-    return json.dumps(document, indent=2, sort_keys=True)
+    return document(items=[one.facts() for one in found])
 
 
 def _as_text(found: list[Inspection]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.inputs import Output, output_option
@@ -28,6 +29,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
 @limit_options
 @output_option(*_FORMATS)
+@bounded
 def command(
     range: str,
     path: Path,
@@ -45,7 +47,7 @@ def command(
     acknowledges. Give the limits that the instance has, if they are not the defaults.
     """
     from gitboot.cli.ranges import compared
-    from gitboot.review import Outcome, review
+    from gitboot.review import ReviewOutcome, review
 
     gc.disable()  # two fleets are loaded once and all of them kept
     found = compared(path, range, merge=merge)
@@ -55,11 +57,11 @@ def command(
     result = review(found.base, found.head, limits=limits_of(limits), messages=found.messages, command=again)
     for output in outputs:
         output.write(_written(output.format, result, prefix_of(path)))
-    if result.outcome is Outcome.INVALID:
+    if result.outcome is ReviewOutcome.INVALID:
         sys.exit(Exit.INVALID)
-    if result.outcome is Outcome.HELD:
+    if result.outcome is ReviewOutcome.HELD:
         sys.exit(Exit.HELD)
-    if detailed_exitcode and result.outcome is Outcome.FINE:
+    if detailed_exitcode and result.outcome is ReviewOutcome.FINE:
         sys.exit(Exit.CHANGES)
 
 
@@ -72,7 +74,7 @@ def _written(format: str, result: Review, prefix: str) -> str:
     """The review in one format."""
     from gitboot.cli.review_text import as_text
     from gitboot.review.annotations import as_problems
-    from gitboot.review.facts import as_json
+    from gitboot.review.as_json import as_json
     from gitboot.review.markdown import as_markdown
 
     match format:

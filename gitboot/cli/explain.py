@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from datetime import datetime
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.inputs import Output, at_option, fleet_options, now, output_option
+from gitboot.cli.bounded import bounded
+from gitboot.cli.inputs import Output, at_option, document, fleet_options, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
 from gitboot.source import WORKTREE
@@ -30,6 +30,7 @@ _WIDTH: Final = 40
 @at_option
 @records_option
 @output_option("text", "json")
+@bounded
 def command(
     subject: str,
     field: str | None,
@@ -48,6 +49,7 @@ def command(
         _explain_code(subject.upper(), outputs)
         return
     from gitboot.audit.explain import explain
+    from gitboot.facts import facts
     from gitboot.resolve import plan
     from gitboot.source import open_blame
 
@@ -59,10 +61,8 @@ def command(
     blame = open_blame(path, rev)
     for output in outputs:
         if output.format == "json":
-            facts = found.facts()
-            for each, reason in zip(facts["reasons"], found.reasons, strict=True):
-                each["commit"] = _commit(reason, blame)
-            output.write(json.dumps(facts, indent=2, sort_keys=True))
+            reasons = [{**facts(each), "commit": _commit(each, blame)} for each in found.reasons]
+            output.write(document(**{**facts(found), "reasons": reasons}))
         else:
             output.write(_as_text(found, blame))
 
@@ -71,10 +71,12 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
     """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
+    from gitboot.facts import facts
+
     commit = blame.line(reason.path, reason.line)
     if commit is None:
         return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
-    return {**commit.facts()}
+    return {**facts(commit)}
 
 
 def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
@@ -85,14 +87,7 @@ def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
         raise UsageError(f"there is no problem code {text}; they begin with GB1001")
     for output in outputs:
         if output.format == "json":
-            facts = {
-                "apiVersion": "gitboot.dev/v1alpha1",
-                "code": code.value,
-                "headline": code.headline,
-                "why": code.why,
-                "hint": code.fix,
-            }
-            output.write(json.dumps(facts, indent=2, sort_keys=True))
+            output.write(document(code=code, headline=code.headline, why=code.why, hint=code.fix))
         else:
             output.write(f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
 

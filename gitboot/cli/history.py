@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.inputs import Output, output_option, path_option
+from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.inputs import Output, document, output_option, path_option
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
-    from gitboot.audit.effects import Change, Effect
+    from gitboot.audit.effects import Change, ServerEffect
     from gitboot.audit.lineage import Changed, Skipped
     from gitboot.source import History
 
-_IMPLIED: Final = ("version", "files")  # by the image: told as JSON only
+_IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 
 
 @click.command()
@@ -29,6 +30,7 @@ _IMPLIED: Final = ("version", "files")  # by the image: told as JSON only
 @click.option("--rev", metavar="REVISION", help="The Git revision to look back from. Default: HEAD.")
 @click.option("-n", "--number", type=click.IntRange(min=1), help="How many commits at most. Default: all.")
 @output_option("text", "json")
+@bounded
 def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[Output, ...]) -> None:
     """Show the commits that changed what SERVER boots, or may boot: its decision, not its file.
 
@@ -54,8 +56,8 @@ def _entries(history: History, server: str, number: int | None) -> list[Changed 
     from gitboot.audit.steps import Steps
 
     entries: list[Changed | Skipped] = []
-    with Steps.open(_kept()) as steps:
-        for entry in Lineage(history, steps).of(server):
+    with evaluating() as begun, Steps.open(_kept()) as steps:
+        for entry in Lineage(history, steps, begun).of(server):
             entries.append(entry)
             if sum(map(_is_change, entries)) == number:
                 break
@@ -76,10 +78,17 @@ def _is_change(entry: Changed | Skipped) -> bool:
 
 
 def _as_json(server: str, entries: Sequence[Changed | Skipped]) -> str:
-    items = [entry.facts() for entry in entries]
-    return json.dumps(
-        {"apiVersion": "gitboot.dev/v1alpha1", "server": server, "items": items}, indent=2, sort_keys=True
-    )
+    return document(server=server, items=[_entry(each) for each in entries])
+
+
+def _entry(entry: Changed | Skipped) -> dict[str, Any]:
+    from gitboot.audit.lineage import Changed
+    from gitboot.facts import facts
+
+    commit = facts(entry.commit)
+    if isinstance(entry, Changed):
+        return {"commit": commit, **facts(entry.effect), "problem": None}
+    return {"commit": commit, "server": None, "kind": "Skipped", "changes": [], "problem": entry.problem}
 
 
 def _as_text(entries: Sequence[Changed | Skipped]) -> str:
@@ -89,13 +98,13 @@ def _as_text(entries: Sequence[Changed | Skipped]) -> str:
     lines: list[str] = []
     for changed, group in groupby(entries, key=_is_change):
         if changed:
-            lines += (line for entry in group if isinstance(entry, Changed) for line in _told(entry))
+            lines += (line for entry in group if isinstance(entry, Changed) for line in _lines(entry))
         else:
             lines.append(_skipped([entry for entry in group if not isinstance(entry, Changed)]))
     return "\n".join(lines)
 
 
-def _told(entry: Changed) -> Iterator[str]:
+def _lines(entry: Changed) -> Iterator[str]:
     from gitboot.cli.table import table
 
     commit = entry.commit
@@ -113,15 +122,15 @@ def _skipped(entries: Sequence[Skipped]) -> str:
     return click.style(f"({commits} invalid and decided nothing: {newest.problem})", fg="bright_black")
 
 
-def _rows(effect: Effect) -> Iterator[tuple[str, str, str]]:
+def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
     """The fields of a commit that changed; of a server that came or went, what it boots."""
-    from gitboot.audit.effects import Kind
+    from gitboot.audit.effects import EffectKind
 
-    if effect.kind is not Kind.CHANGED:
+    if effect.kind is not EffectKind.CHANGED:
         yield effect.kind.lower(), "", effect.server
     images = {change.field.removesuffix("image") for change in effect.changes if change.field.endswith(".boot.image")}
     for change in effect.changes:
-        if effect.kind is not Kind.CHANGED and not _is_boot(change):
+        if effect.kind is not EffectKind.CHANGED and not _is_boot(change):
             continue
         if any(change.field.startswith(f"{boot}{name}") for boot in images for name in _IMPLIED):
             continue

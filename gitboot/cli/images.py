@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
+from gitboot.cli.bounded import bounded
+from gitboot.cli.inputs import Output, at_option, document, fleet_argument, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.phrases import some
 
@@ -27,6 +27,7 @@ _REASON: Final = 34  # characters
 @at_option
 @records_option
 @output_option("text", "json")
+@bounded
 def command(path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[Output, ...]) -> None:
     """Show each image and stream of the fleet at PATH: how many servers boot it, and were provisioned with it.
 
@@ -34,13 +35,13 @@ def command(path: Path, rev: str | None, at: datetime | None, records: str | Non
     reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
     """
     from gitboot.audit.images import images
+    from gitboot.facts import facts
 
     fleet = planned_fleet(path, rev, at or now(), records)
     found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
     for output in outputs:
         if output.format == "json":
-            facts = {**found.facts(), "revision": fleet.decisions.revision}
-            output.write(json.dumps(facts, indent=2, sort_keys=True))
+            output.write(document(**facts(found), revision=fleet.decisions.revision))
         else:
             output.write("\n\n".join(_tables(found)))
 
@@ -58,7 +59,7 @@ def _tables(found: Images) -> Iterator[str]:
             str(each.maintenances),
             ", ".join(each.streams) or "-",
         )
-        for each in found.images
+        for each in found.items
     ]
     yield table(("IMAGE", "VERSION", "BOOT IT", "HAVE IT", "IN WINDOWS", "STREAMS"), rows)
     if found.streams:
@@ -68,17 +69,17 @@ def _tables(found: Images) -> Iterator[str]:
         yield table(("ROLLOUT OF", "RAISED TO", "REACHES", "SERVERS"), rows)
     rows = [
         (
-            each.opt_out.what,
-            each.opt_out.image,
-            _until(each.opt_out.until, overdue=each.overdue),
+            each.what,
+            each.image,
+            _until(each.until, overdue=each.overdue),
             _few(each.servers),
-            _shortened(each.opt_out.reason),
+            _shortened(each.reason),
         )
         for each in found.behind
     ]
     if rows:
         yield table(("STAYS BY", "AT", "UNTIL", "SERVERS", "WHY"), rows)
-    rows = [(each.server, each.image, each.version, each.minimum, each.stream) for each in found.too_old]
+    rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
     if rows:
         yield table(("TOO OLD", "BOOTS", "VERSION", "AT LEAST", "STREAM"), rows)
 

@@ -31,7 +31,7 @@ def command(directory: Path) -> None:
     """
     try:
         if directory.exists() and any(path.name != ".git" for path in directory.iterdir()):
-            raise UsageError(f"{directory} is not empty: name a directory that is, or one that does not exist yet")
+            raise UsageError(f"{directory} is not empty: choose an empty directory, or one that does not exist yet")
         for name, text in _files():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(text)

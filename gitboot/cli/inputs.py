@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,6 +127,14 @@ def at_option(command: Command) -> Command:
 def now() -> datetime:
     """The clock, read once a command."""
     return datetime.now(UTC).replace(microsecond=0)
+
+
+def document(**items: Any) -> str:
+    """What a command says, as JSON: with its version, sorted, to be read by people too."""
+    from gitboot.facts import facts
+    from gitboot.model.envelope import API_VERSION
+
+    return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
+from gitboot.cli.bounded import bounded
+from gitboot.cli.inputs import Output, at_option, document, fleet_argument, now, output_option
 from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_held_back
 
 
@@ -20,6 +21,7 @@ from gitboot.cli.planning import held_back, planned_fleet, records_option, selec
 @click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
 @click.option("-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1.")
 @output_option("text", "json", "yaml")
+@bounded
 def command(
     path: Path,
     rev: str | None,
@@ -55,12 +57,8 @@ def command(
         if output.format == "text":
             output.write(_as_table(items) if items else "")
         else:
-            document = {
-                "apiVersion": "gitboot.dev/v1alpha1",
-                "revision": fleet.decisions.revision,
-                "items": items,
-            }
-            output.write(_as_json(document) if output.format == "json" else _as_yaml(document))
+            found = document(revision=fleet.decisions.revision, items=items)
+            output.write(found if output.format == "json" else _as_yaml(found))
     if not items:
         asked = f" with the labels {selector}" if selector else ""
         among = f" among {', '.join(names)}" if names else ""
@@ -68,15 +66,10 @@ def command(
     tell_held_back(held_back(plans))
 
 
-def _as_json(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2, sort_keys=True)
-
-
-def _as_yaml(document: dict[str, Any]) -> str:
+def _as_yaml(text: str) -> str:
     import yaml
 
-    plain = json.loads(json.dumps(document))
-    return str(yaml.safe_dump(plain, sort_keys=True, allow_unicode=True, width=100))
+    return str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
 
 
 def _as_table(items: list[dict[str, Any]]) -> str:

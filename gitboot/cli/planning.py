@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gitboot import phrases
+from gitboot.cli.bounded import evaluating
 from gitboot.errors import UsageError
 from gitboot.load import FleetRepository, load
 from gitboot.model.scalars import SystemUuid
@@ -50,8 +51,11 @@ class Planned:
 
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
-    repository = load(open_snapshot(path, rev))
-    decisions = decide(repository)
+    with evaluating() as begun:
+        snapshot = open_snapshot(path, rev)
+        begun(len(snapshot.blobs))
+        repository = load(snapshot)
+        decisions = decide(repository)
     return Planned(
         repository=repository,
         decisions=decisions,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Final
 
 import click
 
+from gitboot.cli.inputs import document
 from gitboot.phrases import count
 from gitboot.problems.github import github
 from gitboot.problems.junit import junit
@@ -41,8 +41,7 @@ def as_text(problems: Sequence[Problem], prefix: str) -> str:
 
 
 def as_json(problems: Sequence[Problem], prefix: str) -> str:
-    items = [{**problem.facts(), "path": f"{prefix}{problem.path}"} for problem in problems]
-    return json.dumps({"apiVersion": "gitboot.dev/v1alpha1", "items": items}, indent=2, sort_keys=True)
+    return document(items=[replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
 
 
 def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:

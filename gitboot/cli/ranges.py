@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gitboot.cli.bounded import evaluating
 from gitboot.errors import InvalidRepository
 from gitboot.load import ParseCache, Snapshot, load
 from gitboot.resolve import decide
@@ -27,7 +28,8 @@ def compared(path: Path, range: str, *, merge: bool) -> Compared:
     base, dots, head = range.partition("..")
     names = base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
     try:
-        found = open_range(path, range, merge=merge)
+        with evaluating():
+            found = open_range(path, range, merge=merge)
     except InvalidRepository as error:
         # They do not merge, so there is no HEAD to look at.
         conflicted = Side(named=names[1], revision=names[1], decisions=None, repository=None, problems=error.problems)
@@ -43,8 +45,10 @@ def compared(path: Path, range: str, *, merge: bool) -> Compared:
 def side(named: str, snapshot: Snapshot, parsed: ParseCache) -> Side:
     """A revision, loaded and decided; ``parsed`` keeps what its blobs parse to."""
     try:
-        repository = load(snapshot, parsed)
-        decisions = decide(repository)
+        with evaluating() as begun:
+            begun(len(snapshot.blobs))
+            repository = load(snapshot, parsed)
+            decisions = decide(repository)
     except InvalidRepository as error:
         return Side(named=named, revision=snapshot.revision, decisions=None, repository=None, problems=error.problems)
     return Side(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.inputs import Output, now, output_option, state_option
+from gitboot.cli.inputs import Output, document, now, output_option, state_option
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ def show(servers: tuple[str, ...], state: Path, outputs: tuple[Output, ...]) -> 
         doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
     for output in outputs:
         if output.format == "json":
-            document = {"apiVersion": "gitboot.dev/v1alpha1", "items": items}
-            output.write(json.dumps(document, indent=2, sort_keys=True))
+            output.write(document(items=items))
         else:
             output.write(_as_text(items, doubt[1] if doubt is not None else None))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import at_option, fleet_argument, now
 from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_held_back
 
@@ -21,6 +22,7 @@ from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_
 )
 @at_option
 @records_option
+@bounded
 def command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
     """Write every boot file of the fleet at PATH into a directory, as `gitboot run` would publish it.
 

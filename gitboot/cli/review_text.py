@@ -13,18 +13,18 @@ from gitboot.cli.table import table
 from gitboot.phrases import count, more, some
 from gitboot.problems.order import printable
 from gitboot.review import words
-from gitboot.review.groups import Cause, Group
+from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
-from gitboot.review.review import Outcome, Review
+from gitboot.review.review import Review, ReviewOutcome
 
 _WIDTH: Final = 100
 _GROUPS: Final = 50  # that are shown
 _LIMITS: Final = 20  # that are shown; more are of ever more sites
 _COLOURS: Final = {
-    Outcome.HELD: "red",
-    Outcome.INVALID: "red",
-    Outcome.FINE: "green",
-    Outcome.UNCHANGED: "green",
+    ReviewOutcome.HELD: "red",
+    ReviewOutcome.INVALID: "red",
+    ReviewOutcome.FINE: "green",
+    ReviewOutcome.UNCHANGED: "green",
 }
 _SIGNS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -65,7 +65,7 @@ def _verdict(review: Review) -> Iterator[str]:
     yield click.style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
     sides = (f"{side.named}{f' ({side.short})' if side.short else ''}" for side in (review.base, review.head))
     yield printable(f" {words.ARROW} ".join(sides))
-    if review.verdict is not None and review.outcome is not Outcome.UNCHANGED:
+    if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
         yield f"digest {review.verdict.digest}"
     if review.changes is not None:
         yield words.counts(review.changes)
@@ -74,7 +74,7 @@ def _verdict(review: Review) -> Iterator[str]:
 
 
 def _blast_radius(review: Review) -> Iterator[str]:
-    if review.outcome in (Outcome.INVALID, Outcome.UNCHANGED) or not review.changes or not review.verdict:
+    if review.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not review.changes or not review.verdict:
         return
     limits = review.verdict.limits
     yield _heading("Blast radius")
@@ -147,7 +147,7 @@ def _group(group: Group) -> list[str]:
     return lines
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: ChangeCause) -> str:
     at = f" at {':'.join(map(str, cause.place))}" if cause.place else ""
     return _wrapped(f"{cause}{at}: {words.cause(cause)}")
 
@@ -193,7 +193,7 @@ def _next(review: Review) -> Iterator[str]:
     yield f"  see it again: {review.command}"
     acknowledging = list(review.acknowledging())
     if acknowledging:
-        yield "  to accept it none the less, put into the last commit's message:"
+        yield "  to accept it anyway, put into the last commit's message:"
         yield from (f"    {line}" for _, line in acknowledging)
         yield "  or, where the instance runs:"
         yield f"    {review.approval}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import config_option, credentials_option
@@ -110,6 +111,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="After so many failures in a row, over all BMCs, no more overrides are set until one answers.",
 )
 @limit_options
+@allowance_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option(
@@ -137,6 +139,7 @@ def command(**given: Any) -> None:
 def _settings(
     *, repository: str, reference: str | None, listen: str | None, records: str | None, poll_s: float, **given: Any
 ) -> Settings:
+    from gitboot.evaluate.limits import Allowance
     from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 
     limits = {name: given.pop(name) for name in LIMITS}
@@ -159,6 +162,7 @@ def _settings(
     return Settings(
         git=git,
         bmc=bmc,
+        allowance=Allowance(seconds=given.pop("commit_seconds"), mebibytes=given.pop("commit_memory")),
         limits=limits_of(limits, **allowed),
         listen=listen,
         records=records,

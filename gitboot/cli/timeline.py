@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
 
-from gitboot.cli.inputs import InstantType, Output, at_option, fleet_options, now, output_option
+from gitboot.cli.bounded import bounded
+from gitboot.cli.inputs import InstantType, Output, at_option, document, fleet_options, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 
 
@@ -19,6 +19,7 @@ from gitboot.cli.planning import planned_fleet, records_option
 @click.option("--until", type=InstantType(), metavar="INSTANT", help="How far to look. Default: a year after --at.")
 @records_option
 @output_option("text", "json")
+@bounded
 def command(
     server: str,
     path: Path,
@@ -54,8 +55,7 @@ def command(
         instant = transition(decision, instant, record)
     for output in outputs:
         if output.format == "json":
-            document = {"apiVersion": "gitboot.dev/v1alpha1", "server": server, "items": items}
-            output.write(json.dumps(document, indent=2, sort_keys=True))
+            output.write(document(server=server, items=items))
             continue
         rows = [
             (

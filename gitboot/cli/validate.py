@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
 from gitboot.cli.problems import FORMATS, counted, prefix_of
@@ -19,6 +20,7 @@ from gitboot.phrases import count
 @fleet_argument
 @at_option
 @output_option(*FORMATS)
+@bounded
 def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Output, ...]) -> None:
     """Check the fleet repository at PATH: every problem at once, with its place and its hint.
 
@@ -37,8 +39,11 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
     problems: tuple[Problem, ...]
     summary = ""
     try:
-        repository = load(open_snapshot(path, rev))
-        decisions = decide(repository)
+        with evaluating() as begun:
+            snapshot = open_snapshot(path, rev)
+            begun(len(snapshot.blobs))
+            repository = load(snapshot)
+            decisions = decide(repository)
         problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or now()))))
         servers, images = len(repository.servers), len(repository.images)
         summary = f"{count(servers, 'server')}, {count(images, 'image')}, "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
+from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.matching import matched
 from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, reinstalls
@@ -21,7 +23,6 @@ from gitboot.resolve import Decisions
 
 GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
 
-Label = tuple[str, str]  # site, fra1
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
 
 
@@ -58,18 +59,12 @@ class ServerChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Area:
-    """How much of a group of servers is touched."""
+class Touched:
+    """What of two commits can differ: all else is the same in both, and need not be compared."""
 
-    label: Label | None  # None: the whole fleet
-    size: int  # servers of the old commit, and who moved here and changes
-    changed: int
-    removed: int
-    added: int
-    reinstalled: int
-
-    def __str__(self) -> str:
-        return "=".join(self.label) if self.label else "all"
+    servers: frozenset[str]  # of either commit
+    documents: frozenset[Id]  # and files, of kind "file"
+    sizes: Mapping[Label, int]  # how many servers of the old commit have a label of `GROUPING`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +76,13 @@ class Changes:
     unchanged: int
     before: int  # how many servers the old commit has
     after: int
-    unknown: SharedChange | None  # what machines boot that no document describes; None: the same
+    unknown: SharedChange | None  # what unknown machines boot; None: the same
     shared: SharedChange | None  # outputs, evidence, the base URL of the fleet; None: the same
     images: tuple[ImageChange, ...]
     areas: tuple[Area, ...]  # the whole fleet first
     documents: Mapping[Id, DocumentChange]
     bmcs: tuple[str, ...]  # servers that are reached, or trusted, at another BMC
-    besides: tuple[Pair, ...]  # what is in no decision, and none the less not what was looked at if it is another
+    besides: tuple[Pair, ...]  # what is in no decision, and yet not what was looked at if it is another
     digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
 
     def __post_init__(self) -> None:
@@ -104,6 +99,21 @@ class Changes:
         """Whether no decision changes, and so no published byte."""
         return not (self.servers or self.unknown or self.shared)
 
+    @property
+    def extent(self) -> Extent:
+        """How much that is, as guards count it."""
+        return Extent(
+            digest=self.digest,
+            first=self.first,
+            before=self.before,
+            after=self.after,
+            installs=len(self.of(Risk.INSTALL)),
+            reinstalls=len(self.of(Risk.REINSTALL)),
+            unknown=self.unknown is not None,
+            mutated_images=sum(image.mutated for image in self.images),
+            areas=self.areas,
+        )
+
     def of(self, risk: Risk) -> tuple[ServerChange, ...]:
         """The servers whose change is of a class."""
         return tuple(change for change in self.servers if risk in change.risks)
@@ -117,12 +127,18 @@ def compare(
     new: Decisions,
     old_repository: FleetRepository | None,
     new_repository: FleetRepository,
+    touched: Touched | None = None,
 ) -> Changes:
-    """What ``new`` changes; without ``old`` it is the first commit, and all of it is new."""
-    shared = shared_change(old, new, old_repository, new_repository)
-    documents = changed_documents(old_repository, new_repository)
-    before = machines(old_repository) if old_repository else {}
-    after = machines(new_repository)
+    """What ``new`` changes; without ``old`` it is the first commit, and all of it is new.
+
+    Where it is known what can differ, only that is compared.
+    """
+    shared = shared_change(old, new, old_repository, new_repository, touched.servers if touched else None)
+    documents = changed_documents(old_repository, new_repository, touched.documents if touched else None)
+    if touched is None or (shared is not None and changes_all_files(shared)):
+        touched = _everything(old_repository, new_repository)
+    before = machines(old_repository, touched.servers) if old_repository else {}
+    after = machines(new_repository, touched.servers)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
     pairs = matched(before, after)
     owners = {mark: machine.name for machine in before.values() for mark in machine.marks()}
@@ -139,20 +155,27 @@ def compare(
     was_at = {machine.name: machine.bmc for machine in before.values()}
     reached = [(was, was_at.get(was or ""), now, by_name[now]) for was, now in pairs if now]
     reached = [each for each in reached if each[1] != each[3]]
+    untouched = len(old_repository.servers) - len(before) if old_repository else 0
     return Changes(
         first=old is None,
         servers=tuple(servers),
-        unchanged=len(pairs) - len(servers),
-        before=len(before),
-        after=len(after),
+        unchanged=untouched + len(pairs) - len(servers),
+        before=untouched + len(before),
+        after=len(new_repository.servers),
         unknown=unknown_change(old, new),
         shared=shared,
-        images=tuple(image_changes(documents, (old, new), (old_repository, new_repository))),
-        areas=_areas(pairs, servers, old_repository, new_repository),
+        images=tuple(image_changes(documents, (old, new), (old_repository, new_repository), touched.servers)),
+        areas=_areas(pairs, servers, old_repository, new_repository, touched.sizes),
         documents=documents,
         bmcs=tuple(now for was, _, now, _ in reached if was),
         besides=tuple(("bmc", _bmc(was, before), _bmc(now, after)) for was, before, now, after in reached),
     )
+
+
+def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:
+    servers = old.servers if old is not None else {}
+    sizes = Counter(label for name in servers for label in _labels(old, name))
+    return Touched(servers=frozenset(servers.keys() | new.servers.keys()), documents=frozenset(), sizes=sizes)
 
 
 def _bmc(server: str | None, access: BmcAccess | None) -> Digest:
@@ -188,25 +211,28 @@ def _areas(
     servers: Iterable[ServerChange],
     old: FleetRepository | None,
     new: FleetRepository,
+    sizes: Mapping[Label, int],
 ) -> tuple[Area, ...]:
     """The whole fleet, then each site and each role; a server that moves from one to another counts in both."""
-    counts: dict[Label | None, dict[str, int]] = {None: {}}
+    counts: dict[Label | None, dict[str, int]] = {None: {"size": len(old.servers) if old is not None else 0}}
+    counts.update((label, {"size": size}) for label, size in sizes.items())
 
-    def count(what: str, was: str | None, is_now: str | None) -> None:
-        for label in {None, *_labels(old, was), *_labels(new, is_now)}:
+    def count(what: str, labels: Iterable[Label | None]) -> None:
+        for label in labels:
             group = counts.setdefault(label, {})
             group[what] = group.get(what, 0) + 1
 
     changed = {change.new.server for change in servers if change.new is not None}
     for was, is_now in pairs:
-        if was is not None:  # whoever moves without a change dilutes no share
-            count("size", was, is_now if is_now in changed else None)
+        if was is not None and is_now in changed:  # whoever moves without a change dilutes no share
+            count("size", set(_labels(new, is_now)) - set(_labels(old, was)))
     for change in servers:
         before = change.old.server if change.old else None
         after = change.new.server if change.new else None
-        count(_COUNTED[change.fate], before, after)
+        labels = {None, *_labels(old, before), *_labels(new, after)}
+        count(_COUNTED[change.fate], labels)
         if change.reinstalls:
-            count("reinstalled", before, after)
+            count("reinstalled", labels)
     return tuple(_area(label, counts[label]) for label in sorted(counts, key=_place))
 
 

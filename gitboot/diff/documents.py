@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -31,9 +31,11 @@ class DocumentChange:
     fields: tuple[FieldChange, ...]  # of one that was edited
 
 
-def changed_documents(old: FleetRepository | None, new: FleetRepository) -> dict[Id, DocumentChange]:
-    """Every document and file that differs, by kind and name."""
-    before, after = dict(_resources(old)) if old else {}, dict(_resources(new))
+def changed_documents(
+    old: FleetRepository | None, new: FleetRepository, touched: frozenset[Id] | None = None
+) -> dict[Id, DocumentChange]:
+    """Every document and file that differs, or of the ``touched`` ones, by kind and name."""
+    before, after = _resources(old, touched) if old else {}, _resources(new, touched)
     found = {}
     for key in sorted(before.keys() | after.keys()):
         was, is_now = before.get(key), after.get(key)
@@ -47,19 +49,22 @@ def changed_documents(old: FleetRepository | None, new: FleetRepository) -> dict
     return found
 
 
-def _resources(repository: FleetRepository) -> Iterator[tuple[Id, Resource | bytes]]:
-    named: tuple[tuple[str, Mapping[str, Resource]], ...] = (
+def _resources(repository: FleetRepository, touched: frozenset[Id] | None) -> dict[Id, Resource | bytes]:
+    fleet = repository.fleet
+    named: tuple[tuple[str, Mapping[str, Resource | bytes]], ...] = (
+        ("Fleet", {fleet.metadata.name: fleet}),
         ("Server", repository.servers),
         ("BootImage", repository.images),
         ("ImageStream", repository.streams),
         ("BootProfile", repository.profiles),
         ("BootPolicy", repository.policies),
         ("Maintenance", repository.maintenances),
+        ("file", repository.files),
     )
-    yield Id("Fleet", repository.fleet.metadata.name), repository.fleet
-    for kind, resources in named:
-        yield from ((Id(kind, name), resource) for name, resource in resources.items())
-    yield from ((Id("file", path), data) for path, data in repository.files.items())
+    if touched is None:
+        return {Id(kind, name): resource for kind, found in named for name, resource in found.items()}
+    by_kind = dict(named)
+    return {key: by_kind[key.kind][key.name] for key in touched if key.name in by_kind[key.kind]}
 
 
 def _fields(old: Resource | bytes, new: Resource | bytes) -> tuple[FieldChange, ...]:

@@ -1,4 +1,4 @@
-"""Guards: whether a commit may be accepted by how much it changes, and what acknowledges it none the less."""
+"""Guards: whether a commit may be accepted by how much it changes, and what acknowledges it anyway."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Final
 
-from gitboot.diff.changes import Area, Changes
-from gitboot.diff.risks import Risk
+from gitboot.diff.extent import Area, Extent
 from gitboot.model.fleet import Guards
 from gitboot.model.scalars import Digest
 from gitboot.phrases import did_you_mean
@@ -18,7 +17,7 @@ SMALL: Final = 10  # servers: in smaller groups a percentage says nothing
 
 
 class Guard(StrEnum):
-    """What holds a commit, in the order in which it is told."""
+    """What holds a commit, in the order in which it is shown."""
 
     MAX_REINSTALLS = "maxReinstalls"
     MAX_UNKNOWN_CHANGES = "maxUnknownChanges"
@@ -91,7 +90,7 @@ Acknowledged = frozenset[tuple[str, str]]  # (digest, guard)
 
 
 def judge(
-    changes: Changes,
+    extent: Extent,
     limits: Limits,
     acknowledged: Acknowledged = frozenset(),
     *,
@@ -99,7 +98,7 @@ def judge(
     returning: int = 0,
     rewound: bool = False,
 ) -> Verdict:
-    """What of ``changes`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
+    """What of a commit's ``extent`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
 
     ``pending`` is how many servers an instance's records leave to be installed: by it a first commit is judged,
     which changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings
@@ -107,31 +106,30 @@ def judge(
     not descend from the accepted one.
     """
     trips = (
-        replace(trip, acknowledged=(changes.digest, trip.guard.value) in acknowledged)
-        for trip in _trips(changes, limits, pending, returning, rewound)
+        replace(trip, acknowledged=(extent.digest, trip.guard.value) in acknowledged)
+        for trip in _trips(extent, limits, pending, returning, rewound)
     )
     order = list(Guard)
     ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
-    return Verdict(digest=changes.digest, limits=limits, trips=tuple(ordered))
+    return Verdict(digest=extent.digest, limits=limits, trips=tuple(ordered))
 
 
-def _trips(changes: Changes, limits: Limits, pending: int | None, returning: int, rewound: bool) -> Iterator[Trip]:
-    if changes.after == 0 and not limits.allow_empty and (changes.first or changes.before):
+def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int, rewound: bool) -> Iterator[Trip]:
+    if extent.after == 0 and not limits.allow_empty and (extent.first or extent.before):
         yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
     if rewound and not limits.allow_rewind:
         yield Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0)
-    installs = pending if pending is not None else len(changes.of(Risk.INSTALL))
+    installs = pending if pending is not None else extent.installs
     yield from _more(Guard.MAX_INSTALLS, "first boots", installs, limits.max_installs)
-    reinstalled = len(changes.of(Risk.REINSTALL)) + returning
+    reinstalled = extent.reinstalls + returning
     yield from _more(Guard.MAX_REINSTALLS, "servers that may be reinstalled", reinstalled, limits.max_reinstalls)
-    if changes.first:
+    if extent.first:
         return
     unknown = "changes of what unknown servers boot"
-    yield from _more(Guard.MAX_UNKNOWN_CHANGES, unknown, int(changes.unknown is not None), limits.max_unknown_changes)
-    mutated = sum(image.mutated for image in changes.images)
-    yield from _more(Guard.MUTATED_IMAGES, "images in use edited", mutated, limits.mutated_images)
-    yield from _more(Guard.MAX_DELETES, "servers removed", changes.areas[0].removed, limits.max_deletes)
-    for area in changes.areas:
+    yield from _more(Guard.MAX_UNKNOWN_CHANGES, unknown, int(extent.unknown), limits.max_unknown_changes)
+    yield from _more(Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images)
+    yield from _more(Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes)
+    for area in extent.areas:
         yield from _of_area(area, limits)
 
 

@@ -35,15 +35,16 @@ def image_changes(
     documents: Mapping[Id, DocumentChange],
     both: tuple[Decisions | None, Decisions],
     repositories: tuple[FleetRepository | None, FleetRepository],
+    touched: frozenset[str],
 ) -> Iterator[ImageChange]:
-    """Every BootImage that is another, by name, and how many servers boot it."""
+    """Every BootImage that is another, by name, and how many servers boot it: all of them are ``touched``."""
     changed = [change for key, change in documents.items() if key.kind == "BootImage"]
     if not changed:
         return
     uses: dict[str, set[str]] = {}
     for decisions in filter(None, both):
-        for name, decision in decisions.servers.items():
-            for image in booted(decision):
+        for name in touched:
+            for image in booted(decisions.servers.get(name)):
                 uses.setdefault(image, set()).add(name)
         for boot in (decisions.unknown or {}).values():
             uses.setdefault(boot.image, set()).add("")

@@ -15,7 +15,7 @@ class Risk(StrEnum):
     """What a change can do, the worst first."""
 
     REINSTALL = "reinstall"  # it can ask for a boot that writes disks, and could not before
-    UNKNOWN_SERVERS = "unknown servers"  # what machines boot that no document describes
+    UNKNOWN_SERVERS = "unknown servers"  # what unknown machines boot
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or selected by nothing any more
     INSTALL = "install"  # a new server that wants a first boot
@@ -30,7 +30,6 @@ class Risk(StrEnum):
     ADDED = "added"  # a new server
     BMC = "BMC"  # where overrides are written; no file changes
     OVERRIDE_ONLY = "override only"  # nothing but how the BMC is set
-    PRESENTATION_ONLY = "presentation only"  # documents changed, decisions did not
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])

@@ -31,13 +31,14 @@ def shared_change(
     new: Decisions,
     old_repository: FleetRepository | None,
     new_repository: FleetRepository,
+    touched: frozenset[str] | None = None,
 ) -> SharedChange | None:
-    """What all machines have in common; None: it is the same."""
-    return _change(_shared(old, old_repository, new), _shared(new, new_repository, old))
+    """What all machines have in common; None: it is the same. Only ``touched`` servers can differ, where given."""
+    return _change(_shared(old, old_repository, new, touched), _shared(new, new_repository, old, touched))
 
 
 def unknown_change(old: Decisions | None, new: Decisions) -> SharedChange | None:
-    """What machines boot that no document describes; None: the same."""
+    """What unknown machines boot; None: the same."""
     return _change(_unknown(old), _unknown(new))
 
 
@@ -48,7 +49,10 @@ def changes_all_files(shared: SharedChange) -> bool:
 
 
 def _shared(
-    decisions: Decisions | None, repository: FleetRepository | None, other: Decisions | None
+    decisions: Decisions | None,
+    repository: FleetRepository | None,
+    other: Decisions | None,
+    touched: frozenset[str] | None,
 ) -> dict[str, object] | None:
     if decisions is None or repository is None:
         return None
@@ -59,19 +63,20 @@ def _shared(
         "evidence": decisions.evidence,
         "monitors": list(map(str, provisioning.monitors)),  # whose fetches prove no installation
         "ledger": provisioning.ledger,  # of the instance that makes them
-        **(_network(decisions, other) if other is not None and decisions.outputs & _OF_HOSTS else {}),
+        **(_network(decisions, other, touched) if other is not None and decisions.outputs & _OF_HOSTS else {}),
     }
 
 
 _OF_HOSTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # made of more than decisions
 
 
-def _network(decisions: Decisions, other: Decisions) -> dict[str, object]:
-    """What DHCP is told: of the servers in both commits only those that differ, so that a rebase changes nothing."""
-    others = {host.server: _interfaces(host) for host in other.hosts}
-    hosts = {host.server: _interfaces(host) for host in decisions.hosts if host.server in others}
+def _network(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
+    """What DHCP reads: of the servers in both commits only those that differ, so that a rebase changes nothing."""
+    hosts, others = decisions.networks, other.networks
+    both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
+    facts = {server: _interfaces(hosts[server]) for server in both}
     return {
-        "hosts": {server: facts for server, facts in hosts.items() if facts != others[server]},
+        "hosts": {server: facts[server] for server in both if facts[server] != _interfaces(others[server])},
         "sites": dict(decisions.sites),
     }
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gitboot.diff.guard import Acknowledged, Limits, Verdict, acknowledgements, judge, trailer
 from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, SourceError, TryAgain
-from gitboot.instance.evaluation import Commit, Evaluated
+from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.provisioning import left_to_install, would_return_installed
 from gitboot.load import Revision
@@ -47,14 +47,11 @@ class Source(Protocol):
 class Evaluating(Protocol):
     """What says what a commit says; see `gitboot.instance.evaluation`."""
 
-    def evaluate(self, revision: Revision, *, wait: bool = False) -> Evaluated | None:
-        """What ``revision`` says; None while it is still being evaluated, which ``wait`` waits for."""
+    def evaluate(self, revision: Revision) -> Evaluated | None:
+        """What ``revision`` says; None while it is still being evaluated: ask again."""
 
     def adopt(self, commit: Commit) -> None:
         """Take the commit that was evaluated last as the one that the next are compared with."""
-
-    def forget(self) -> None:
-        """Read the next commit wholly: the clone is another one now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,11 +99,9 @@ class Accepting:
         *,
         limits: Limits,
         published: Revision | None = None,
-        wait: bool = False,
     ) -> None:
         self._source, self._evaluation, self._limits = source, evaluation, limits
         self._published = published  # the commit that the tree was made of before this start
-        self._wait = wait  # for a commit that is still being evaluated
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """What becomes of the newest commit, and what there is to say of it.
@@ -178,7 +173,7 @@ class Accepting:
 
     def _evaluated(self, revision: Revision) -> Evaluated | InvalidRepository | None:
         try:
-            return self._evaluation.evaluate(revision, wait=self._wait)
+            return self._evaluation.evaluate(revision)
         except InvalidRepository as error:
             return error
 
@@ -208,7 +203,6 @@ class Accepting:
         except (TryAgain, OperatorError) as failure:
             return "CorruptClone", f"{error}; {failure}"
         events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
-        self._evaluation.forget()
         return None
 
     # Guards
@@ -225,7 +219,7 @@ class Accepting:
         trailers = acknowledgements(self._source.messages(before, commit.revision), changes.digest)
         given = trailers.given | _approved(knowledge, changes.digest)
         known = accepted.machines if accepted is not None else {}
-        come = (each for each in commit.decisions.servers.values() if each.uuid not in known)
+        come = (commit.decisions.servers[each.name] for uuid, each in commit.machines.items() if uuid not in known)
         verdict = judge(
             changes,
             limits,

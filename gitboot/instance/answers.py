@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.plans import Plans
 from gitboot.instance.publishing import shared
 from gitboot.render.answers import Answers

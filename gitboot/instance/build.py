@@ -10,15 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from gitboot.bmc.fleet import Fleet, read_credentials
 from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.pool import BmcPool, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
 from gitboot.instance.accept import Accepting, Evaluating
 from gitboot.instance.accept import Source as Commits
 from gitboot.instance.bookkeeping import known, write
-from gitboot.instance.cache import read_parsed, write_parsed
-from gitboot.instance.evaluation import Commit, Evaluation, commit_of
+from gitboot.instance.commit import Commit, commit_of
+from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.inbox import Bmcs, Inbox
 from gitboot.instance.knowledge import Initial, Knowledge
 from gitboot.instance.learn import Batch, learn
@@ -71,7 +71,7 @@ class Instance:
     store: Store
 
 
-def fleet_of(
+def pool_of(
     settings: BmcSettings,
     write: Callable[[SystemUuid, OverrideRecord], None],
     clock: Clock,
@@ -79,7 +79,7 @@ def fleet_of(
     dry_run: bool,
 ) -> Bmcs:
     """Whoever carries out jobs at real BMCs."""
-    return Fleet(
+    return BmcPool(
         credentials=settings.credentials,
         write=write,
         clock=clock,
@@ -100,23 +100,19 @@ def assembled(
     tell: Tell = nobody,
     clock: Clock,
     dry_run: bool = False,
-    wait: bool = False,
     wake: Callable[[], None] = lambda: None,
     bmcs_of: MakeBmcs | None = None,
     report: Callable[[Status], None] = lambda _: None,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
-    ``initial`` is what a ledger in doubt goes by. ``wake`` is called when a job has ended, from its thread. With
-    ``wait`` a commit that is being evaluated is waited for.
+    ``initial`` is what a ledger in doubt goes by. ``wake`` is called when a job has ended, from its thread.
     """
     inbox = Inbox(store, settings.spool)
-    bmcs = (bmcs_of or fleet_of)(settings.bmc, inbox.record, clock, wake, dry_run)
+    bmcs = (bmcs_of or pool_of)(settings.bmc, inbox.record, clock, wake, dry_run)
     knowledge = known(store, initial=initial, observes=outside.observes, foreign=outside.foreign)
     schedule = Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter)
-    accepting = Accepting(
-        outside.source, outside.evaluation, limits=settings.limits, published=outside.published, wait=wait
-    )
+    accepting = Accepting(outside.source, outside.evaluation, limits=settings.limits, published=outside.published)
     reconciler = Reconciler(
         Standing(knowledge=knowledge, schedule=schedule),
         accepting=accepting,
@@ -138,9 +134,19 @@ def assembled(
 
 @contextmanager
 def running(
-    settings: Settings, *, tell: Tell, clock: Clock, wake: Callable[[], None] = lambda: None, wait: bool = False
+    settings: Settings,
+    *,
+    tell: Tell,
+    clock: Clock,
+    wake: Callable[[], None] = lambda: None,
+    wait: bool = False,
+    evaluation_of: Callable[[Path], Evaluation] | None = None,
 ) -> Iterator[tuple[Instance, Source]]:
-    """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile."""
+    """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile.
+
+    ``wake`` is called from other threads, when a job at a BMC or the evaluation of a commit has ended. With ``wait``
+    a commit that is being evaluated is waited for. ``evaluation_of`` a clone is a process of its own, if not a test's.
+    """
     initial = initial_of(settings.records)
     _make(settings.state)
     with ExitStack() as stack:
@@ -154,10 +160,16 @@ def running(
         if not foreign:
             _compare_with_tree(store, settings.output)
         source = Source(remote_of(settings.git), settings.state)
-        cache = settings.state / "cache"
+        evaluation = (
+            evaluation_of(settings.state)
+            if evaluation_of is not None
+            else Evaluation(settings.state, allowance=settings.allowance, waits=wait)
+        )
+        evaluation.on_answer = wake
+        stack.callback(evaluation.close)
         outside = Outside(
             source=source,
-            evaluation=Evaluation(source, read_parsed(cache), lambda parsed: write_parsed(cache, parsed)),
+            evaluation=evaluation,
             target=WholeTree(tree),
             published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
             foreign=foreign,
@@ -172,7 +184,6 @@ def running(
                 tell=tell,
                 clock=clock,
                 wake=wake,
-                wait=wait,
                 report=lambda status: state.write_status(settings.state, status.facts()),
             )
         )
@@ -195,11 +206,12 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             settings.output, ledger=facts.read(store).identity, may_take_over=initial not in (None, "fresh")
         )
         source = Source(remote_of(settings.git), copy)
-        evaluation = Evaluation(source, read_parsed(settings.state / "cache"), lambda _: None)
+        evaluation = Evaluation(copy, allowance=settings.allowance, waits=True)
+        stack.callback(evaluation.close)
         outside = Outside(source=source, evaluation=evaluation, target=WholeTree(looked), observes=settings.observes)
         without_spool = replace(settings, spool=None)  # what is there is for the instance itself
         instance = stack.enter_context(
-            assembled(without_spool, store, outside, initial=initial, tell=tell, clock=clock, dry_run=True, wait=True)
+            assembled(without_spool, store, outside, initial=initial, tell=tell, clock=clock, dry_run=True)
         )
         yield instance, source, looked
 

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from gitboot.instance.accept import accepted_message, held_message, refused_message
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.plans import Plans

@@ -1,109 +1,308 @@
-"""What a commit says, as far as an instance knows it: decisions, machines, and what guards judge it by."""
+"""What a commit says, as far as an instance knows it: told by an evaluator, a process that may die of a commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeVar
 
-from gitboot.diff import compare
-from gitboot.diff.changes import Changes
-from gitboot.load import BlobId, FleetRepository, ParseCache, Revision, Snapshot, load
-from gitboot.load.machines import Machine, machines
-from gitboot.model.fleet import FleetSpec
+from gitboot.errors import CorruptClone, InvalidRepository, SourceError
+from gitboot.evaluate import wire
+from gitboot.evaluate.encoded import Encoded
+from gitboot.evaluate.limits import Allowance, exceeded
+from gitboot.instance.commit import Commit, Evaluated
+from gitboot.load import Revision
+from gitboot.load.machines import Machine
+from gitboot.load.merged import merged
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve import Decisions, decide
-from gitboot.resolve.decide import site_of
-from gitboot.resolve.optouts import OptOut, opt_outs
-from gitboot.source import Source
+from gitboot.resolve import Decisions
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
-    """A commit that holds together: all that an instance knows of it. Its files stay behind."""
-
-    revision: Revision
-    fleet: FleetSpec
-    decisions: Decisions
-    machines: Mapping[SystemUuid, Machine]
-    sites: Mapping[str, str]  # by server, where a site selects it
-    labels: Mapping[str, Mapping[str, str]]  # by server
-    addresses: Mapping[str, str]  # IP address -> server
-    opt_outs: tuple[OptOut, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    """A commit, and what it changes against the one that was adopted last."""
-
-    commit: Commit
-    changes: Changes
+V = TypeVar("V")
 
 
 class Evaluation:
-    """Evaluates commits of one source, each against the one that was adopted last."""
+    """Evaluates commits of one clone, each against the one that was adopted last.
 
-    def __init__(self, source: Source, parsed: ParseCache, keep_parsed: Callable[[ParseCache], None]) -> None:
-        self._source, self._parsed, self._keep_parsed = source, parsed, keep_parsed
-        self._snapshot: Snapshot | None = None  # that was read last: of the next only what differs is read
-        self._base: tuple[Commit, FleetRepository] | None = None
-        self._candidate: tuple[Commit, FleetRepository] | None = None
+    The process that does it is started at the first need, and again after it has died. It ends with this one, however
+    that ends.
+    """
 
-    def evaluate(self, revision: Revision, *, wait: bool = False) -> Evaluated | None:  # noqa: ARG002 - never unfinished
-        """What ``revision`` says; None while it is still being evaluated: ask again.
+    def __init__(self, state: Path, *, allowance: Allowance | None = None, waits: bool = False) -> None:
+        self._state = state
+        self._allowance = allowance or Allowance()
+        self._waits = waits  # until the answer has come, instead of giving None
+        self.on_answer: Callable[[], None] = lambda: None
+        self._base: Commit | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: _Asked | None = None
+        self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
+
+    def evaluate(self, revision: Revision) -> Evaluated | None:
+        """What ``revision`` says; None while that, or what was asked before, is still being evaluated: ask again.
 
         Raises `InvalidRepository` with all that speaks against it, and `SourceError` where it cannot be read.
         """
-        repository = self._load(revision)
-        decisions = decide(repository)
-        repository = replace(repository, read=_closed)
-        commit = commit_of(repository, decisions)
-        base = self._base
-        changes = compare(base[0].decisions if base else None, decisions, base[1] if base else None, repository)
-        self._candidate = commit, repository
-        return Evaluated(commit=commit, changes=changes)
+        asked = self._asked
+        if asked is None or (asked.answer.done() and not asked.is_of(revision, self._base)):
+            asked = self._ask(revision)
+        if not (asked.answer.done() or self._waits) or not asked.is_of(revision, self._base):
+            return None
+        try:
+            return asked.answer.result()
+        except _Killed as error:
+            if asked.is_again:
+                raise InvalidRepository([exceeded(str(error))]) from None
+            self._ask(revision, is_again=True)  # perhaps it is no fault of the commit
+            return self.evaluate(revision)
+        except SourceError:
+            self._asked = None  # the next time may do better
+            raise
 
     def adopt(self, commit: Commit) -> None:
-        """Take the commit that was evaluated last as the one that the next are compared with."""
-        if self._candidate is not None and self._candidate[0].revision == commit.revision:
-            self._base = self._candidate
+        """Take a commit as the one that the next are compared with."""
+        self._base = commit
 
-    def forget(self) -> None:
-        """Read the next commit wholly: the clone is another one now."""
-        self._snapshot = None
+    def close(self) -> None:
+        """End the process, whatever it is at."""
+        if self._process is not None:
+            self._process.kill()
+        self._conversations.shutdown()
+        self._put_away()
 
-    def _load(self, revision: Revision) -> FleetRepository:
-        known = dict(self._parsed)
-        snapshot = self._source.snapshot(revision, previous=self._snapshot)
-        repository = load(snapshot, known)
-        # Whatever can read the clone holds its packs open, and libgit2 to them after `restore` has replaced them.
-        self._snapshot = replace(snapshot, read=_closed)
-        before = self._parsed
-        self._parsed = {blob: known[blob] for blob in snapshot.blobs.values() if blob in known}
-        if self._parsed.keys() != before.keys():
-            self._keep_parsed(self._parsed)
-        return repository
+    def _put_away(self) -> None:
+        """Reap a process that has ended."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None  # noqa: S101
+                pipe.close()
+
+    def _ask(self, revision: Revision, *, is_again: bool = False) -> _Asked:
+        if self._process is not None and self._process.poll() is not None:
+            self._put_away()
+        if self._process is None:
+            self._process = _started(self._state)
+        answer = self._conversations.submit(_converse, self._process, revision, self._base, self._allowance)
+        self._asked = _Asked(revision=revision, base=self._base, answer=answer, is_again=is_again)
+        answer.add_done_callback(lambda _: self.on_answer())
+        return self._asked
 
 
-def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:
-    """What an instance knows of a repository that was decided."""
-    sites = {name: site_of(repository, server) for name, server in repository.servers.items()}
-    return Commit(
-        revision=repository.revision,
-        fleet=repository.fleet.spec,
-        decisions=decisions,
-        machines=machines(repository),
-        sites={name: site.name for name, site in sites.items() if site is not None},
-        labels={name: server.metadata.labels for name, server in repository.servers.items()},
-        addresses={
-            address.partition("/")[0]: name
-            for name, server in repository.servers.items()
-            for interface in server.spec.interfaces
-            for address in interface.addresses
-        },
-        opt_outs=tuple(opt_outs(repository)),
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """A question, and its answer once it has come."""
+
+    revision: Revision
+    base: Commit | None
+    answer: Future[Evaluated]
+    is_again: bool  # after a process was killed over it
+
+    def is_of(self, revision: Revision, base: Commit | None) -> bool:
+        return self.revision == revision and self.base is base
+
+
+class _Killed(Exception):
+    """Somebody killed the process: its limits do not do that."""
+
+
+def _converse(
+    process: subprocess.Popen[bytes], revision: Revision, base: Commit | None, allowance: Allowance
+) -> Evaluated:
+    """Ask, and wait for the answer; where none comes, the process has ended."""
+    frames = _Frames(process, allowance)
+    try:
+        frames.send(wire.Question(revision, base.revision if base is not None else None, allowance))
+        return assembled(base, revision, frames)
+    except (EOFError, BrokenPipeError):
+        raise frames.end() from None
+
+
+def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.Answer]) -> Evaluated:
+    """What an evaluator says of a commit, put together with what is known of its base.
+
+    Raises what it says instead, and EOFError where it does not come to an end.
+    """
+    parts = _Parts(base)
+    for answer in answers:
+        match answer:
+            case wire.Servers(servers=servers):
+                parts.take(servers)
+            case wire.Result() as result:
+                return Evaluated(commit=parts.commit(revision, result), changes=result.extent)
+            case wire.Refused(problems=problems):
+                raise InvalidRepository(problems)
+            case wire.Unreadable(message=message, is_corrupt=is_corrupt):
+                raise CorruptClone(message) if is_corrupt else SourceError(message)
+    raise EOFError
+
+
+def _started(state: Path) -> subprocess.Popen[bytes]:
+    """An evaluator, which ends with the thread that calls this."""
+    return subprocess.Popen(
+        # -P: what lies in the working directory is not imported
+        [sys.executable, "-P", "-m", "gitboot.evaluate", str(state), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        process_group=0,  # Ctrl-C is for the instance, which ends it
     )
 
 
-def _closed(blob: BlobId) -> bytes:
-    """Read nothing: of a commit that was loaded everything has been read."""
-    raise KeyError(blob)
+class _Frames:
+    """What an evaluator sends, until it ends or has to be ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], allowance: Allowance) -> None:
+        self._process, self._allowance = process, allowance
+        self._began, self._wall_s = time.monotonic(), allowance.wall_s(0)
+        self._late = False
+
+    def send(self, question: wire.Question) -> None:
+        assert self._process.stdin is not None  # noqa: S101
+        wire.write_frame(self._process.stdin, question)
+
+    def __iter__(self) -> Iterator[wire.Answer]:
+        assert self._process.stdout is not None  # noqa: S101
+        pipe = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        buffer = wire.Buffer()
+        while True:
+            left_s = self._began + self._wall_s - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000):
+                self._late = True
+                self._process.kill()
+                return
+            if not (data := os.read(pipe, _PIECE)):
+                return
+            for frame in buffer.add(data):
+                answer = wire.answer(frame)
+                if isinstance(answer, wire.Begun):
+                    self._wall_s = self._allowance.wall_s(answer.files)
+                yield answer
+
+    def end(self) -> InvalidRepository | _Killed:
+        """How the process ended, as an error."""
+        status = self._process.wait()
+        if self._late:
+            return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
+        if status == -signal.SIGXCPU:
+            return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
+        if status in (-signal.SIGKILL, -signal.SIGTERM):
+            return _Killed("its evaluation was killed twice, as where a machine has no memory left")
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+        return InvalidRepository([exceeded(f"its evaluation ended {how}, a fault of gitboot's own: see its log")])
+
+
+_PIECE: Final = 2**20  # bytes
+
+
+class _Parts:
+    """A commit while it is put together, of its base and of what is said to be another."""
+
+    def __init__(self, base: Commit | None) -> None:
+        self._base = base
+        self._touched: list[str] = []
+        self._decisions: dict[str, bytes] = {}
+        self._networks: dict[str, bytes] = {}
+        self._machines: dict[SystemUuid, Machine] = {}
+        self._labels: dict[str, Mapping[str, str]] = {}
+
+    def take(self, servers: tuple[wire.Server, ...]) -> None:
+        for server in servers:
+            self._touched.append(server.name)
+            if server.decision is not None:
+                self._decisions[server.name] = server.decision
+            if server.network is not None:
+                self._networks[server.name] = server.network
+            if server.machine is not None:
+                self._machines[server.machine.uuid] = server.machine
+            if server.labels is not None:
+                self._labels[server.name] = server.labels
+
+    def commit(self, revision: Revision, result: wire.Result) -> Commit:
+        base = self._base if self._base is not None else _nothing(result)
+        gone = result.gone
+        decisions = replace(
+            base.decisions,
+            revision=revision,
+            servers=_having(base.decisions.servers, self._decisions, gone),
+            networks=_having(base.decisions.networks, self._networks, gone),
+        )
+        commit = replace(
+            base,
+            revision=revision,
+            decisions=decisions,
+            machines=_machines(base.machines, self._machines, result.gone_machines),
+            labels=merged(base.labels, self._labels, gone),
+            addresses=merged(base.addresses, result.addresses, result.gone_addresses),
+            sites=merged(base.sites, result.sites, result.gone_sites),
+            base=self._base.revision if self._base is not None else None,
+            touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
+        )
+        return commit if result.fleetwide is None else _fleetwide(commit, result.fleetwide)
+
+
+def _nothing(result: wire.Result) -> Commit:
+    """A commit without servers, to begin with."""
+    said = result.fleetwide
+    assert said is not None  # noqa: S101 - all of a commit is said where there is no base
+    decisions = Decisions(
+        revision="",
+        base_url=said.base_url,
+        outputs=frozenset(said.outputs),
+        evidence=said.evidence,
+        servers=Encoded({}, wire.decision),
+        networks=Encoded({}, wire.network),
+        sites={},
+        unknown=None,
+        unknown_not_found=said.unknown_not_found,
+        warnings=(),
+    )
+    return Commit(
+        revision=Revision(""),
+        fleet=said.fleet,
+        decisions=decisions,
+        machines={},
+        sites={},
+        labels={},
+        addresses={},
+        opt_outs=(),
+    )
+
+
+def _fleetwide(commit: Commit, said: wire.Fleetwide) -> Commit:
+    decisions = replace(
+        commit.decisions,
+        base_url=said.base_url,
+        outputs=frozenset(said.outputs),
+        evidence=said.evidence,
+        sites=said.sites,
+        unknown=said.unknown,
+        unknown_not_found=said.unknown_not_found,
+        warnings=said.warnings,
+    )
+    return replace(commit, fleet=said.fleet, decisions=decisions, opt_outs=said.opt_outs)
+
+
+def _machines(
+    before: Mapping[SystemUuid, Machine], changed: Mapping[SystemUuid, Machine], gone: tuple[SystemUuid, ...]
+) -> Mapping[SystemUuid, Machine]:
+    """Machines in the order of their names."""
+    after = merged(before, changed, gone)
+    if all(uuid in before and before[uuid].name == machine.name for uuid, machine in changed.items()):
+        return after
+    return dict(sorted(after.items(), key=lambda item: item[1].name))
+
+
+def _having(before: Mapping[str, V], changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Encoded[V]:
+    assert isinstance(before, Encoded)  # noqa: S101 - all that comes from here is
+    return before.having(changed, gone)

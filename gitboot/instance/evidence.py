@@ -8,7 +8,7 @@ from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, stands
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Draft, Knowledge
 from gitboot.instance.offers import fetches, offer_of
 from gitboot.instance.provisioning import note_consumed, record_boot

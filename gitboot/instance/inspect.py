@@ -9,15 +9,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from gitboot.bmc.apply import look, would_send
-from gitboot.bmc.fleet import Connections
 from gitboot.bmc.identity import Described, Pinned, identify, known_at
 from gitboot.bmc.override import (
     AskOperator,
-    Condition,
     Confirm,
     Enabled,
     Leave,
     Observed,
+    OperatorCondition,
     Override,
     OverrideRecord,
     Set,
@@ -27,8 +26,9 @@ from gitboot.bmc.override import (
     Withdraw,
     next_step,
 )
+from gitboot.bmc.pool import Connections
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import shared_values, wanted_by
 from gitboot.load.machines import BmcAccess
@@ -39,13 +39,14 @@ from gitboot.resolve.instant import is_provisioned
 
 PARALLEL: Final = 32
 _RECORDS: Final = "look at the machine, then: gitboot records set {server} provisioned, or pending"
-_HINTS: Final[dict[Condition | Cause, str]] = {
-    Condition.NEEDS_OPERATOR: "look at its console or boot log, then: "
+_HINTS: Final[dict[OperatorCondition | Cause, str]] = {
+    OperatorCondition.NEEDS_OPERATOR: "look at its console or boot log, then: "
     "gitboot bmc resolve {server} --consumed (it has booted), or --not-set",
-    Condition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
-    Condition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
-    Condition.ANOTHER_MACHINE: "where it is this server all the same: gitboot bmc resolve {server} --same --reason …",
-    Condition.FOREIGN_OVERRIDE: "let the machine boot it, or clear it at the BMC; to replace it: "
+    OperatorCondition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
+    OperatorCondition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
+    OperatorCondition.ANOTHER_MACHINE: "where it is this server all the same: "
+    "gitboot bmc resolve {server} --same --reason …",
+    OperatorCondition.FOREIGN_OVERRIDE: "let the machine boot it, or clear it at the BMC; to replace it: "
     "gitboot bmc resolve {server} --replace --reason …",
     Cause.CONSUMED: _RECORDS,
     Cause.UNKNOWN: _RECORDS,

@@ -9,7 +9,7 @@ from datetime import datetime
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.instance import evidence, provisioning, requests
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.knowledge import Draft, Knowledge, News
 from gitboot.instance.provable import goes_unseen

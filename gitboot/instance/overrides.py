@@ -13,7 +13,7 @@ from gitboot.bmc.identity import CannotTell, Pinned, shared
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import awaits_progress, wants_reading
 from gitboot.instance.knowledge import Knowledge
 from gitboot.load.machines import BmcAccess

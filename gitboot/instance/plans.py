@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.plan import Cause
 from gitboot.render.schedule import ServerState, server_state
@@ -79,6 +79,8 @@ def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
         return frozenset(servers)
     if before.revision == now.revision:
         return frozenset()
+    if before.revision == now.base:
+        return now.touched
     were, there = before.decisions.servers, before.machines
     return frozenset(
         name

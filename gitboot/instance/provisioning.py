@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.errors import UsageError
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Draft, Knowledge
 from gitboot.instance.offers import provisioned, run_made
 from gitboot.load.machines import Machine, taken_over

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from gitboot.errors import LedgerError, PublishError
-from gitboot.instance.evaluation import Commit
+from gitboot.instance.commit import Commit
 from gitboot.instance.offers import offers_of
 from gitboot.instance.plans import Plans
 from gitboot.ledger import evidence

@@ -12,8 +12,8 @@ from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.answers import answers_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
+from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
-from gitboot.instance.evaluation import Commit
 from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.inbox import Bmcs, Inbox, Taken
 from gitboot.instance.knowledge import Knowledge

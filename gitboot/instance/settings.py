@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gitboot.diff.guard import Limits
+from gitboot.evaluate.limits import Allowance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,7 @@ class Settings:
     state: Path
     git: GitSettings
     bmc: BmcSettings = BmcSettings()
+    allowance: Allowance = field(default_factory=Allowance)  # what evaluating one commit may take
     limits: Limits = field(default_factory=Limits)
     records: str | None = None  # fresh, adopt, or a file of exported records: what a ledger in doubt is told
     listen: str | None = None  # HOST:PORT; None: nothing is served

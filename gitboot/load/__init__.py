@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gitboot.errors import InvalidRepository
-from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob
+from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob, read_blob
 from gitboot.load.checks import check
 from gitboot.load.draft import Draft
 from gitboot.load.listing import listed
 from gitboot.load.references import references
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import KINDS, Id, Origin, Resource
-from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.problem import Severity
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Id",
     "Irregular",
     "Origin",
+    "Oversized",
     "ParseCache",
     "ParsedBlob",
     "Resource",
@@ -51,7 +52,7 @@ def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository
     for path in files.documents:
         blob = snapshot.blobs[path]
         if (parsed := cache.get(blob)) is None:
-            parsed = cache[blob] = parse_blob(snapshot.read(blob), path)
+            parsed = cache[blob] = read_blob(snapshot, blob, path)
         problems += draft.add(path, parsed)
     problems += check(draft)
     if any(problem.severity is Severity.ERROR for problem in problems):

@@ -6,11 +6,11 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
-from gitboot.document import locate, parse
+from gitboot.document import MAX_FILE_BYTES, Place, locate, parse
 from gitboot.load.documents import Broken, checked
 from gitboot.load.problems import START, problem_at
 from gitboot.load.resources import Id, Resource
-from gitboot.load.snapshot import BlobId
+from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 
@@ -50,6 +50,20 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
         else:
             nameless = True
     return ParsedBlob(resources=tuple(resources), problems=tuple(problems), broken=tuple(broken), nameless=nameless)
+
+
+def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
+    """What the file at ``path`` says; one that no fleet needs is not read."""
+    try:
+        return parse_blob(snapshot.read(blob), path)
+    except Oversized as error:
+        return ParsedBlob(resources=(), problems=(oversized(path, START, error),), broken=(), nameless=True)
+
+
+def oversized(path: str, at: Place, error: Oversized) -> Problem:
+    """The problem of a file that was not read, or of who names it."""
+    message = f"the file has {error.size:,} bytes, over {MAX_FILE_BYTES:,}"
+    return problem_at(path, at, Code.FILE_TOO_LARGE, message)
 
 
 def is_lfs_pointer(data: bytes) -> bool:

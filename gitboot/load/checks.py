@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.document import Path
-from gitboot.load.blobs import is_lfs_pointer
+from gitboot.load.blobs import is_lfs_pointer, oversized
 from gitboot.load.draft import Draft
 from gitboot.load.identities import Identity, identities, place_of
 from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.resources import Id
+from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import is_placeholder_uuid, shown
 from gitboot.model.server import Server, is_placeholder_serial
@@ -72,21 +73,23 @@ def _ambiguous_bmcs(draft: Draft) -> Iterator[Problem]:
 
 
 def _reports_of_nothing(draft: Draft) -> Iterator[Problem]:
-    """What a BMC is said to show that tells its machine from no other."""
     for key, server in draft.of(Server):
-        reports = server.spec.bmc.reports if server.spec.bmc is not None else None
-        if reports is None:
-            continue
-        at: Path = ("spec", "bmc", "reports")
-        if reports.uuid is None and reports.serial is None:
-            message = "bmc.reports says neither uuid nor serial"
-            yield draft.problem(Code.COMBINATION, message, "write what the BMC shows, or leave it out", key, at)
-        unset = [("uuid", reports.uuid)] if reports.uuid is not None and is_placeholder_uuid(reports.uuid) else []
-        if reports.serial is not None and is_placeholder_serial(reports.serial):
-            unset.append(("serial", reports.serial))
-        for name, value in unset:
-            message = f"{shown(value)} is what boards show on which nobody has set one"
-            yield draft.problem(Code.COMBINATION, message, "leave it out: it is never compared", key, (*at, name))
+        for at, message in reports_of_nothing(server):
+            yield draft.problem(Code.COMBINATION, message, "leave it out: it is never compared", key, at)
+
+
+def reports_of_nothing(server: Server) -> Iterator[tuple[Path, str]]:
+    """What a BMC is said to show that tells its machine from no other: where it stands, and why it does not."""
+    reports = server.spec.bmc.reports if server.spec.bmc is not None else None
+    if reports is None:
+        return
+    at: Path = ("spec", "bmc", "reports")
+    if reports.uuid is None and reports.serial is None:
+        yield at, "bmc.reports says neither uuid nor serial"
+    if reports.uuid is not None and is_placeholder_uuid(reports.uuid):
+        yield (*at, "uuid"), f"{shown(reports.uuid)} is what boards show on which nobody has set one"
+    if reports.serial is not None and is_placeholder_serial(reports.serial):
+        yield (*at, "serial"), f"{shown(reports.serial)} is what boards show on which nobody has set one"
 
 
 def _dangling_references(draft: Draft) -> Iterator[Problem]:
@@ -108,7 +111,13 @@ def _missing_file(draft: Draft, key: Id, name: str, at: Path) -> Iterator[Proble
             return
         hint = did_you_mean(name, blobs, "add the file; paths start at the fleet's root")
         yield draft.problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", hint, key, at)
-    elif is_lfs_pointer(data := draft.snapshot.read(blobs[name])):
+        return
+    try:
+        data = draft.snapshot.read(blobs[name])
+    except Oversized as error:
+        yield oversized(*draft.place(key, at), error)
+        return
+    if is_lfs_pointer(data):
         message = f"{shown(name)} is a Git LFS pointer"
         yield draft.problem(Code.LFS_POINTER, message, Code.LFS_POINTER.hint, key, at)
     else:

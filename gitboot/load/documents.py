@@ -22,7 +22,7 @@ class Broken:
     """A document that is no resource, and why."""
 
     findings: tuple[Finding, ...]
-    id: Id | None = None  # None where its kind or name cannot be told
+    id: Id | None = None  # None where its kind or name is not known
 
 
 def checked(value: dict[str, Value]) -> Resource | Broken:

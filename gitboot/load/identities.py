@@ -1,4 +1,4 @@
-"""What tells a server from every other: its UUID, serial, addresses and BMC."""
+"""What distinguishes a server from every other: its UUID, serial, addresses and BMC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def identities(server: Server) -> Iterator[Identity]:
     # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
     yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
     if spec.serial is not None:
-        # A mirror's file system may not tell capitals from small letters.
+        # A mirror's file system may not distinguish capitals from small letters.
         yield Identity("serial", spec.serial, spec.serial.upper(), ("spec", "serial"))
     for number, interface in enumerate(spec.interfaces):
         at: Path = ("spec", "interfaces", number)

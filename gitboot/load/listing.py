@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from pathspec import GitIgnoreSpec
-
 from gitboot.document import Place
+from gitboot.load.blobs import oversized
+from gitboot.load.ignore import MAX_BYTES, read_ignore
+from gitboot.load.patterns import Line
 from gitboot.load.problems import START, problem_at
-from gitboot.load.snapshot import Irregular, Snapshot
+from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars import shown
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
@@ -26,30 +26,45 @@ class Listing(NamedTuple):
 
 def listed(snapshot: Snapshot) -> Listing:
     """All but what is left out: dot-files, dot-folders, and what ``.gitbootignore`` names."""
-    ignores, problems = _ignoring(snapshot)
-    irregular = tuple(sorted(path for path in snapshot.irregular if not ignores(path)))
+    named, problems = _named(snapshot)
+
+    def left_out(path: str, *, is_folder: bool = False) -> bool:
+        return _is_hidden(path) or named(f"{path}/" if is_folder else path)
+
+    irregular = tuple(
+        path
+        for path, kind in sorted(snapshot.irregular.items())
+        if not left_out(path, is_folder=kind is Irregular.SUBMODULE)
+    )
     problems += (_irregular_problem(path, snapshot.irregular[path]) for path in irregular)
-    documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not ignores(path))
+    documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not left_out(path))
     return Listing(tuple(documents), irregular, tuple(problems))
 
 
-def _ignoring(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
-    """Whether a path is left out; and which lines of ``.gitbootignore`` name nothing."""
+def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
+    """Whether ``.gitbootignore`` leaves out a path; and which of its lines match nothing."""
     blob = snapshot.blobs.get(_IGNORE)
     if blob is None:
-        return _is_hidden, []
-    patterns: list[str] = []
-    problems: list[Problem] = []
-    for number, line in enumerate(snapshot.read(blob).decode("utf-8-sig", "replace").splitlines(), 1):
-        try:
-            GitIgnoreSpec.from_lines([line])
-        except (ValueError, re.error):
-            message = f"no pattern in Git's sense: {shown(line)}"
-            problems.append(problem_at(_IGNORE, Place(number, 1), Code.IGNORE_PATTERN, message))
-        else:
-            patterns.append(line)
-    named = GitIgnoreSpec.from_lines(patterns)
-    return lambda path: _is_hidden(path) or named.match_file(path), problems
+        return _nothing, []
+    try:
+        data = snapshot.read(blob)
+    except Oversized as error:
+        return _nothing, [oversized(_IGNORE, START, error)]
+    if len(data) > MAX_BYTES:
+        message = f"the file has {len(data):,} bytes, over {MAX_BYTES:,}"
+        hint = "name folders and patterns, not file by file"
+        return _nothing, [problem_at(_IGNORE, START, Code.FILE_TOO_LARGE, message, hint)]
+    ignore, malformed = read_ignore(data)
+    return ignore.leaves_out, [_no_pattern(line) for line in malformed]
+
+
+def _nothing(_: str) -> bool:
+    return False
+
+
+def _no_pattern(line: Line) -> Problem:
+    message = f"no pattern in Git's sense: {shown(line.text.decode('utf-8', 'replace'))}"
+    return problem_at(_IGNORE, Place(line.number, 1), Code.IGNORE_PATTERN, message)
 
 
 _IGNORE: Final = ".gitbootignore"

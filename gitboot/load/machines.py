@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gitboot.load import FleetRepository
 from gitboot.load.identities import place_of
 from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.model.server import Server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,30 +49,34 @@ class Machine:
             yield "BMC", "".join(filter(None, self.bmc.place))
 
 
-def machines(repository: FleetRepository) -> dict[SystemUuid, Machine]:
-    """The machines that a commit describes, by UUID, in the order of their names."""
-    found = {}
-    for name, server in repository.servers.items():
-        spec, bmc = server.spec, server.spec.bmc
-        access = None
-        if bmc is not None:
-            access = BmcAccess(
-                address=bmc.address,
-                system=bmc.system,
-                credentials=bmc.credentials,
-                verify=bmc.tls.verify,
-                ca=repository.files[bmc.tls.ca].decode("ascii", "ignore") if bmc.tls.ca else None,
-                reports_uuid=bmc.reports.uuid if bmc.reports is not None else None,
-                reports_serial=bmc.reports.serial if bmc.reports is not None else None,
-            )
-        found[spec.uuid] = Machine(
-            uuid=spec.uuid,
-            name=name,
-            macs=tuple(sorted(interface.mac for interface in spec.interfaces)),
-            serial=spec.serial,
-            bmc=access,
+def machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
+    """The machines that a commit describes, or those of these names, by UUID, in the order of their names."""
+    servers = repository.servers
+    wanted = servers if names is None else sorted(name for name in names if name in servers)
+    return {servers[name].spec.uuid: machine(repository, servers[name]) for name in wanted}
+
+
+def machine(repository: FleetRepository, server: Server) -> Machine:
+    """What a commit says of one machine's identity."""
+    spec, bmc = server.spec, server.spec.bmc
+    access = None
+    if bmc is not None:
+        access = BmcAccess(
+            address=bmc.address,
+            system=bmc.system,
+            credentials=bmc.credentials,
+            verify=bmc.tls.verify,
+            ca=repository.files[bmc.tls.ca].decode("ascii", "ignore") if bmc.tls.ca else None,
+            reports_uuid=bmc.reports.uuid if bmc.reports is not None else None,
+            reports_serial=bmc.reports.serial if bmc.reports is not None else None,
         )
-    return found
+    return Machine(
+        uuid=spec.uuid,
+        name=server.metadata.name,
+        macs=tuple(sorted(interface.mac for interface in spec.interfaces)),
+        serial=spec.serial,
+        bmc=access,
+    )
 
 
 def taken_over(seen: Iterable[Machine], before: Iterable[Machine]) -> dict[SystemUuid, tuple[str, str, Machine]]:

@@ -19,11 +19,20 @@ class Irregular(StrEnum):
     FILE_NAME = "file name"
 
 
+class Oversized(Exception):
+    """A blob that is larger than any file of a fleet, and so was not read."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size  # bytes
+        super().__init__(f"{size:,} bytes")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """The files of one revision below the fleet's root: what is there, and how to read it."""
 
     revision: Revision
     blobs: Mapping[str, BlobId]  # path -> content, "/" between folders
-    read: Callable[[BlobId], bytes]
+    read: Callable[[BlobId], bytes]  # raises `Oversized`
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
+    changed: frozenset[str] | None = None  # paths that differ from the snapshot before; None: any may

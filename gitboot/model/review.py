@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, with_config
-from typing_extensions import TypedDict
+from pydantic.alias_generators import to_camel
 
-_CLOSED = ConfigDict(extra="forbid")
+_CLOSED = ConfigDict(extra="forbid", alias_generator=to_camel)
 Verdict = Literal["unchanged", "fine", "held", "invalid"]
 
 
 @with_config(_CLOSED)
-class SideFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideFacts:
     """One of the two revisions."""
 
     named: Annotated[str, Field(description="As it was asked for: a branch, a commit, WORKTREE.")]
@@ -20,7 +22,8 @@ class SideFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class CountFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountFacts:
     """How much changes."""
 
     changed: Annotated[int, Field(description="Servers in both commits whose decision is another.")]
@@ -33,7 +36,8 @@ class CountFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class AreaFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AreaFacts:
     """A group of servers by a label, or the whole fleet."""
 
     area: Annotated[str, Field(description="all, site=VALUE or role=VALUE.")]
@@ -45,7 +49,8 @@ class AreaFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class TripFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TripFacts:
     """A limit that is exceeded."""
 
     guard: str
@@ -60,7 +65,8 @@ class TripFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class UnheededFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnheededFacts:
     """A line that was to acknowledge something, and does not."""
 
     commit: str
@@ -69,7 +75,8 @@ class UnheededFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class FieldFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldFacts:
     """A field before and after."""
 
     field: str
@@ -78,20 +85,22 @@ class FieldFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class CauseFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CauseFacts:
     """A document or file that servers change by."""
 
     cause: Annotated[str, Field(description="KIND/NAME, or a file's path.")]
     fate: Literal["added", "removed", "edited"]
     documents: Annotated[int, Field(description="How many: more than 1 where each server has its own.")]
-    fields: list[str]
+    fields: tuple[str, ...]
     path: str | None
     line: int | None
     column: int | None
 
 
 @with_config(_CLOSED)
-class EffectFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EffectFacts:
     """When a change takes effect."""
 
     when: str
@@ -101,43 +110,47 @@ class EffectFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class RenderedFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedFacts:
     """A unified diff of what a machine fetches."""
 
     boot: str
     file: str
-    lines: list[str]
+    lines: tuple[str, ...]
 
 
 @with_config(_CLOSED)
-class GroupFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupFacts:
     """Servers that change alike, by the same causes."""
 
-    causes: list[CauseFacts]
-    risks: list[str]
-    effects: list[EffectFacts]
-    reinstalls: list[str]
-    servers: list[str]
+    causes: tuple[CauseFacts, ...]
+    risks: tuple[str, ...]
+    effects: tuple[EffectFacts, ...]
+    reinstalls: tuple[str, ...]
+    servers: tuple[str, ...]
     example: Annotated[str, Field(description="The server that fields and rendered are of.")]
-    fields: list[FieldFacts]
-    rendered: Annotated[list[RenderedFacts] | None, Field(description="null: there are too many groups.")]
+    fields: tuple[FieldFacts, ...]
+    rendered: Annotated[tuple[RenderedFacts, ...] | None, Field(description="null: there are too many groups.")]
 
 
 @with_config(_CLOSED)
-class ServerFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerFacts:
     """One server that changes."""
 
     server: str
     before: Annotated[str | None, Field(description="Its name in the old commit.")]
     fate: Literal["added", "removed", "edited"]
-    risks: list[str]
+    risks: tuple[str, ...]
     group: Annotated[int, Field(description="Which of groups, from 0.")]
     old: Annotated[str | None, Field(description="The digest of its old decision.")]
     new: str | None
 
 
 @with_config(_CLOSED)
-class ImageFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageFacts:
     """A BootImage that was added, removed or edited."""
 
     image: str
@@ -146,16 +159,18 @@ class ImageFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class DocumentFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentFacts:
     """A document or file that differs, whether a decision follows from it or not."""
 
     document: str
     fate: Literal["added", "removed", "edited"]
-    fields: list[str]
+    fields: tuple[str, ...]
 
 
 @with_config(_CLOSED)
-class ProblemFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProblemFacts:
     """A problem of a commit."""
 
     path: str
@@ -168,27 +183,28 @@ class ProblemFacts(TypedDict):
 
 
 @with_config(_CLOSED)
-class DiffFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffFacts:
     """What `gitboot diff -o json` prints."""
 
-    apiVersion: Literal["gitboot.dev/v1alpha1"]
+    api_version: Literal["gitboot.dev/v1alpha1"]
     base: SideFacts
     head: SideFacts
     verdict: Verdict
     digest: Annotated[str | None, Field(description="What acknowledgements are bound to; null: HEAD is invalid.")]
-    comparedWithNothing: Annotated[bool, Field(description="Whether BASE is no fleet, so that all is new.")]
+    compared_with_nothing: Annotated[bool, Field(description="Whether BASE holds no fleet, so that all is new.")]
     counts: CountFacts | None
-    areas: list[AreaFacts]
+    areas: tuple[AreaFacts, ...]
     limits: dict[str, int | bool] | None
-    trips: list[TripFacts]
-    unheeded: list[UnheededFacts]
-    unknownServers: list[RenderedFacts] | None
-    shared: list[FieldFacts] | None
-    images: list[ImageFacts]
-    groups: list[GroupFacts]
-    servers: list[ServerFacts]
-    documents: Annotated[list[DocumentFacts], Field(description="Those from which no decision follows.")]
-    bmcs: Annotated[list[str], Field(description="Servers whose BMC is another, or is trusted otherwise.")]
-    problems: list[ProblemFacts]
-    baseProblems: list[ProblemFacts]
+    trips: tuple[TripFacts, ...]
+    unheeded: tuple[UnheededFacts, ...]
+    unknown_servers: tuple[RenderedFacts, ...] | None
+    shared: tuple[FieldFacts, ...] | None
+    images: tuple[ImageFacts, ...]
+    groups: tuple[GroupFacts, ...]
+    servers: tuple[ServerFacts, ...]
+    documents: Annotated[tuple[DocumentFacts, ...], Field(description="Those from which no decision follows.")]
+    bmcs: Annotated[tuple[str, ...], Field(description="Servers whose BMC is another, or is trusted otherwise.")]
+    problems: tuple[ProblemFacts, ...]
+    base_problems: tuple[ProblemFacts, ...]
     reproduce: str

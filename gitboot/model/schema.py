@@ -59,7 +59,7 @@ def _embedded(kind: type) -> dict[str, Any]:
 
 
 def _bare(node: Any) -> Any:
-    """Without titles that only repeat a name, and without defaults, which descriptions tell."""
+    """Without titles that only repeat a name, and without defaults, which stand in descriptions."""
     if isinstance(node, Mapping):
         return {
             key: _bare(value)

@@ -468,6 +468,12 @@ class Code(StrEnum):
         "Both changed the same lines, so there is no merge result to look at.",
         "Merge or rebase by hand, and compare again.",
     )
+    LIMITS = (
+        "GB5009",
+        "A commit that takes more time or memory to evaluate than it may",
+        "It would stop gitboot from working on anything else; the last accepted commit goes on.",
+        "Look for huge files and templates in it; where it is sound, allow it more: --commit-seconds, --commit-memory.",
+    )
 
     # What a review finds, GB6…
 

@@ -40,8 +40,8 @@ def junit(problems: Sequence[Problem]) -> str:
 def _add(tests: Element, problem: Problem, name: str) -> None:
     path = printable(problem.path)
     test = SubElement(tests, "testcase", {"classname": problem.code, "name": name, "file": path})
-    told = printable(str(problem))
+    text = printable(str(problem))
     if problem.severity is Severity.ERROR:
-        SubElement(test, "failure", {"type": problem.code, "message": printable(problem.message)}).text = told
+        SubElement(test, "failure", {"type": problem.code, "message": printable(problem.message)}).text = text
     else:
-        SubElement(test, "skipped", {"message": f"warning: {told}"})
+        SubElement(test, "skipped", {"message": f"warning: {text}"})

@@ -23,18 +23,6 @@ class Problem:
     hint: str = ""  # what to do about it
     severity: Severity = Severity.ERROR
 
-    def facts(self) -> dict[str, str | int]:
-        """The problem as JSON shows it."""
-        return {
-            "path": self.path,
-            "line": self.line,
-            "column": self.column,
-            "code": self.code,
-            "severity": self.severity,
-            "message": self.message,
-            "hint": self.hint,
-        }
-
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""
         return f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{hint}"

@@ -71,7 +71,7 @@ def _result(problem: Problem, rule: int, seen: Counter[str]) -> dict[str, Any]:
 
 
 def _fingerprint(problem: Problem, seen: Counter[str]) -> str:
-    """Tells a result from others wherever its line moves; those that are told alike are numbered.
+    """Distinguishes a result from others wherever its line moves; those that read alike are numbered.
 
     GitHub docs, "SARIF support for code scanning": primaryLocationLineHash is the one that GitHub reads.
     """

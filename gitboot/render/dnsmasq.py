@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from gitboot.model.fleet import Output
-from gitboot.render.loaders import CLIENTS, Mirror, Offer, mirrors, offers
+from gitboot.render.loaders import CLIENTS, LoaderOffer, Mirror, mirrors, offers
 from gitboot.render.reservations import Reservation, reservations
 from gitboot.render.tree import ContentType, File
 from gitboot.resolve import Decisions
@@ -69,7 +69,7 @@ def _loaders(decisions: Decisions) -> Iterator[str]:
 _VENDOR_CLASS: Final = "ed,HTTPClient"
 
 
-def _offered(offer: Offer, mirror: Mirror, tags: str) -> Iterator[str]:
+def _offered(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
     client, path = offer.client, offer.path
     if client.http:
         yield f"dhcp-boot={tags},{_quoted(mirror.loader_url(path))}"

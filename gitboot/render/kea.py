@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from gitboot.model.fleet import Output
-from gitboot.render.loaders import Client, Mirror, Offer, mirrors, offers
+from gitboot.render.loaders import Client, LoaderOffer, Mirror, mirrors, offers
 from gitboot.render.reservations import Reservation, reservations
 from gitboot.render.tree import ContentType, File
 from gitboot.resolve import Decisions
@@ -55,7 +55,7 @@ class _V4:
         return _named(mirror.url("boot.ipxe"))
 
     @staticmethod
-    def offered(offer: Offer, mirror: Mirror) -> Element | None:
+    def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if offer.client.http:
             vendor = {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True}
             return _named(mirror.loader_url(offer.path), vendor)
@@ -90,7 +90,7 @@ class _V6:
         return {"option-data": [_bootfile(mirror.url("boot.ipxe"))]}
 
     @staticmethod
-    def offered(offer: Offer, mirror: Mirror) -> Element | None:
+    def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if not offer.client.ipv6:
             return None
         if not offer.client.http:

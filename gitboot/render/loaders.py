@@ -97,7 +97,7 @@ def mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class LoaderOffer:
     """What a client's machines are given."""
 
     client: Client
@@ -105,10 +105,10 @@ class Offer:
     loader: Output
 
 
-def offers(decisions: Decisions) -> Iterator[Offer]:
+def offers(decisions: Decisions) -> Iterator[LoaderOffer]:
     """The loader of each client that there is one for."""
     for client in CLIENTS:
         for loader, platform, path in LOADERS:
             if loader in decisions.outputs and platform is client.platform:
-                yield Offer(client=client, path=path, loader=loader)
+                yield LoaderOffer(client=client, path=path, loader=loader)
                 break

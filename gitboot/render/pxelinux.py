@@ -58,7 +58,7 @@ def _tombstone(server: str, why: str) -> str:
 
 
 def _configuration(boot: Boot | None, who: str) -> str:
-    """What boots, with a word on the screen; the disk where nothing does, or where it cannot be had."""
+    """What boots, with a word on the screen; the disk where nothing does, or where it is unavailable."""
     announced = f"say {ipxe_text(f'gitboot: {who}')}\n" if who else ""
     if boot is None:
         return announced + _TO_DISK

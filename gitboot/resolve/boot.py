@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
+from typing import Final
 
 from gitboot.load import FleetRepository, Id
 from gitboot.model.image import Artifact, Artifacts
@@ -18,16 +19,23 @@ from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
 from gitboot.resolve.source import Source, Unbootable
-from gitboot.template import TemplateFault, Templates
+from gitboot.template import TemplateFault, TemplateSet
+
+_KEPT_TEMPLATES: Final = 1_000  # compiled ones; arguments of servers can be templates, too
 
 
 class Composer:
     """Composes the boots of one repository; what several share is prepared once."""
 
-    def __init__(self, repository: FleetRepository) -> None:
+    def __init__(self, repository: FleetRepository, templates: TemplateSet | None = None) -> None:
         self._repository = repository
-        self._templates = Templates(repository.files)
+        self._templates = templates or TemplateSet(repository.files)
         self._plain = Plain()
+
+    def of(self, repository: FleetRepository) -> Composer:
+        """The same for another repository; where its files are no others, what was compiled of them is kept."""
+        same = repository.files is self._repository.files and len(self._templates) <= _KEPT_TEMPLATES
+        return Composer(repository, self._templates if same else None)
 
     def compose(self, source: Source) -> Boot:
         """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
+from gitboot.document import Place
 from gitboot.errors import InvalidRepository
-from gitboot.load import FleetRepository, Id
+from gitboot.load import FleetRepository, Id, Origin
+from gitboot.load.merged import merged
 from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
@@ -36,33 +38,136 @@ class Decisions:
     outputs: frozenset[Output]
     evidence: Evidence
     servers: Mapping[str, Decision]  # by name, sorted
-    hosts: tuple[Host, ...]  # in the order of the servers' names
+    networks: Mapping[str, Host]  # by server, in their order
     sites: Mapping[str, str]  # by name, in the document's order: what is reached under which base URL
     unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
     unknown_not_found: bool  # such machines are answered 404
     warnings: tuple[Problem, ...]
 
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Every server as the network knows it, in the order of their names."""
+        return tuple(self.networks.values())
+
+
+class Finding(NamedTuple):
+    """A problem that servers may have in common; then it is reported once and names them."""
+
+    code: Code
+    message: str
+    hint: str
+    severity: Severity
+    place: tuple[Id, tuple[str | int, ...]] | tuple[str, int]  # a resource's field; or a template's path and line
+    is_shared: bool = True
+
+
+class Made(NamedTuple):
+    """A decision, what was found on the way to it, and what it was made of besides the server's own document."""
+
+    decision: Decision
+    findings: tuple[Finding, ...]
+    of: tuple[Id, ...]  # resources, and files of kind "file"; selectors and the Fleet stand for themselves
+
+
+class MadeUnknown(NamedTuple):
+    """The same for machines that no document describes."""
+
+    boots: Mapping[Architecture, Boot] | None
+    findings: tuple[tuple[str, Finding], ...]  # (which machines, what)
+
+
+class Placed(NamedTuple):
+    """Where a finding's place was in the resource that it is about."""
+
+    origin: Origin
+    place: Place
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decided:
+    """The decisions of a commit, and what each was made of: the next commit's are made by it."""
+
+    repository: FleetRepository
+    decisions: Decisions
+    made: Mapping[str, Made]  # by server
+    flawed: Mapping[str, tuple[Finding, ...]]  # of the servers of which something was found
+    unknown: MadeUnknown
+    pools: Mapping[str, Pool]
+    composer: Composer
+    placed: Mapping[Finding, Placed]
+
 
 def decide(repository: FleetRepository) -> Decisions:
     """The decision for every server; raise `InvalidRepository` with all that speaks against the commit."""
-    deciding = _Deciding(repository)
-    servers = {name: deciding.server(server) for name, server in repository.servers.items()}
-    unknown = deciding.unknown()
-    problems = tuple(sorted(deciding.problems()))
+    return decide_all(repository).decisions
+
+
+def decide_all(repository: FleetRepository) -> Decided:
+    """The same, with what each decision was made of."""
+    return _decided(_Deciding(repository, Composer(repository), None), None, repository.servers)
+
+
+def decide_again(
+    before: Decided, repository: FleetRepository, affected: Collection[str], *, only_servers: bool
+) -> Decided:
+    """The decisions of another commit, of which only the ``affected`` servers' can be others.
+
+    They are servers of either commit. ``only_servers``: nothing but Server documents differs.
+    """
+    pools = before.pools if repository.policies is before.repository.policies else None
+    composer = before.composer.of(repository)
+    return _decided(_Deciding(repository, composer, pools, only_servers=only_servers), before, affected)
+
+
+def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[str]) -> Decided:
+    repository = deciding.repository
+    names = [name for name in affected if name in repository.servers]
+    made = {name: deciding.server(repository.servers[name]) for name in names}
+    hosts = {name: host(repository.servers[name], site_of(repository, repository.servers[name])) for name in names}
+    keep_unknown = before is not None and deciding.only_servers
+    unknown = before.unknown if before is not None and keep_unknown else deciding.unknown()
+    gone = [name for name in affected if name not in repository.servers]
+    flawed = merged(before.flawed if before else {}, {name: each.findings for name, each in made.items()}, gone)
+    flawed = {name: findings for name, findings in flawed.items() if findings}
+    found = [(name, finding) for name, findings in flawed.items() for finding in findings]
+    problems, placed = deciding.problems((*found, *unknown.findings), before.placed if before else {})
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise InvalidRepository(problems)
+    networks = merged(before.decisions.networks if before else {}, hosts, gone)
+    return Decided(
+        repository=repository,
+        decisions=_decisions(repository, before, made, gone, networks, unknown, problems),
+        made=merged(before.made if before else {}, made, gone),
+        flawed=flawed,
+        unknown=unknown,
+        pools=deciding.pools,
+        composer=deciding.composer,
+        placed=placed,
+    )
+
+
+def _decisions(
+    repository: FleetRepository,
+    before: Decided | None,
+    made: Mapping[str, Made],
+    gone: Collection[str],
+    networks: Mapping[str, Host],
+    unknown: MadeUnknown,
+    warnings: tuple[Problem, ...],
+) -> Decisions:
     fleet = repository.fleet.spec
+    decisions = {name: each.decision for name, each in made.items()}
     return Decisions(
         revision=repository.revision,
         base_url=fleet.base_url,
         outputs=frozenset(fleet.outputs),
         evidence=fleet.provisioning.evidence,
-        servers=servers,
-        hosts=tuple(host(server, site_of(repository, server)) for server in repository.servers.values()),
+        servers=merged(before.decisions.servers if before else {}, decisions, gone),
+        networks=networks,
         sites={site.name: site.base_url for site in fleet.sites},
-        unknown=unknown,
+        unknown=unknown.boots,
         unknown_not_found=fleet.unknown_servers == "NotFound",
-        warnings=problems,
+        warnings=warnings,
     )
 
 
@@ -103,52 +208,70 @@ def boot_source(
     )
 
 
-class _Finding(NamedTuple):
-    """A problem that servers have in common; it is reported once and names them."""
-
-    code: Code
-    message: str
-    hint: str
-    severity: Severity
-    place: tuple[Id, tuple[str | int, ...]] | tuple[str, int]  # a resource's field; or a template's path and line
-
-
 class _Deciding:
     """The decisions of one repository while they are made, and what is found on the way."""
 
-    def __init__(self, repository: FleetRepository) -> None:
-        self._repository = repository
-        self._composer = Composer(repository)
-        self._pools, self._problems = pools(repository)
-        self._findings: dict[_Finding, list[str]] = {}
-        self._problems += not_yet(repository)
+    def __init__(
+        self,
+        repository: FleetRepository,
+        composer: Composer,
+        known: Mapping[str, Pool] | None,  # None: they are to be made of the policies
+        *,
+        only_servers: bool = False,  # nothing else differs from a commit in which nothing was wrong
+    ) -> None:
+        self.repository, self.composer = repository, composer
+        self.only_servers = only_servers
+        self._problems: list[Problem] = []
+        self.pools: Mapping[str, Pool]
+        if known is not None:
+            self.pools = known
+        else:
+            self.pools, self._problems = pools(repository)
+        if not only_servers:
+            self._problems += not_yet(repository)
+        self._found: list[Finding] = []  # of the server at hand
+        self._of: dict[Id, None] = {}  # what its decision is made of, each once
+        self._interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}  # most servers are made of the same
 
-    def problems(self) -> Iterator[Problem]:
-        yield from self._problems
-        for finding, servers in self._findings.items():
-            message = f"{finding.message} ({some(sorted(servers), 2)})"
-            yield self._placed(finding, message)
+    def problems(
+        self, found: Collection[tuple[str, Finding]], known: Mapping[Finding, Placed]
+    ) -> tuple[tuple[Problem, ...], dict[Finding, Placed]]:
+        """Everything that was found, each problem once, in its order; and where the findings are placed."""
+        whose: dict[Finding, list[str]] = {}
+        for server, finding in found:
+            whose.setdefault(finding, []).append(server)
+        problems, placed = list(self._problems), {}
+        for finding, servers in whose.items():
+            message = finding.message
+            if finding.is_shared:
+                message = f"{message} ({some(sorted(servers), 2)})"
+            match finding.place:
+                case (str() as path, int() as line):
+                    place = Place(line, 1)
+                case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
+                    placed[finding] = self._placed(resource, field, known.get(finding))
+                    path, place = placed[finding].origin.path, placed[finding].place
+            problem = Problem(
+                path=path,
+                line=place.line,
+                column=place.column,
+                code=finding.code,
+                message=message,
+                hint=finding.hint,
+                severity=finding.severity,
+            )
+            problems.append(problem)
+        return tuple(sorted(problems)), placed
 
-    def _placed(self, finding: _Finding, message: str) -> Problem:
-        match finding.place:
-            case (str() as path, int() as line):
-                return Problem(
-                    path=path,
-                    line=line,
-                    column=1,
-                    code=finding.code,
-                    message=message,
-                    hint=finding.hint,
-                    severity=finding.severity,
-                )
-            case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
-                return self._repository.problem(
-                    finding.code, message, resource, *field, hint=finding.hint, severity=finding.severity
-                )
+    def _placed(self, resource: Id, field: tuple[str | int, ...], known: Placed | None) -> Placed:
+        """Where a finding's resource says what it is about; only what is written anew is read for it."""
+        origin = self.repository.origins[resource]
+        if known is not None and known.origin == origin:
+            return known
+        return Placed(origin, self.repository.place(resource, *field)[1])
 
     def _find(
         self,
-        server: str,
         code: Code,
         message: str,
         hint: str,
@@ -156,23 +279,33 @@ class _Deciding:
         *path: str | int,
         severity: Severity = Severity.ERROR,
         template: tuple[str, int] | None = None,
+        is_shared: bool = True,
     ) -> None:
-        finding = _Finding(code, message, hint, severity, template or (resource, path))
-        self._findings.setdefault(finding, []).append(server)
+        self._found.append(Finding(code, message, hint, severity, template or (resource, path), is_shared))
 
-    def _find_unbootable(self, server: str, error: Unbootable) -> None:
-        self._find(server, error.code, error.message, error.hint, error.resource, *error.path, template=error.template)
+    def _find_unbootable(self, error: Unbootable) -> None:
+        self._find(error.code, error.message, error.hint, error.resource, *error.path, template=error.template)
 
-    def server(self, server: Server) -> Decision:
-        """The decision for ``server``; what it lacks has been noted as a problem."""
+    def _uses(self, *resources: Id) -> None:
+        """Note that the decision at hand is made of these."""
+        self._of.update(dict.fromkeys(resources))
+
+    def server(self, server: Server) -> Made:
+        """The decision for ``server``, with what it lacks."""
+        self._found, self._of = [], {}
+        decision = self._decision(server)
+        of = tuple(sorted(self._of))
+        return Made(decision, tuple(self._found), self._interned.setdefault(of, of))
+
+    def _decision(self, server: Server) -> Decision:
         policy: PolicyDecision | None = None
         maintenances: tuple[MaintenanceDecision, ...] = ()
         if server.spec.lifecycle is Lifecycle.ACTIVE:
             pool = self._pool_of(server)
             policy = self._policy(server, pool) if pool is not None else None
             maintenances = tuple(self._maintenances(server))
-            self._check_overlaps(server, maintenances)
-        site = site_of(self._repository, server)
+            self._check_overlaps(maintenances)
+        site = site_of(self.repository, server)
         return Decision(
             server=server.metadata.name,
             uuid=server.spec.uuid,
@@ -181,8 +314,8 @@ class _Deciding:
             architecture=server.spec.architecture,
             firmware=server.spec.firmware,
             lifecycle=server.spec.lifecycle,
-            restrict=self._repository.fleet.spec.serving.restrict,
-            base_url=site.base_url if site else self._repository.fleet.spec.base_url,
+            restrict=self.repository.fleet.spec.serving.restrict,
+            base_url=site.base_url if site else self.repository.fleet.spec.base_url,
             provision=server.spec.provision,
             policy=policy,
             maintenances=maintenances,
@@ -191,20 +324,20 @@ class _Deciding:
 
     def _declared(self, server: Server) -> int | None:
         """The number that Git says is provisioned, where that is the evidence."""
-        if self._repository.fleet.spec.provisioning.evidence is not Evidence.DECLARED:
+        if self.repository.fleet.spec.provisioning.evidence is not Evidence.DECLARED:
             return None
         text = server.metadata.annotations.get(PROVISIONED)
         if text is None:
             return None
-        if not (text.isascii() and text.isdecimal()):
-            problem = self._repository.problem(
+        if not (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
+            self._find(
                 Code.INTEGER,
                 f'expected a whole number, found "{text}"',
+                f'write the provision number that is installed: {PROVISIONED}: "1"',
                 Id("Server", server.metadata.name),
                 *("metadata", "annotations", PROVISIONED),
-                hint=f'write the provision number that is installed: {PROVISIONED}: "1"',
+                is_shared=False,
             )
-            self._problems.append(problem)
             return None
         return int(text)
 
@@ -213,44 +346,44 @@ class _Deciding:
     def _pool_of(self, server: Server) -> Pool | None:
         name, named = server.metadata.name, server.spec.policy
         if named is not None:
-            return self._pools.get(named)  # broken policies have their own problem
-        match choose_policy(candidates(self._repository, self._pools, server), None):
+            self._uses(Id("BootPolicy", named))
+            return self.pools.get(named)  # broken policies have their own problem
+        match choose_policy(candidates(self.repository, self.pools, server), None):
             case Won(winner=pool):
                 return pool
             case Tie(names=names):
                 message = f"{' and '.join(f'BootPolicy/{each}' for each in names)} select a server with one priority"
                 self._find(
-                    name,
                     Code.POLICY_TIE,
                     message,
                     "raise the priority of one, let one inherit from the other, or narrow a selector",
                     Id("BootPolicy", names[-1]),
                     *("spec", "select"),
                 )
-            case None if len(self._pools) == len(self._repository.policies):
-                required = self._repository.fleet.spec.require_policy
-                problem = self._repository.problem(
+            case None if len(self.pools) == len(self.repository.policies):
+                required = self.repository.fleet.spec.require_policy
+                self._find(
                     Code.NO_POLICY,
                     f"no BootPolicy selects {name}",
+                    "select it, name a policy in it, or park it",
                     Id("Server", name),
                     *("metadata", "name"),
-                    hint="select it, name a policy in it, or park it",
                     severity=Severity.ERROR if required else Severity.WARNING,
+                    is_shared=False,
                 )
-                self._problems.append(problem)
         return None
 
     # R4 and R6 under a policy
 
     def _policy(self, server: Server, pool: Pool) -> PolicyDecision:
-        profile = self._repository.profiles[pool.profile]
+        profile = self._profile(pool.profile)
         boot = None
         if profile.spec.method is not Method.DISK:
-            chosen = choose_image(server, profile, self._repository.streams)
+            chosen = choose_image(server, profile, self.repository.streams)
             boot = self._boot(server, profile, chosen.winner.image, pool=pool)
-            self._check_skew(server, profile, chosen.winner.image, chosen.winner.said_by, chosen.winner.path)
+            self._check_skew(profile, chosen.winner.image, chosen.winner.said_by, chosen.winner.path)
         override = pool.override or _default_override(pool.network_boot, boot)
-        self._check_override(server, boot, override, Id("BootPolicy", pool.name))
+        self._check_override(boot, override, Id("BootPolicy", pool.name))
         return PolicyDecision(
             policy=pool.name,
             network_boot=pool.network_boot,
@@ -271,19 +404,33 @@ class _Deciding:
         maintenance: Maintenance | None = None,
     ) -> Boot | None:
         """The composed boot; None where it cannot work, which has been noted."""
-        source = boot_source(self._repository, server, profile, image, pool=pool, maintenance=maintenance)
+        self._uses(Id("BootImage", image))
+        source = boot_source(self.repository, server, profile, image, pool=pool, maintenance=maintenance)
+        return self._composed(source)
+
+    def _composed(self, source: Source) -> Boot | None:
         try:
-            boot = self._composer.compose(source)
+            boot = self.composer.compose(source)
         except Unbootable as error:
-            self._find_unbootable(server.metadata.name, error)
+            self._find_unbootable(error)
             return None
-        self._check_leaks(server.metadata.name, boot, source.profile_id)
+        self._check_leaks(boot, source.profile_id)
         return boot
 
-    def _check_leaks(self, server: str, boot: Boot, profile: Id) -> None:
+    def _profile(self, name: str) -> BootProfile:
+        """A profile; with it what it names is what the decision is made of."""
+        profile = self.repository.profiles[name]
+        self._uses(Id("BootProfile", name))
+        spec = profile.spec
+        if spec.stream is not None:
+            self._uses(Id("ImageStream", spec.stream))
+        files = (spec.user_data.template if spec.user_data else None, spec.templates.ipxe, spec.templates.grub)
+        self._uses(*(Id("file", path) for path in files if path is not None))
+        return profile
+
+    def _check_leaks(self, boot: Boot, profile: Id) -> None:
         for leak in leaks(boot):
             self._find(
-                server,
                 Code.SECRET,
                 f"what looks like {leak.what} would be published: {leak.where}",
                 Code.SECRET.hint,
@@ -292,16 +439,13 @@ class _Deciding:
                 severity=leak.severity,
             )
 
-    def _check_skew(
-        self, server: Server, profile: BootProfile, image: str, said_by: Id, path: tuple[str | int, ...]
-    ) -> None:
-        skew = self._repository.streams[profile.spec.stream].spec.skew if profile.spec.stream else None
+    def _check_skew(self, profile: BootProfile, image: str, said_by: Id, path: tuple[str | int, ...]) -> None:
+        skew = self.repository.streams[profile.spec.stream].spec.skew if profile.spec.stream else None
         if skew is None or skew.mode is SkewMode.NONE:
             return
-        version = self._repository.images[image].spec.version
+        version = self.repository.images[image].spec.version
         if version_key(version) < version_key(skew.minimum_version):
             self._find(
-                server.metadata.name,
                 Code.SKEW,
                 f"BootImage/{image} is version {version}, and ImageStream/{profile.spec.stream} wants at least "
                 f"{skew.minimum_version}",
@@ -311,10 +455,9 @@ class _Deciding:
                 severity=Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
             )
 
-    def _check_override(self, server: Server, boot: Boot | None, override: OverrideMode, resource: Id) -> None:
+    def _check_override(self, boot: Boot | None, override: OverrideMode, resource: Id) -> None:
         if boot is not None and boot.direct and override is OverrideMode.CONTINUOUS:
             self._find(
-                server.metadata.name,
                 Code.OVERRIDE_MODE,
                 f"override Continuous with BootImage/{boot.image}, which is booted directly",
                 Code.OVERRIDE_MODE.hint,
@@ -326,20 +469,20 @@ class _Deciding:
 
     def _maintenances(self, server: Server) -> Iterator[MaintenanceDecision]:
         name, labels = server.metadata.name, server.metadata.labels
-        for maintenance in self._repository.maintenances.values():
+        for maintenance in self.repository.maintenances.values():
             if selects(maintenance.spec.select, name, labels):
                 yield self._maintenance(server, maintenance)
 
     def _maintenance(self, server: Server, maintenance: Maintenance) -> MaintenanceDecision:
         spec = maintenance.spec
-        profile = self._repository.profiles[spec.profile]
+        profile = self._profile(spec.profile)
         boot = None
         if profile.spec.method is not Method.DISK:
-            image = maintenance_image(profile, self._repository.streams)
+            image = maintenance_image(profile, self.repository.streams)
             boot = self._boot(server, profile, image, maintenance=maintenance)
-            self._check_skew(server, profile, image, Id("Maintenance", maintenance.metadata.name), ("spec", "profile"))
+            self._check_skew(profile, image, Id("Maintenance", maintenance.metadata.name), ("spec", "profile"))
         override = spec.override or _default_override(spec.network_boot, boot)
-        self._check_override(server, boot, override, Id("Maintenance", maintenance.metadata.name))
+        self._check_override(boot, override, Id("Maintenance", maintenance.metadata.name))
         return MaintenanceDecision(
             name=maintenance.metadata.name,
             start=spec.window.start,
@@ -353,12 +496,11 @@ class _Deciding:
             max_unavailable=spec.max_unavailable,
         )
 
-    def _check_overlaps(self, server: Server, maintenances: tuple[MaintenanceDecision, ...]) -> None:
+    def _check_overlaps(self, maintenances: tuple[MaintenanceDecision, ...]) -> None:
         """A tie at any instant is an error now, whenever that instant is."""
         for one, other in combinations(maintenances, 2):
             if one.priority == other.priority and one.overlaps(other):
                 self._find(
-                    server.metadata.name,
                     Code.MAINTENANCE_TIE,
                     f"Maintenance/{one.name} and Maintenance/{other.name} overlap with one priority",
                     "raise the priority of one, move its window, or remove the one that is over",
@@ -368,36 +510,36 @@ class _Deciding:
 
     # Machines without a document
 
-    def unknown(self) -> dict[Architecture, Boot] | None:
+    def unknown(self) -> MadeUnknown:
         """What they boot, for each architecture that the profile's image has."""
-        fleet = self._repository.fleet
+        self._found = []
+        fleet = self.repository.fleet
         if not isinstance(fleet.spec.unknown_servers, UnknownProfile):
-            return None
-        profile = self._repository.profiles[fleet.spec.unknown_servers.profile]
+            return MadeUnknown(None, ())
+        profile = self.repository.profiles[fleet.spec.unknown_servers.profile]
         at = (Id("Fleet", fleet.metadata.name), "spec", "unknownServers", "profile")
         if profile.spec.method is not Method.PXE:
-            self._problems.append(
-                self._repository.problem(
-                    Code.COMBINATION,
-                    f"an unknown machine is found by its loader, so its profile needs method Pxe, "
-                    f"found {profile.spec.method}",
-                    *at,
-                    hint="name a profile with method Pxe, or write LocalDisk",
-                )
+            self._find(
+                Code.COMBINATION,
+                f"an unknown machine is found by its loader, so its profile needs method Pxe, "
+                f"found {profile.spec.method}",
+                "name a profile with method Pxe, or write LocalDisk",
+                *at,
+                is_shared=False,
             )
-            return None
-        image = self._repository.images[maintenance_image(profile, self._repository.streams)]
+            return MadeUnknown(None, self._found_of(""))
+        image = self.repository.images[maintenance_image(profile, self.repository.streams)]
         if image.spec.writes_disk:
-            self._problems.append(
-                self._repository.problem(
-                    Code.UNKNOWN_WRITES_DISK,
-                    f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks",
-                    *at,
-                    hint=Code.UNKNOWN_WRITES_DISK.hint,
-                )
+            self._find(
+                Code.UNKNOWN_WRITES_DISK,
+                f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks",
+                Code.UNKNOWN_WRITES_DISK.hint,
+                *at,
+                is_shared=False,
             )
-            return None
+            return MadeUnknown(None, self._found_of(""))
         boots: dict[Architecture, Boot] = {}
+        findings: tuple[tuple[str, Finding], ...] = ()
         for architecture in sorted(image.spec.architectures):
             source = Source(
                 image=image,
@@ -407,14 +549,15 @@ class _Deciding:
                 base_url=fleet.spec.base_url,
                 phase=Phase.NETWORK,
             )
-            machines = f"unknown {architecture} machines"
-            try:
-                boots[architecture] = self._composer.compose(source)
-            except Unbootable as error:
-                self._find_unbootable(machines, error)
-            else:
-                self._check_leaks(machines, boots[architecture], source.profile_id)
-        return boots
+            if (boot := self._composed(source)) is not None:
+                boots[architecture] = boot
+            findings += self._found_of(f"unknown {architecture} machines")
+        return MadeUnknown(boots, findings)
+
+    def _found_of(self, machines: str) -> tuple[tuple[str, Finding], ...]:
+        """What was found since the last time, as of these machines."""
+        found, self._found = self._found, []
+        return tuple((machines, finding) for finding in found)
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:

@@ -52,7 +52,6 @@ def plan(decision: Decision, at: datetime, record: Record | None) -> BootPlan | 
         boot=state.boot,
         ignition=state.ignition,
         override=state.override,
-        decision_digest=decision.digest,
         next_transition=transition(decision, at, record),
     )
 

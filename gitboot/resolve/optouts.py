@@ -8,6 +8,7 @@ from datetime import datetime
 
 from gitboot.load import FleetRepository, Id
 from gitboot.model.scalars import format_instant
+from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 
@@ -26,13 +27,29 @@ class OptOut:
 
 def opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
     """Every pin and hold of a fleet."""
-    for name, server in repository.servers.items():
-        if (pin := server.spec.pin) is not None:
-            key = Id("Server", name)
-            what = f"the pin of {name}"
-            yield OptOut(
-                what=what, image=pin.image, reason=pin.reason, until=pin.until, resource=key, path=("spec", "pin")
-            )
+    for server in repository.servers.values():
+        if (pin := pin_of(server)) is not None:
+            yield pin
+    yield from holds(repository)
+
+
+def pin_of(server: Server) -> OptOut | None:
+    """The pin of a server, if it has one."""
+    pin, name = server.spec.pin, server.metadata.name
+    if pin is None:
+        return None
+    return OptOut(
+        what=f"the pin of {name}",
+        image=pin.image,
+        reason=pin.reason,
+        until=pin.until,
+        resource=Id("Server", name),
+        path=("spec", "pin"),
+    )
+
+
+def holds(repository: FleetRepository) -> Iterator[OptOut]:
+    """Every hold of a fleet's streams."""
     for name, stream in repository.streams.items():
         for number, hold in enumerate(stream.spec.holds):
             yield OptOut(

@@ -126,7 +126,7 @@ def record_facts(record: Record) -> dict[str, Any]:
 
 
 def record_of(item: Mapping[str, Any]) -> Record:
-    """The record that JSON values tell; raises ValueError, TypeError or KeyError where they do not."""
+    """The record that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
 
     def optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None

@@ -1,4 +1,4 @@
-"""Rendered user data: whether it is what its format says, and how a system is told of it."""
+"""Rendered user data: whether it is what its format says, and how a system finds it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
-from gitboot.review.groups import Cause
+from gitboot.review.groups import ChangeCause
 from gitboot.review.review import Review
 
 # The changes that a guard looks at; the others look at all of them.
@@ -64,7 +64,7 @@ def _unheeded(review: Review) -> Iterator[Problem]:
 
 
 def _placed(
-    review: Review, causes: Iterable[Cause], code: Code, message: str, hint: str, severity: Severity
+    review: Review, causes: Iterable[ChangeCause], code: Code, message: str, hint: str, severity: Severity
 ) -> Problem:
     """A problem where the first of its causes stands that has a place; else at the Fleet."""
     places = (cause.place for cause in causes if cause.place is not None)

@@ -24,7 +24,7 @@ RENDERED: Final = 100  # groups whose diff is rendered; no one reads more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cause:
+class ChangeCause:
     """A document or file that a group of servers changes by."""
 
     id: Id
@@ -43,7 +43,7 @@ class Cause:
 class Group:
     """Servers that change alike, by the same causes."""
 
-    causes: tuple[Cause, ...]
+    causes: tuple[ChangeCause, ...]
     servers: tuple[ServerChange, ...]  # by name
     risks: tuple[Risk, ...]  # the worst first
     effects: tuple[Effect, ...]
@@ -80,7 +80,7 @@ def groups(changes: Changes, old: Commit | None, new: Commit, causes: Causes) ->
     )
 
 
-def told(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[Cause, ...]:
+def change_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
     """Causes of what no server alone boots, with what changed in them and where it stands."""
     return tuple(_cause(key, Fate.EDITED, 1, changes.documents, new) for key in ids)
 
@@ -115,7 +115,7 @@ def _group(
 
 def _cause(
     key: Id, of_servers: Fate, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
-) -> Cause:
+) -> ChangeCause:
     change = documents.get(key)
     if is_own(key):
         fate = of_servers
@@ -123,7 +123,9 @@ def _cause(
         assert change is not None  # noqa: S101 - it is a cause because it changed
         fate = change.fate
     fields = change.fields if change is not None else ()
-    return Cause(id=key, fate=fate, number=members if is_own(key) else 1, fields=fields, place=_place(key, fields, new))
+    return ChangeCause(
+        id=key, fate=fate, number=members if is_own(key) else 1, fields=fields, place=_place(key, fields, new)
+    )
 
 
 def _place(key: Id, fields: tuple[FieldChange, ...], new: FleetRepository) -> tuple[str, int, int] | None:

@@ -8,19 +8,18 @@ from dataclasses import replace
 from typing import Final
 
 from gitboot.plan import Boot, Decision
-from gitboot.resolve.leaks import Leak, leaks
+from gitboot.resolve.leaks import leaks, secrets
 
 _ARGUMENT: Final = "kernel argument "
 
 
 def fit_to_show(boot: Boot) -> Boot:
-    """The boot with user data laid out in lines, and HIDDEN wherever `leaks` finds something."""
+    """The boot with user data laid out in lines, and HIDDEN wherever something looks like a secret."""
     user_data = boot.user_data
     if user_data is not None:
-        files = {name: _laid_out(text) for name, text in user_data.files.items()}
+        files = {name: _without_secrets(_laid_out(text)) for name, text in user_data.files.items()}
         boot = replace(boot, user_data=replace(user_data, files=files))
-    while found := [leak for leak in leaks(boot) if not leak.where.startswith(_ARGUMENT)]:
-        boot = _without(boot, found[0])
+    boot = replace(boot, entries={name: _without_secrets(text) for name, text in boot.entries.items()})
     names = {leak.where.removeprefix(_ARGUMENT) for leak in leaks(boot)}
     return replace(boot, kernel_arguments=tuple(_argument(each, names) for each in boot.kernel_arguments))
 
@@ -53,22 +52,13 @@ def _argument(argument: str, names: set[str]) -> str:
     return f"{name}=HIDDEN" if name in names else argument
 
 
-def _without(boot: Boot, leak: Leak) -> Boot:
-    """The boot without the lines that a leak is about."""
-    name, _, number = leak.where.rpartition(", line ")
-    user_data = boot.user_data
-    if name in boot.entries:
-        return replace(boot, entries={**boot.entries, name: _hiding(boot.entries[name], int(number), leak)})
-    assert user_data is not None  # noqa: S101 - a leak is in an entry or in user data
-    files = {**user_data.files, name: _hiding(user_data.files[name], int(number), leak)}
-    return replace(boot, user_data=replace(user_data, files=files))
-
-
-def _hiding(text: str, number: int, leak: Leak) -> str:
-    """A text without its line ``number``, and without what belongs to a key that begins there."""
+def _without_secrets(text: str) -> str:
+    """A text in which a line says what stood there, in place of each secret's lines."""
     lines = text.split("\n")
-    end = number
-    if "key" in leak.what and "-----END" not in lines[number - 1]:
-        ends = (each for each in range(number, len(lines)) if "-----END" in lines[each])
-        end = next(ends, len(lines) - 1) + 1
-    return "\n".join([*lines[: number - 1], f"HIDDEN: looks like {leak.what}", *lines[end:]])
+    shown: list[str] = []
+    done = 0
+    for secret in secrets(text):
+        if secret.first > done:
+            shown += [*lines[done : secret.first - 1], f"HIDDEN: looks like {secret.what}"]
+        done = max(done, secret.last)
+    return "\n".join([*shown, *lines[done:]])

@@ -16,9 +16,9 @@ from gitboot.phrases import count, more, some
 from gitboot.problems.order import printable
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
-from gitboot.review.groups import Cause, Group
+from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
-from gitboot.review.review import Outcome, Review
+from gitboot.review.review import Review, ReviewOutcome
 
 MARKER: Final = "<!-- gitboot diff -->"  # by which a comment is found again and replaced
 LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
@@ -41,7 +41,7 @@ def _verdict(review: Review) -> Iterator[str]:
     yield f"## gitboot diff: {review.headline}"
     yield ""
     yield f"{_side(review.base.named, review.base.short)} → {_side(review.head.named, review.head.short)}"
-    if review.verdict is not None and review.outcome is not Outcome.UNCHANGED:
+    if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
         yield ""
         yield f"digest {code(review.verdict.digest)}"
     if review.changes is not None:
@@ -57,7 +57,7 @@ def _side(named: str, revision: str) -> str:
 
 
 def _blast_radius(review: Review) -> Iterator[str]:
-    if review.outcome in (Outcome.INVALID, Outcome.UNCHANGED) or not review.changes or not review.verdict:
+    if review.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not review.changes or not review.verdict:
         return
     limits = review.verdict.limits
     yield "\n### Blast radius\n"
@@ -156,7 +156,7 @@ def _group(group: Group) -> tuple[str, str]:
     return _folded(f"{words.title(group)}: {risks}", "\n".join(lines))
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: ChangeCause) -> str:
     at = f" at {code(':'.join(map(str, cause.place)))}" if cause.place else ""
     return f"- {code(str(cause))}{at}: {code(words.cause(cause))}"
 
@@ -235,7 +235,7 @@ def _next(review: Review) -> Iterator[str]:
     acknowledging = list(review.acknowledging())
     if not acknowledging:
         return
-    yield "\nTo accept it none the less, once you have looked: put into the last commit's message\n"
+    yield "\nTo accept it anyway, once you have looked: put into the last commit's message\n"
     yield _plain_fence([line for _, line in acknowledging])
     yield "\nor, where the instance runs:\n"
     yield _plain_fence([str(review.approval)])

@@ -17,7 +17,7 @@ from gitboot.resolve import Decisions
 from gitboot.review.hidden import fit_to_show
 
 _CONTEXT: Final = 2  # lines around each difference
-_LONGEST: Final = 400  # lines of one diff; more is not read, and is told
+_LONGEST: Final = 400  # lines of one diff; more is not read; how much more is said
 
 Texts = dict[str, str]  # by name: entry, user-data
 
@@ -113,7 +113,6 @@ def _plan(
         boot=fit_to_show(boot),
         ignition=None,
         override=None,
-        decision_digest=decision.digest,
         next_transition=None,
     )
 

@@ -18,11 +18,11 @@ from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve import Decisions
 from gitboot.review import words
 from gitboot.review.causes import Causes
-from gitboot.review.groups import Cause, Commit, Group, groups, told
+from gitboot.review.groups import ChangeCause, Commit, Group, change_causes, groups
 from gitboot.review.rendered import RenderedDiff, shared_diffs, unknown_diffs
 
 
-class Outcome(StrEnum):
+class ReviewOutcome(StrEnum):
     """What a review comes to."""
 
     UNCHANGED = "unchanged"
@@ -61,7 +61,7 @@ class Shared:
     """Something that changes for machines that are no servers, or for all: why, and how."""
 
     title: str
-    causes: tuple[Cause, ...]
+    causes: tuple[ChangeCause, ...]
     fields: tuple[FieldChange, ...]
     rendered: tuple[RenderedDiff, ...]
 
@@ -76,36 +76,36 @@ class Review:
     verdict: Verdict | None
     unheeded: tuple[Unheeded, ...]
     groups: tuple[Group, ...]
-    unknown: Shared | None  # what machines boot that no document describes; None: the same
+    unknown: Shared | None  # what unknown machines boot; None: the same
     shared: Shared | None  # what is published for all machines
     command: str  # that shows it again
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReviewOutcome:
         if self.changes is None or self.verdict is None:
-            return Outcome.INVALID
+            return ReviewOutcome.INVALID
         if self.verdict.held:
-            return Outcome.HELD
-        return Outcome.UNCHANGED if self.changes.nothing else Outcome.FINE
+            return ReviewOutcome.HELD
+        return ReviewOutcome.UNCHANGED if self.changes.nothing else ReviewOutcome.FINE
 
     @property
     def headline(self) -> str:
         """The outcome in a few words."""
         match self.outcome:
-            case Outcome.INVALID:
+            case ReviewOutcome.INVALID:
                 errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
                 return f"invalid: {count(errors, 'error')}"
-            case Outcome.HELD:
+            case ReviewOutcome.HELD:
                 assert self.verdict is not None  # noqa: S101 - it is what holds
                 return f"held by {', '.join(self.verdict.holding)}"
-            case Outcome.UNCHANGED:
+            case ReviewOutcome.UNCHANGED:
                 return "unchanged: no decision is another"
         acknowledged = dict.fromkeys(trip.guard for trip in self.verdict.trips) if self.verdict else ()
         return f"fine, {', '.join(acknowledged)} acknowledged" if acknowledged else "fine: no guard holds it"
 
     @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
-        """Documents that differ and from which no decision follows, for what that is told by a group."""
+        """Documents that differ and from which no decision follows, for what does is shown by a group."""
         if self.changes is None or self.changes.first:
             return ()
         causes = {cause.id for group in self.groups for cause in group.causes}
@@ -178,7 +178,7 @@ def review(
         base=base,
         head=head,
         changes=changes,
-        verdict=judge(changes, limits, given.given),
+        verdict=judge(changes.extent, limits, given.given),
         unheeded=given.unheeded,
         groups=groups(changes, old, new, causes),
         unknown=_unknown(changes, old, new, causes),
@@ -192,8 +192,8 @@ def _unknown(changes: Changes, old: Commit | None, new: Commit, causes: Causes) 
         return None
     ids = causes.of_unknown((old[0].unknown, new[0].unknown))
     return Shared(
-        title="what machines boot that no document describes",
-        causes=told(ids, changes, new[1]),
+        title="what unknown machines boot",
+        causes=change_causes(ids, changes, new[1]),
         fields=(),
         rendered=unknown_diffs(old[0], new[0]),
     )
@@ -204,7 +204,7 @@ def _shared(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -
         return None
     return Shared(
         title="what is published for all machines",
-        causes=told(causes.of_shared(changes.shared), changes, new[1]),
+        causes=change_causes(causes.of_shared(changes.shared), changes, new[1]),
         fields=tuple(words.shared(changes.shared)),
         rendered=shared_diffs(old[0], new[0]),
     )

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.changes import Area, Changes
+from gitboot.diff.changes import Changes
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
+from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.guard import SMALL, Guard, Limits, Trip
 from gitboot.diff.reinstalls import Reinstall, Why
@@ -18,7 +19,7 @@ from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more, some
-from gitboot.review.groups import Cause, Group
+from gitboot.review.groups import ChangeCause, Group
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
 _LONGEST: Final = 160  # characters of one value
@@ -88,7 +89,7 @@ def trip(tripped: Trip) -> str:
     if tripped.guard is Guard.ALLOW_REWIND:
         return "the commit does not descend from the accepted one"
     if tripped.guard is Guard.MAX_UNKNOWN_CHANGES:
-        return f"what machines boot that no document describes changes; the limit is {tripped.limit}"
+        return f"what unknown machines boot changes; the limit is {tripped.limit}"
     number = share(tripped.number, tripped.of) if tripped.percent and tripped.of else f"{tripped.number:,}"
     of = f" of {tripped.of:,}" if tripped.of is not None else ""
     where = "" if tripped.area == "all" else f" in {tripped.area}"
@@ -131,13 +132,13 @@ def title(group: Group) -> str:
     return f"{causes or 'The fleet'} {'change' if several else 'changes'} {count(number, 'server')}"
 
 
-def shared_title(causes: Sequence[Cause], what: str) -> str:
+def shared_title(causes: Sequence[ChangeCause], what: str) -> str:
     """The same for what no server is the only one to boot."""
     names = some([str(each) for each in causes], 3)
     return f"{names} {'changes' if len(causes) == 1 else 'change'} {what}" if names else f"{what} changes".capitalize()
 
 
-def cause(found: Cause) -> str:
+def cause(found: ChangeCause) -> str:
     """What was done to a document: its fields, with their values where they are short and no one's secret."""
     if found.fate is not Fate.EDITED or not found.fields:
         return "renamed" if found.fate is Fate.EDITED and found.id.kind == "Server" else found.fate

@@ -8,8 +8,8 @@ keeps what was accepted.
 from pygit2 import LIBGIT2_VERSION
 
 from gitboot.source.blame import Blame, open_blame
-from gitboot.source.clone import Source
-from gitboot.source.commits import Commit
+from gitboot.source.clone import Reader, Source
+from gitboot.source.commits import CommitSummary
 from gitboot.source.history import History, open_history
 from gitboot.source.remote import Password, Remote, SshKey
 from gitboot.source.snapshot import open_snapshot
@@ -19,9 +19,10 @@ __all__ = [
     "LIBGIT2_VERSION",
     "WORKTREE",
     "Blame",
-    "Commit",
+    "CommitSummary",
     "History",
     "Password",
+    "Reader",
     "Remote",
     "Source",
     "SshKey",

@@ -10,7 +10,7 @@ import pygit2
 from pygit2.enums import DiffOption
 
 from gitboot.load import Revision
-from gitboot.source.commits import Commit, described
+from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of
 from gitboot.source.snapshot import commit_at, folder_in
 from gitboot.source.worktree import WORKTREE
@@ -28,11 +28,11 @@ class Blame:
         self._root = root  # where the fleet lies, where it is looked at uncommitted
         self._lines = cache(self._looked_into)
 
-    def line(self, path: str, number: int) -> Commit | None:
+    def line(self, path: str, number: int) -> CommitSummary | None:
         """Who wrote a line, 1-based, of a file of the fleet; None where it is not committed yet."""
         return self._lines(path).get(number)
 
-    def _looked_into(self, path: str) -> dict[int, Commit]:
+    def _looked_into(self, path: str) -> dict[int, CommitSummary]:
         with self._repository.reading() as git:
             if self._commit is None:
                 return {}
@@ -60,11 +60,11 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
         return Blame(Stored(files_of(git)), commit, folder or "", root if uncommitted else None)
 
 
-def _blamed(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, Commit]:
-    lines: dict[int, Commit] = {}
+def _blamed(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
+    lines: dict[int, CommitSummary] = {}
     for hunk in git.blame(path, newest_commit=pygit2.Oid(hex=commit)):
         start = hunk.final_start_line_number
-        wrote = described(git[hunk.final_commit_id].peel(pygit2.Commit))
+        wrote = describe(git[hunk.final_commit_id].peel(pygit2.Commit))
         lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
     return lines
 

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -13,13 +14,12 @@ from typing import Final
 import pygit2
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
-from gitboot.load import Revision, Snapshot
-from gitboot.source.commits import Commit, described
+from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.source.objects import check, copy, merge_packs
 from gitboot.source.remote import Conversation, Remote, wanted
 from gitboot.source.repository import Stored, blaming, containing, files_of, opened
 from gitboot.source.snapshot import folder_in
-from gitboot.source.tree import of_commit
+from gitboot.source.tree import Blobs, of_commit
 
 MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
 
@@ -111,14 +111,10 @@ class Source:
             folder = _folder(ours)
         return of_commit(self._clone, revision, folder, previous)
 
-    def commit(self, revision: Revision) -> Commit:
-        with self._clone.reading() as ours:
-            return described(ours[revision].peel(pygit2.Commit))
-
     def watch_paths(self) -> tuple[Path, ...]:
         """The directory in which, at any depth, a local repository's refs change; nothing for another remote.
 
-        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would tell of
+        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would notice
         one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
         """
         with suppress(SourceError, UsageError), self._local() as (repository, _):
@@ -131,7 +127,7 @@ class Source:
     # What the remote has
 
     def fetch(self) -> Revision:
-        """Fetch the commit that the remote's reference means now, which `latest` tells from then on.
+        """Fetch the commit that the remote's reference means now, which `latest` returns from then on.
 
         Raises `SourceError` where the next try may do better, and `SourceRefused` or `UsageError` where a
         person has to act first.
@@ -271,6 +267,27 @@ def _point(ours: pygit2.Repository, name: str, commit: Revision) -> None:
 
 def _folder(ours: pygit2.Repository) -> str:
     return str(ours.config[_FOLDER]) if _FOLDER in ours.config else ""
+
+
+class Reader:
+    """Reads commits of a state directory's clone, which another process fetches into."""
+
+    def __init__(self, state: Path) -> None:
+        self._clone = Stored(state / "repository.git", CorruptClone)
+        self._blobs = Blobs(self._clone)
+
+    def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
+        """The files of a commit; with an earlier snapshot only what differs from it is read."""
+        with self._clone.reading() as ours:
+            folder = _folder(ours)
+        return replace(of_commit(self._clone, revision, folder, previous), read=self.read)
+
+    def read(self, blob: BlobId) -> bytes:
+        return self._blobs(blob)
+
+    def close(self) -> None:
+        """Let go of the packs, which may be replaced; reading goes on by opening them anew."""
+        self._blobs.close()
 
 
 def accepted_snapshot(state: Path) -> Snapshot:

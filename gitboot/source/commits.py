@@ -9,7 +9,6 @@ from typing import Final
 import pygit2
 
 from gitboot.load import Revision
-from gitboot.model.scalars import format_instant
 from gitboot.source.repository import printable
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -17,7 +16,7 @@ _YEAR_9999: Final = 253_370_764_800  # s; Git has room for later dates, datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
+class CommitSummary:
     """Who made a commit, when and why."""
 
     revision: Revision
@@ -25,18 +24,10 @@ class Commit:
     date: datetime  # when it was written
     subject: str
 
-    def facts(self) -> dict[str, str]:
-        return {
-            "revision": self.revision,
-            "author": self.author,
-            "date": format_instant(self.date),
-            "subject": self.subject,
-        }
 
-
-def described(commit: pygit2.Commit) -> Commit:
+def describe(commit: pygit2.Commit) -> CommitSummary:
     """What a commit says of itself, each on one line."""
-    return Commit(
+    return CommitSummary(
         revision=Revision(str(commit.id)),
         author=printable(f"{_text(commit.author.raw_name)} <{_text(commit.author.raw_email)}>"),
         date=_EPOCH + timedelta(seconds=min(max(commit.author.time, 0), _YEAR_9999)),

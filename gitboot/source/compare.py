@@ -40,7 +40,7 @@ def open_range(path: Path, text: str, *, merge: bool = False) -> Range:
     base, dots, head = _parted(text)
     root = path.resolve()
     if not root.is_dir():
-        raise UsageError(f"{path} is no directory")
+        raise UsageError(f"{path} is not a directory")
     with blaming(path), containing(root) as repository:
         if repository is None:
             raise UsageError(f"{path} is in no Git repository, so there is nothing to compare with")

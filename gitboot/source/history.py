@@ -11,7 +11,7 @@ import pygit2
 
 from gitboot.errors import UsageError
 from gitboot.load import Revision, Snapshot
-from gitboot.source.commits import Commit, described
+from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of
 from gitboot.source.snapshot import commit_at, folder_in
 from gitboot.source.tree import of_commit, tree_at
@@ -22,7 +22,7 @@ from gitboot.source.worktree import WORKTREE
 class Step:
     """A commit, and the tree that the fleet is in it."""
 
-    commit: Commit
+    commit: CommitSummary
     tree: str | None  # the fleet's folder; two with one id are the same fleet, None: there is no such folder
 
 
@@ -35,7 +35,7 @@ class History:
         self.shallow = shallow  # whether the clone has not all that came before
         self._previous: Snapshot | None = None
 
-    def snapshot(self, commit: Commit) -> Snapshot:
+    def snapshot(self, commit: CommitSummary) -> Snapshot:
         """The fleet of a commit; only what differs from the one asked for before is read."""
         self._previous = of_commit(self._repository, commit.revision, self._folder, self._previous)
         return self._previous
@@ -52,7 +52,7 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
         folder = folder_in(git, root) or ""
         start = git[commit_at(git, rev or "HEAD", str(path))].peel(pygit2.Commit)
         steps = tuple(
-            Step(commit=described(commit), tree=None if tree is None else tree.hex())
+            Step(commit=describe(commit), tree=None if tree is None else tree.hex())
             for commit in _first_parents(start)
             for tree in (tree_at(git, Revision(str(commit.id)), folder),)
         )

@@ -170,7 +170,7 @@ class Conversation:
             raise kind(f"{self._remote.url}: {words(error)}") from error
 
 
-# libgit2 tells these from other faults by their words only.
+# libgit2 distinguishes these from other faults by their words only.
 _REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
 
 

@@ -26,7 +26,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     except OSError as error:  # it lies in what cannot be entered
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if not is_directory:
-        raise UsageError(f"{path} is no directory")
+        raise UsageError(f"{path} is not a directory")
     with blaming(path), containing(root) as repository:
         if repository is None:
             if rev not in (None, WORKTREE):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Final
 
 import pygit2
 
+from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository
-from gitboot.load import BlobId, Irregular, Revision, Snapshot
+from gitboot.load import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
@@ -29,14 +31,22 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
         if previous is not None and previous.revision in git:
             base = tree_at(git, previous.revision, folder)
             blobs, irregular = dict(previous.blobs), dict(previous.irregular)
+        changed = set()
         for path, mode, blob in _differences(git.odb, base, tree_at(git, revision, folder)):
+            changed.add(path)
             blobs.pop(path, None)
             irregular.pop(path, None)
             if mode in _IRREGULAR:
                 irregular[path] = _IRREGULAR[mode]
             elif mode is not None:
                 blobs[path] = BlobId(blob.hex())
-    return Snapshot(revision=revision, blobs=blobs, read=_Blobs(repository), irregular=irregular)
+    return Snapshot(
+        revision=revision,
+        blobs=blobs,
+        read=Blobs(repository),
+        irregular=irregular,
+        changed=frozenset(changed) if base is not None else None,
+    )
 
 
 _NOT_UTF8: Final = b"name"  # in place of a mode
@@ -62,7 +72,7 @@ def _differences(
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
     """Every path that is not the same below two trees: (path, mode, id), without a mode where it is gone.
 
-    A path that was replaced is told twice, what it is now last. Folders with equal ids are not read.
+    A path that was replaced comes twice, what it is now last. Folders with equal ids are not read.
     """
     pending = [("", old, new)]
     visited = 0
@@ -111,7 +121,7 @@ def _problem(code: Code, path: str, message: str) -> Problem:
     return Problem(path=path[:MAX_PATH] or ".", line=1, column=1, code=code, message=message, hint=code.hint)
 
 
-class _Blobs:
+class Blobs:
     """Reads blobs by id, in each thread through a repository of its own, as libgit2 wants it."""
 
     def __init__(self, repository: Stored) -> None:
@@ -119,10 +129,19 @@ class _Blobs:
         self._threads = threading.local()
 
     def __call__(self, blob: BlobId) -> bytes:
+        """The bytes of a blob; raises `Oversized` before one is read that no fleet needs."""
         with self._repository.blamed():
             try:
                 objects: pygit2.Odb = self._threads.objects
             except AttributeError:
                 with self._repository.reading() as git:
                     objects = self._threads.objects = git.odb
+            size = objects.read_header(blob)[1]
+            if size > MAX_FILE_BYTES:  # a few bytes of a pack can be gigabytes
+                raise Oversized(size)
             return objects.read(blob)[1]
+
+    def close(self) -> None:
+        """Let go of this thread's repository; the next blob opens it anew."""
+        with suppress(AttributeError):
+            del self._threads.objects

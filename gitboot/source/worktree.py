@@ -10,8 +10,9 @@ from typing import Final
 
 import pygit2
 
+from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import SourceError
-from gitboot.load import BlobId, Irregular, Revision, Snapshot
+from gitboot.load import BlobId, Irregular, Oversized, Revision, Snapshot
 
 WORKTREE: Final = Revision("WORKTREE")
 
@@ -36,7 +37,7 @@ def of_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -
 
 
 class _Ignored:
-    """What Git is told to leave out; nothing where there is no Git."""
+    """What Git is to leave out; nothing where there is no Git."""
 
     def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
         self._repository = repository
@@ -90,13 +91,19 @@ class _Files(Mapping[str, BlobId]):
         self._root = root
         self._ids: dict[str, BlobId | None] = dict.fromkeys(paths)
         self._contents: dict[BlobId, bytes] = {}
+        self._oversized: dict[BlobId, int] = {}
 
     def __getitem__(self, path: str) -> BlobId:
         blob = self._ids[path]
         if blob is None:
-            content = self._content(path)
-            blob = self._ids[path] = BlobId(str(pygit2.hash(content)))
-            self._contents[blob] = content
+            try:
+                content = self._content(path)
+            except Oversized as error:
+                blob = self._ids[path] = BlobId(f"the {error} of {path}")
+                self._oversized[blob] = error.size
+            else:
+                blob = self._ids[path] = BlobId(str(pygit2.hash(content)))
+                self._contents[blob] = content
         return blob
 
     def _content(self, path: str) -> bytes:
@@ -104,8 +111,11 @@ class _Files(Mapping[str, BlobId]):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb", buffering=0) as file:
-                if not S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError("is no file any more")
+                found = os.fstat(descriptor)
+                if not S_ISREG(found.st_mode):
+                    raise OSError("is no longer a file")
+                if found.st_size > MAX_FILE_BYTES:
+                    raise Oversized(found.st_size)
                 return file.readall()
         except OSError as error:
             raise SourceError(f"{path}: {error.strerror or error}") from error
@@ -120,4 +130,6 @@ class _Files(Mapping[str, BlobId]):
         return len(self._ids)
 
     def read(self, blob: BlobId) -> bytes:
+        if (size := self._oversized.get(blob)) is not None:
+            raise Oversized(size)
         return self._contents[blob]

@@ -22,10 +22,10 @@ from gitboot.template.budget import MAX_BYTES, MAX_STEPS
 from gitboot.template.faults import TemplateFault
 from gitboot.template.rendering import compiled, decoded, names_in, rendered
 
-__all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "Templates"]
+__all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "TemplateSet"]
 
 
-class Templates:
+class TemplateSet:
     """The template files of a commit, by path, and the templates in its YAML; each is compiled once."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -33,6 +33,10 @@ class Templates:
         self._sources: dict[str, str] = {}  # by path
         self._names: dict[str, frozenset[str]] = {}  # by path
         self._compiled: dict[str, Template | str | TemplateFault] = {}  # by source
+
+    def __len__(self) -> int:
+        """How many are compiled."""
+        return len(self._compiled)
 
     def render_file(self, path: str, context: Mapping[str, object]) -> str:
         with _faults_in(path):

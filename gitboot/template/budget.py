@@ -67,7 +67,7 @@ class Budget:
 _NUMBERS: Final = frozenset({bool, int, float})
 
 
-class Context(runtime.Context):
+class BudgetedContext(runtime.Context):
     """The names that a rendering sees, and its budget."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ def priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same for a function that wants the context first."""
 
     @pass_context
-    def spending(context: Context, *args: Any, **kwargs: Any) -> Any:
+    def spending(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
         context.budget.spend(CALL)
         for value in (*args, *kwargs.values()):
             context.budget.weigh(value)

@@ -10,7 +10,7 @@ from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gitboot.problems.codes import Code
-from gitboot.template.budget import CALL, MAX_INTEGER, Budget, Context
+from gitboot.template.budget import CALL, MAX_INTEGER, Budget, BudgetedContext
 from gitboot.template.faults import TemplateFault, failed, out_of_bounds, unknown
 from gitboot.template.filters import FILTERS, TESTS
 from gitboot.template.metering import METERS, TokenCount, metered, written
@@ -59,7 +59,7 @@ _LOOP: Final = frozenset(
 
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
-    context_class = Context
+    context_class = BudgetedContext
 
     def __init__(self) -> None:
         super().__init__(

@@ -15,7 +15,7 @@ from jinja2.runtime import Undefined
 from jinja2.tests import TESTS as JINJA_TESTS
 
 from gitboot.quote import command_line, grub_arguments, grub_word, ipxe_arguments, ipxe_word, kernel_argument
-from gitboot.template.budget import Context, priced, priced_in_context
+from gitboot.template.budget import BudgetedContext, priced, priced_in_context
 from gitboot.template.faults import failed
 from gitboot.template.values import Missing, as_text, elements_of
 
@@ -24,7 +24,7 @@ def _of_elements(name: str, *, environment: bool = False) -> Callable[..., Any]:
     """Jinja2's own filter of lists; it wants the context or the environment first."""
     function = JINJA_FILTERS[name]
 
-    def of_elements(context: Context, value: object, *args: Any, **kwargs: Any) -> list[Any]:
+    def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
         given = context.environment if environment else context
         return list(function(given, elements_of(value), *args, **kwargs))
 
@@ -45,7 +45,7 @@ def _last(value: object) -> object:
     return elements[-1] if elements else Missing("the list is empty, so it has no last element")
 
 
-def _indent(context: Context, text: str, width: int = 4, first: bool = False) -> str:
+def _indent(context: BudgetedContext, text: str, width: int = 4, first: bool = False) -> str:
     context.budget.spend((text.count("\n") + 1) * abs(width) // 16)
     indented = re.sub(r"(?<=\n)(?=[^\n])", " " * width, text)
     return " " * width + indented if first else indented
@@ -60,18 +60,18 @@ def _integer(value: object) -> int:
 
 
 @pass_context
-def joined(context: Context, values: Sequence[object], separator: str = "") -> str:
+def joined(context: BudgetedContext, values: Sequence[object], separator: str = "") -> str:
     """The values' texts in one, which costs what it is long."""
     texts = [as_text(value) for value in values]
     context.budget.spend((sum(map(len, texts)) + len(separator) * len(texts)) // 16)
     return separator.join(texts)
 
 
-def _join(context: Context, value: object, separator: str = "") -> str:
+def _join(context: BudgetedContext, value: object, separator: str = "") -> str:
     return joined(context, elements_of(value), separator)
 
 
-def _replace(context: Context, text: str, old: str, new: str) -> str:
+def _replace(context: BudgetedContext, text: str, old: str, new: str) -> str:
     context.budget.spend(text.count(old) * len(new) // 16)
     return text.replace(old, new)
 

@@ -9,7 +9,7 @@ from jinja2 import nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
-from gitboot.template.budget import MAX_BRACKETS, MAX_INTEGER, MAX_NESTING, MAX_TOKENS, Context
+from gitboot.template.budget import MAX_BRACKETS, MAX_INTEGER, MAX_NESTING, MAX_TOKENS, BudgetedContext
 from gitboot.template.faults import failed, out_of_bounds, unknown
 from gitboot.template.filters import FILTERS, TESTS, joined
 from gitboot.template.values import as_text, elements_of
@@ -105,19 +105,19 @@ def _work(body: Iterable[nodes.Node]) -> int:
 
 
 @pass_context
-def _steps(context: Context, value: object, work: int) -> Iterator[object]:
+def _steps(context: BudgetedContext, value: object, work: int) -> Iterator[object]:
     for element in elements_of(value):
         context.budget.step(work)
         yield element
 
 
 @pass_context
-def _spent(context: Context, _: None, work: int) -> None:
+def _spent(context: BudgetedContext, _: None, work: int) -> None:
     context.budget.spend(work)
 
 
 @pass_context
-def _weighed(context: Context, value: object) -> object:
+def _weighed(context: BudgetedContext, value: object) -> object:
     context.budget.weigh(value)
     return value
 
@@ -132,7 +132,7 @@ METERS: Final[dict[str, Any]] = {
 
 
 @pass_context
-def written(context: Context, value: object) -> str:
+def written(context: BudgetedContext, value: object) -> str:
     """An expression's value as it stands in the output."""
     text = as_text(value)
     context.budget.spend(len(text) // 16)

@@ -11,7 +11,7 @@ from jinja2.exceptions import TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
 from gitboot.problems.codes import Code
-from gitboot.template.budget import MAX_BYTES, Context
+from gitboot.template.budget import MAX_BYTES, BudgetedContext
 from gitboot.template.diagnosis import FAILURES, fault_of, line_of
 from gitboot.template.environment import ENVIRONMENT, FUNCTIONS
 from gitboot.template.faults import TemplateFault, out_of_bounds
@@ -46,7 +46,7 @@ def names_in(source: str) -> frozenset[str]:
 def rendered(template: Template, context: Mapping[str, object]) -> str:
     names = {**FUNCTIONS, **context}
     try:
-        text = "".join(template.root_render_func(Context(ENVIRONMENT, names, None, template.blocks)))
+        text = "".join(template.root_render_func(BudgetedContext(ENVIRONMENT, names, None, template.blocks)))
         if len(text.encode()) > MAX_BYTES:
             raise out_of_bounds(f"it renders more than {MAX_BYTES:,} bytes")
     except FAILURES as failure:

@@ -21,7 +21,7 @@ GUESTS = {
 }
 WAITS = {
     "ipxe": "No more network devices",  # and firmware begins anew
-    "grub": "cannot be had, trying again",
+    "grub": "is unavailable, trying again",
 }
 
 

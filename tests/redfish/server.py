@@ -87,7 +87,7 @@ class RedfishServer:
         with self._lock:
             self._faults += [(on, fault)] * times
 
-    def clear_faults(self) -> None:
+    def heal(self) -> None:
         """Let no fault strike any more."""
         with self._lock:
             self._faults.clear()

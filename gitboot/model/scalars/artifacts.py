@@ -26,7 +26,7 @@ def parse_digest(value: object) -> Digest:
     return Digest(found)
 
 
-_OCI: Final = re.compile(r"oci://[^\s@?#]+/[^\s@?#]+@sha256:[0-9a-f]{64}")
+_OCI: Final = re.compile(r"oci://[^\s@?#/]+/[^\s@?#]+@sha256:[0-9a-f]{64}")
 
 
 def parse_artifact_url(value: object) -> ArtifactUrl:

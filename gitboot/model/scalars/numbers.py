@@ -61,5 +61,13 @@ _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Orders versions by their dotted numbers: 3602.2.3 < 3815.0; other text sorts before numbers."""
-    return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in _VERSION_PART.findall(version))
+    """Orders versions by their dotted numbers: 3602.2.3 < 3815.0; other text sorts before numbers.
+
+    Numbers of one length sort as text does: so none is too long, as it would be to `int`.
+    """
+    parts = _VERSION_PART.findall(version)
+    return tuple(_ordered(part.lstrip("0")) if part[0] in "0123456789" else (0, 0, part) for part in parts)
+
+
+def _ordered(digits: str) -> tuple[int, int, str]:
+    return 1, len(digits), digits

@@ -1,0 +1,182 @@
+"""Many BMCs at once: connections that are kept, jobs in threads, no more of them than the network bears."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from gitboot.bmc.apply import bring_about
+from gitboot.bmc.job import Job, Outcome, Result
+from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.redfish import BmcConnection, Credentials
+from gitboot.bmc.transport import tls_context
+from gitboot.errors import UsageError
+from gitboot.load.machines import BmcAccess
+from gitboot.model.scalars import SystemUuid
+
+
+def read_credentials(directory: Path, name: str) -> Credentials:
+    """``directory/name/username`` and ``…/password``, as Kubernetes mounts them; read anew each time."""
+    try:
+        username, password = ((directory / name / part).read_text().rstrip("\n") for part in ("username", "password"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"no credentials named {name}: {directory / name} needs the files username and password ({error})"
+        ) from None
+    return Credentials(username=username, password=password, name=name)
+
+
+_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # this process's own: a fingerprint is of no use outside
+
+
+def fingerprint(directory: Path | None, name: str) -> str | None:
+    """What changes when credentials do, and tells nothing of them; None where there are none."""
+    if directory is None:
+        return None
+    try:
+        found = read_credentials(directory, name)
+    except UsageError:
+        return None
+    text = f"{found.username}\0{found.password}".encode()
+    return hashlib.blake2b(text, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
+
+
+@dataclass(slots=True)
+class Connections:
+    """One kept connection a machine, made anew when its document or its credentials have changed."""
+
+    directory: Path | None  # of credentials
+    _kept: dict[SystemUuid, tuple[BmcAccess, Credentials, BmcConnection]] = field(init=False, default_factory=dict)
+    _trusting: threading.Lock = field(init=False, default_factory=threading.Lock)
+
+    def to(self, uuid: SystemUuid, server: str, bmc: BmcAccess) -> BmcConnection:
+        """The connection to a machine's BMC; raises `UsageError` where there are no credentials for it."""
+        if self.directory is None:
+            raise UsageError(f"no directory of credentials is given, and {bmc.credentials} is needed (--credentials)")
+        credentials = read_credentials(self.directory, bmc.credentials)
+        kept = self._kept.get(uuid)
+        if kept is not None:
+            if kept[:2] == (bmc, credentials):
+                return kept[2]
+            kept[2].close()
+        made = BmcConnection(bmc.address, credentials, system=bmc.system, tls=self._trusted(server, bmc))
+        self._kept[uuid] = (bmc, credentials, made)
+        return made
+
+    def _trusted(self, server: str, bmc: BmcAccess) -> ssl.SSLContext:
+        try:
+            with self._trusting:  # one context for each authority: loading the CA bundle is what costs
+                return tls_context(verify=bmc.verify, ca=bmc.ca)
+        except ssl.SSLError as error:
+            raise UsageError(f"bmc.tls.ca of {server} is not a certificate in PEM: {error.reason or error}") from None
+
+    def close(self) -> None:
+        for _, _, bmc in self._kept.values():
+            bmc.close()
+
+
+@dataclass(slots=True)
+class BmcPool:
+    """Jobs at BMCs: at most ``parallel`` at a time, of one site at most ``per_site``, of one machine one.
+
+    A job that has not begun gives way to a newer one of its machine: what is begun is what is wanted now.
+    """
+
+    credentials: Path | None
+    write: Callable[[SystemUuid, OverrideRecord], None]
+    clock: Callable[[], datetime]
+    dry_run: bool = False  # every job
+    parallel: int = 32
+    per_site: int = 16
+    on_finished: Callable[[], None] = lambda: None
+    _pool: ThreadPoolExecutor = field(init=False)
+    _connections: Connections = field(init=False)
+    _waiting: dict[SystemUuid, Job] = field(init=False, default_factory=dict)  # in the order in which they came
+    _running: dict[SystemUuid, tuple[Job, Future[Result]]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.parallel, thread_name_prefix="bmc")
+        self._connections = Connections(self.credentials)
+
+    def submit(self, jobs: Iterable[Job]) -> frozenset[SystemUuid]:
+        """Take jobs in, but for machines whose last one still runs; return the machines whose job was taken."""
+        taken = set()
+        for job in jobs:
+            if job.uuid not in self._running:
+                self._waiting[job.uuid] = replace(job, dry_run=self.dry_run)
+                taken.add(job.uuid)
+        self._begin()
+        return frozenset(taken)
+
+    def forget(self, uuids: Iterable[SystemUuid]) -> None:
+        """Drop jobs that have not begun."""
+        for uuid in uuids:
+            self._waiting.pop(uuid, None)
+
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+        """The results of jobs that have ended since the last call, by machine, in the order of their names."""
+        results = dict(self._ended())
+        while wait_all and self._running:
+            wait([future for _, future in self._running.values()])
+            results |= dict(self._ended())
+            self._begin()
+        self._begin()
+        return dict(sorted(results.items(), key=lambda item: (item[1].server, item[0])))
+
+    def _ended(self) -> Iterator[tuple[SystemUuid, Result]]:
+        for uuid in [uuid for uuid, (_, future) in self._running.items() if future.done()]:
+            yield uuid, self._running.pop(uuid)[1].result()
+
+    def _begin(self) -> None:
+        """Begin as many of the waiting jobs as the limits let through."""
+        busy = Counter(job.site for job, _ in self._running.values())
+        for uuid, job in list(self._waiting.items()):
+            if len(self._running) >= self.parallel:
+                return
+            if job.site is not None and busy[job.site] >= self.per_site:
+                continue
+            busy[job.site] += 1
+            del self._waiting[uuid]
+            future = self._pool.submit(self._run, job)
+            self._running[uuid] = job, future
+            future.add_done_callback(lambda _: self.on_finished())
+
+    def close(self) -> None:
+        """Let running jobs end, and close all connections."""
+        self._waiting.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._connections.close()
+
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        """What changes when a BMC's credentials do: one that was refused is asked again when it is another."""
+        return fingerprint(self.credentials, bmc.credentials)
+
+    def _run(self, job: Job) -> Result:
+        used = self.fingerprint(job.bmc)  # before they are used: what changes meanwhile is a change
+        try:
+            bmc = self._connections.to(job.uuid, job.server, job.bmc)
+        except UsageError as error:
+            stalled = Outcome.STALLED
+            return Result(server=job.server, uuid=job.uuid, outcome=stalled, message=str(error), answered=False)
+        result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
+        return replace(result, credentials=used)
+
+
+@contextmanager
+def connections(directory: Path | None) -> Iterator[Connections]:
+    """Connections that are closed when the block ends."""
+    kept = Connections(directory)
+    try:
+        yield kept
+    finally:
+        kept.close()

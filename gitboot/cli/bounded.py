@@ -1,0 +1,120 @@
+"""Commands that read a commit, held to what a commit may take: in a child that may die of it, and is reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import click
+
+from gitboot.cli.exit import Exit
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+_SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too
+
+
+def allowance_options(command: Command) -> Command:
+    """--commit-seconds and --commit-memory: what evaluating one commit may take."""
+    seconds = click.option(
+        "--commit-seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        envvar="GITBOOT_COMMIT_SECONDS",
+        help="The processor's time that evaluating one commit may take. Default: 60, and 6 for each 1,000 files.",
+    )
+    memory = click.option(
+        "--commit-memory",
+        type=click.IntRange(min=1),
+        metavar="MIB",
+        envvar="GITBOOT_COMMIT_MEMORY",
+        help="The memory that it may take. Default: 512 MiB, and 64 for each 1,000 files.",
+    )
+    return seconds(memory(command))
+
+
+def bounded(command: Command) -> Command:
+    """A command that reads commits within limits, which are options of it."""
+
+    @wraps(command)
+    def limited(*args: Any, commit_seconds: float | None, commit_memory: int | None, **given: Any) -> Any:
+        if click.get_current_context().obj is PROGRAM:
+            _part(commit_seconds, commit_memory)
+        return command(*args, **given)
+
+    return allowance_options(limited)  # type: ignore[return-value]
+
+
+PROGRAM: Final = object()  # the context of a command that is a process of its own, and no test's
+
+Begun = Callable[[int], None]
+_begun: Begun | None = None  # in a child: gives a commit of so many files what it may take
+
+
+@contextmanager
+def evaluating() -> Iterator[Begun]:
+    """While a commit is read and decided, limits hold; they grow with its files once those are counted.
+
+    Raises `InvalidRepository` where the memory is not enough. For the time only this process's end is left.
+    """
+    if _begun is None:
+        yield lambda _: None
+        return
+    from gitboot.errors import InvalidRepository
+    from gitboot.evaluate.limits import exceeded, lift
+
+    _begun(0)
+    try:
+        yield _begun
+    except MemoryError:
+        lift()
+        raise InvalidRepository([exceeded("it takes more memory to evaluate than it may")]) from None
+    finally:
+        lift()
+
+
+def _part(seconds: float | None, mebibytes: int | None) -> None:
+    """Go on as a child of this process, which waits for it and ends as it does."""
+    from gitboot.evaluate.limits import Allowance, Spent, end_with
+
+    global _begun
+    allowance = Allowance(seconds=seconds, mebibytes=mebibytes)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+    parent = os.getpid()
+    if child := os.fork():
+        sys.exit(_waited(child))
+    end_with(parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    _begun = lambda files: Spent.now().limit(allowance, files)  # noqa: E731
+
+
+def _waited(child: int) -> int:
+    """The exit code of a child; what this process is told by a signal, the child is told."""
+    while True:
+        told = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
+        if told.si_signo != signal.SIGCHLD:
+            if told.si_code != _SI_KERNEL:
+                os.kill(child, told.si_signo)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGXCPU:
+        from gitboot.evaluate.limits import exceeded
+
+        click.echo(f"gitboot: {exceeded('it takes more time to evaluate than it may')}", err=True)
+        return Exit.INVALID
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        os.kill(os.getpid(), -code)
+    return code

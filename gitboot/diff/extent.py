@@ -1,0 +1,39 @@
+"""How much a commit changes: the counts that guards look at, whatever it is that changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gitboot.model.scalars import Digest
+
+Label = tuple[str, str]  # site, fra1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Area:
+    """How much of a group of servers is touched."""
+
+    label: Label | None  # None: the whole fleet
+    size: int  # servers of the old commit, and who moved here and changes
+    changed: int
+    removed: int
+    added: int
+    reinstalled: int
+
+    def __str__(self) -> str:
+        return "=".join(self.label) if self.label else "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """All that guards judge a commit by."""
+
+    digest: Digest  # of all that changes: an acknowledgement is bound to it
+    first: bool  # there is no commit before
+    before: int  # how many servers the old commit has
+    after: int
+    installs: int  # new servers that want a first boot
+    reinstalls: int  # servers that can ask for a boot that writes disks, and could not before
+    unknown: bool  # whether machines that no document describes boot something else
+    mutated_images: int  # in use, and edited
+    areas: tuple[Area, ...]  # the whole fleet first

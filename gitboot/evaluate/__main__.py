@@ -1,0 +1,79 @@
+"""The evaluator's process: it answers questions from standard input on standard output until that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import IO
+
+from gitboot.errors import CorruptClone, InvalidRepository, SourceError
+from gitboot.evaluate import wire
+from gitboot.evaluate.difference import told
+from gitboot.evaluate.evaluator import Evaluator
+from gitboot.evaluate.limits import Allowance, Spent, end_with, exceeded, lift
+from gitboot.load import Revision
+from gitboot.source import Reader
+
+
+def main(state: str, parent: str) -> None:
+    """Evaluate commits of the clone in ``state`` for the process ``parent``."""
+    end_with(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the instance, which ends this
+    asked = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing else may come between the frames
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    reader = Reader(Path(state))
+    answering = _Answering(answers)
+    evaluator = Evaluator(reader.snapshot, begun=answering.begun)
+    while (frame := wire.read_frame(asked)) is not None:
+        if not _answer(evaluator, wire.question(frame), answering):
+            sys.exit(1)
+        reader.close()
+
+
+class _Answering:
+    """Answers to one question after the other, and the limits that each is answered in."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._spent = Spent.now()
+        self._allowance = Allowance()
+
+    def begin(self, allowance: Allowance) -> None:
+        self._spent, self._allowance = Spent.now(), allowance
+        self.begun(0)
+
+    def begun(self, files: int) -> None:
+        """A commit of so many files is read: give it what that may take, and say so."""
+        self._spent.limit(self._allowance, files)
+        self.send(wire.Begun(files))
+
+    def send(self, answer: wire.Answer) -> None:
+        wire.write_frame(self._stream, answer)
+
+
+def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering) -> bool:
+    """Answer one question; return whether another can be answered by this process."""
+    base = Revision(question.base) if question.base is not None else None
+    try:
+        answering.begin(question.allowance)
+        for answer in told(evaluator.evaluate(Revision(question.revision), base)):
+            answering.send(answer)
+    except InvalidRepository as error:
+        answering.send(wire.Refused(error.problems))
+    except SourceError as error:
+        answering.send(wire.Unreadable(str(error), isinstance(error, CorruptClone)))
+    except MemoryError:
+        lift()
+        answering.send(wire.Refused((exceeded("it takes more memory to evaluate than it may"),)))
+        return False  # what was half made is not trusted
+    except BrokenPipeError:
+        return False  # whoever asked is gone
+    return True
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

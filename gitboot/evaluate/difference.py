@@ -1,0 +1,135 @@
+"""A commit as an instance hears of it: of what its base says too, nothing is said again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from gitboot.evaluate.evaluator import Difference, Foundation
+from gitboot.evaluate.wire import Answer, Fleetwide, Result, Server, Servers, encode
+from gitboot.load.machines import machine
+from gitboot.plan import Decision
+from gitboot.resolve.decide import site_of
+from gitboot.resolve.optouts import OptOut, holds, pin_of
+
+_BATCH: Final = 256  # servers a frame
+
+
+def told(difference: Difference) -> Iterator[Answer]:
+    """The frames that tell a commit to whoever knows its base."""
+    servers = _servers(difference)
+    while batch := tuple(islice(servers, _BATCH)):
+        yield Servers(batch)
+    yield _result(difference)
+
+
+def _servers(difference: Difference) -> Iterator[Server]:
+    base, head = difference.base, difference.head
+    for name in sorted(difference.servers):
+        if name in head.decided.repository.servers and (said := _server(base, head, name)) is not None:
+            yield said
+
+
+def _server(base: Foundation | None, head: Foundation, name: str) -> Server | None:
+    """What is another of one server, if anything."""
+    new, new_server = head.decided, head.decided.repository.servers[name]
+    decision, network = new.decisions.servers[name], new.decisions.networks[name]
+    described, labels = machine(new.repository, new_server), new_server.metadata.labels
+    if base is None or name not in base.decided.repository.servers:
+        return Server(
+            name=name,
+            decision=encode(decision),
+            machine=described,
+            network=encode(network),
+            labels=labels,
+        )
+    old, old_server = base.decided, base.decided.repository.servers[name]
+    same_network = old.decisions.networks[name] == network
+    said = Server(
+        name=name,
+        decision=None if _same(old.decisions.servers[name], decision) else encode(decision),
+        machine=None if machine(old.repository, old_server) == described else described,
+        network=None if same_network else encode(network),
+        labels=None if old_server.metadata.labels == labels else labels,
+    )
+    differs = (each is not None for each in (said.decision, said.machine, said.network, said.labels))
+    return said if any(differs) else None
+
+
+def _same(old: Decision, new: Decision) -> bool:
+    return old is new or old.digest == new.digest
+
+
+def _result(difference: Difference) -> Result:
+    base, head = difference.base, difference.head
+    new = head.decided.repository
+    servers = difference.servers
+    old = base.decided.repository if base is not None else None
+    uuids = {new.servers[name].spec.uuid for name in servers if name in new.servers}
+    uuids_before = {old.servers[name].spec.uuid for name in servers if name in old.servers} if old else set()
+    addresses = _addresses(head, difference)
+    addresses_before = _addresses(base, difference) if base else {}
+    sites = _sites(head, difference)
+    sites_before = _sites(base, difference) if base else {}
+    fleetwide = _fleetwide(difference)
+    return Result(
+        extent=difference.extent,
+        fleetwide=fleetwide,
+        gone=tuple(sorted(name for name in servers if old and name in old.servers and name not in new.servers)),
+        gone_machines=tuple(sorted(uuids_before - uuids)),
+        gone_addresses=tuple(sorted(addresses_before.keys() - addresses.keys())),
+        addresses={ip: name for ip, name in addresses.items() if addresses_before.get(ip) != name},
+        sites={name: site for name, site in sites.items() if site != sites_before.get(name)},
+        gone_sites=tuple(sorted(sites_before.keys() - sites.keys())),
+    )
+
+
+def _addresses(commit: Foundation, difference: Difference) -> dict[str, str]:
+    networks = commit.decided.decisions.networks
+    return {
+        address: name
+        for name in difference.servers
+        if name in networks
+        for nic in networks[name].nics
+        for address in nic.addresses
+    }
+
+
+def _sites(commit: Foundation, difference: Difference) -> dict[str, str]:
+    repository = commit.decided.repository
+    found = {
+        name: site_of(repository, repository.servers[name]) for name in difference.servers if name in repository.servers
+    }
+    return {name: site.name for name, site in found.items() if site is not None}
+
+
+def _fleetwide(difference: Difference) -> Fleetwide | None:
+    """What is said besides the servers; None where that is what the base says."""
+    said = _fleetwide_of(difference.head)
+    if difference.base is None:
+        return said
+    before = _fleetwide_of(difference.base)
+    return None if before == said else said
+
+
+def _fleetwide_of(commit: Foundation) -> Fleetwide:
+    repository, decisions = commit.decided.repository, commit.decided.decisions
+    return Fleetwide(
+        fleet=repository.fleet.spec,
+        base_url=decisions.base_url,
+        outputs=tuple(sorted(decisions.outputs)),
+        evidence=decisions.evidence,
+        sites=dict(decisions.sites),
+        unknown=dict(decisions.unknown) if decisions.unknown is not None else None,
+        unknown_not_found=decisions.unknown_not_found,
+        warnings=decisions.warnings,
+        opt_outs=_opt_outs(commit),
+    )
+
+
+def _opt_outs(commit: Foundation) -> tuple[OptOut, ...]:
+    """Every pin and hold, in the order of their servers and streams."""
+    servers = commit.decided.repository.servers
+    pins = (pin_of(servers[name]) for name in commit.pinned)
+    return (*(pin for pin in pins if pin is not None), *holds(commit.decided.repository))

@@ -1,0 +1,201 @@
+"""The evaluator: one commit after the other, each against a base, of which only what differs is worked on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gitboot.diff.changes import GROUPING, Touched, compare
+from gitboot.diff.extent import Extent
+from gitboot.errors import InvalidRepository
+from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot, load
+from gitboot.load.register import Register
+from gitboot.load.successor import Delta, Loaded, everything, succeed
+from gitboot.resolve.affected import Reach, affected, entered, struck
+from gitboot.resolve.decide import Decided, decide_again, decide_all
+
+
+class Snapshots(Protocol):
+    """Where commits are read."""
+
+    def __call__(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
+        """The files of a commit; with an earlier snapshot only what differs from it is read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Foundation:
+    """A commit that holds together, and all that the next one is evaluated on."""
+
+    loaded: Loaded
+    decided: Decided
+    pinned: tuple[str, ...]  # servers that have a pin, in the order of their names
+
+    @property
+    def revision(self) -> Revision:
+        return self.loaded.repository.revision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """A commit and its base: what is the same in both need not be looked at."""
+
+    base: Foundation | None
+    head: Foundation
+    servers: Collection[str]  # of either commit, that can be others
+    extent: Extent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """How the indexes came from the base to the candidate."""
+
+    delta: Delta
+    servers: frozenset[str]
+
+
+class Evaluator:
+    """Holds a base, and perhaps the candidate that was evaluated last; which of them goes on, the next question says.
+
+    The indexes follow the candidate, and go back with it where it is dropped.
+    """
+
+    def __init__(self, snapshots: Snapshots, *, begun: Callable[[int], None] = lambda _: None) -> None:
+        self._snapshots = snapshots
+        self._begun = begun  # is told of how many files a commit is, before they are read
+        self._base: Foundation | None = None
+        self._candidate: Foundation | None = None
+        self._step: _Step | None = None  # None: the indexes are the base's
+        self._register: Register | None = None  # None: not made yet
+        self._reach = Reach()
+
+    def evaluate(self, revision: Revision, base: Revision | None) -> Difference:
+        """What ``revision`` says, and what it changes against ``base``; raises `InvalidRepository`, `SourceError`."""
+        self._take_as_base(base)
+        snapshot = self._snapshots(revision, self._base.loaded.snapshot if self._base is not None else None)
+        self._begun(len(snapshot.blobs))
+        found = self._next(snapshot) if self._base is not None else None
+        if found is None:
+            found = self._whole(snapshot)
+        self._candidate = found.head
+        return found
+
+    def _take_as_base(self, base: Revision | None) -> None:
+        if self._candidate is not None and base == self._candidate.revision:
+            if self._step is None:
+                self._register = None  # it was evaluated as a whole
+            self._base = self._candidate
+        elif self._base is not None and base == self._base.revision:
+            self._go_back()
+        else:
+            self._base = self._register = None
+            if base is not None:
+                snapshot = self._snapshots(base, None)
+                self._begun(len(snapshot.blobs))
+                self._base = self._whole(snapshot).head
+        self._candidate = self._step = None
+
+    def _go_back(self) -> None:
+        if self._step is None or self._base is None or self._candidate is None or self._register is None:
+            return
+        struck(self._reach, self._candidate.decided.made, self._step.servers)
+        entered(self._reach, self._base.decided.made, self._step.servers)
+        self._register.strike(self._step.delta.come)
+        self._register.enter(self._step.delta.gone)
+
+    def _whole(self, snapshot: Snapshot) -> Difference:
+        """A commit of which all is looked at."""
+        base = self._base
+        with _uncollected():
+            head = _read(snapshot, base)
+        repository, decided = head.loaded.repository, head.decided
+        before = base.decided if base is not None else None
+        changes = compare(
+            before.decisions if before else None,
+            decided.decisions,
+            before.repository if before else None,
+            repository,
+        )
+        names = repository.servers.keys() | (before.repository.servers.keys() if before else set())
+        return Difference(base=base, head=head, servers=names, extent=changes.extent)
+
+    def _next(self, snapshot: Snapshot) -> Difference | None:
+        """A commit of which only what differs is looked at; None where that is not enough."""
+        base = self._base
+        assert base is not None  # noqa: S101
+        register = self._indexes(base)
+        self._register = None  # where an error leaves it half way, it is made anew
+        sizes = register.sizes(GROUPING)
+        found = succeed(base.loaded, register, snapshot, {})
+        if found is None:
+            self._register = register
+            return None
+        loaded, delta = found
+        servers = affected(base.decided, loaded.repository, delta, register, self._reach)
+        try:
+            decided = decide_again(base.decided, loaded.repository, servers, only_servers=delta.only_servers)
+        except InvalidRepository:
+            register.strike(delta.come)
+            register.enter(delta.gone)
+            self._register = register
+            return None
+        struck(self._reach, base.decided.made, servers)
+        entered(self._reach, decided.made, servers)
+        self._register, self._step = register, _Step(delta=delta, servers=servers)
+        documents = delta.resources | {Id("file", path) for path in delta.files}
+        changes = compare(
+            base.decided.decisions,
+            decided.decisions,
+            base.decided.repository,
+            loaded.repository,
+            Touched(servers=servers, documents=documents, sizes=sizes),
+        )
+        return Difference(
+            base=base,
+            head=Foundation(loaded=loaded, decided=decided, pinned=_pinned(base, loaded.repository, servers)),
+            servers=servers,
+            extent=changes.extent,
+        )
+
+    def _indexes(self, base: Foundation) -> Register:
+        if self._register is None:
+            self._register, self._reach = Register(), Reach()
+            self._register.enter(everything(base.loaded.repository))
+            entered(self._reach, base.decided.made, base.decided.made)
+        return self._register
+
+
+def _read(snapshot: Snapshot, base: Foundation | None) -> Foundation:
+    """All that a commit says; what the base's files say need not be parsed again."""
+    parsed: ParseCache = {}
+    if base is not None:
+        blobs = base.loaded.snapshot.blobs
+        parsed = {blobs[path]: said for path, said in base.loaded.documents.items()}
+    repository = load(snapshot, parsed)
+    documents = {origin.path: parsed[origin.blob] for origin in repository.origins.values()}
+    return Foundation(
+        loaded=Loaded(snapshot=snapshot, documents=documents, repository=repository),
+        decided=decide_all(repository),
+        pinned=_pinned(None, repository, repository.servers),
+    )
+
+
+def _pinned(base: Foundation | None, repository: FleetRepository, servers: Collection[str]) -> tuple[str, ...]:
+    found = {name for name in servers if name in repository.servers and repository.servers[name].spec.pin is not None}
+    if base is None:
+        return tuple(sorted(found))
+    kept = base.pinned if not servers else tuple(name for name in base.pinned if name not in servers)
+    return tuple(sorted((*kept, *found))) if found else kept
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection, for what is made once and stays: it would be looked at again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -1,0 +1,143 @@
+"""What instance and evaluator say to each other: frames of msgpack behind their length.
+
+An instance sends `Question`. The evaluator answers with `Begun`, then any number of `Servers` and one `Result`; or, at
+any time, with `Refused` or `Unreadable`. A frame is never taken for one of another version: both ends are one program.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import IO, Final
+
+import msgspec
+
+from gitboot.diff.extent import Extent
+from gitboot.evaluate.limits import Allowance
+from gitboot.load.machines import Machine
+from gitboot.model.fleet import Evidence, FleetSpec, Output
+from gitboot.model.scalars import SystemUuid
+from gitboot.model.server import Architecture
+from gitboot.plan import Boot, Decision
+from gitboot.problems.problem import Problem
+from gitboot.resolve.hosts import Host
+from gitboot.resolve.optouts import OptOut
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What does ``revision`` say, and what does it change against ``base``? None: there is nothing before it."""
+
+    revision: str
+    base: str | None
+    allowance: Allowance
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """A commit of so many files is read: its limits grow with them."""
+
+    files: int
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit says of one server, where that is not what the base says; None: the same."""
+
+    name: str
+    decision: bytes | None  # a Decision
+    machine: Machine | None
+    network: bytes | None  # a Host
+    labels: dict[str, str] | None
+
+
+class Servers(msgspec.Struct, frozen=True, tag=True):
+    """Some of the servers that are others, in the order of their names."""
+
+    servers: tuple[Server, ...]
+
+
+class Fleetwide(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit says besides its servers."""
+
+    fleet: FleetSpec
+    base_url: str
+    outputs: tuple[Output, ...]
+    evidence: Evidence
+    sites: dict[str, str]
+    unknown: dict[Architecture, Boot] | None
+    unknown_not_found: bool
+    warnings: tuple[Problem, ...]
+    opt_outs: tuple[OptOut, ...]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The end of a commit that holds together."""
+
+    extent: Extent
+    fleetwide: Fleetwide | None  # None: the base's
+    gone: tuple[str, ...]  # servers
+    gone_machines: tuple[SystemUuid, ...]  # that no server has any more
+    addresses: dict[str, str]  # IP address -> server, of those that are others
+    gone_addresses: tuple[str, ...]
+    sites: dict[str, str]  # by server, likewise
+    gone_sites: tuple[str, ...]  # servers that no site selects any more
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A commit that does not hold together."""
+
+    problems: tuple[Problem, ...]
+
+
+class Unreadable(msgspec.Struct, frozen=True, tag=True):
+    """The clone could not be read."""
+
+    message: str
+    is_corrupt: bool
+
+
+Answer = Begun | Servers | Result | Refused | Unreadable
+
+MAX_FRAME: Final = 2**30  # bytes; what would be larger is a fault
+_LENGTH: Final = struct.Struct(">I")
+
+encode: Final = msgspec.msgpack.Encoder().encode
+answer: Final[Callable[[bytes], Answer]] = msgspec.msgpack.Decoder(Answer).decode
+question: Final[Callable[[bytes], Question]] = msgspec.msgpack.Decoder(Question).decode
+decision: Final[Callable[[bytes], Decision]] = msgspec.msgpack.Decoder(Decision).decode
+network: Final[Callable[[bytes], Host]] = msgspec.msgpack.Decoder(Host).decode
+
+
+def write_frame(stream: IO[bytes], message: Question | Answer) -> None:
+    data = encode(message)
+    stream.write(_LENGTH.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """The next frame; None at the end of the stream, also in the middle of a frame."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length) if length <= MAX_FRAME else b""
+    return data if len(data) == length else None
+
+
+class Buffer:
+    """Bytes as they come, until they are frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are whole now."""
+        self._held += data
+        start = 0
+        while len(self._held) >= start + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._held, start)
+            end = start + _LENGTH.size + length
+            if len(self._held) < end:
+                break
+            yield bytes(memoryview(self._held)[start + _LENGTH.size : end])
+            start = end
+        del self._held[:start]

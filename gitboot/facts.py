@@ -1,0 +1,53 @@
+"""Values as JSON has them: one rule for commands, the API and what lies in files.
+
+Of a dataclass or a named tuple every field, its name in camelCase; instants by RFC 3339; enums by their value. What is
+digested says its facts itself (`gitboot.plan`): there a field that is renamed must not change what was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from functools import cache
+from typing import Any, Final
+
+from pydantic.alias_generators import to_camel
+
+from gitboot.model.scalars import format_instant
+
+_KEY: Final = "facts"
+LEFT_OUT: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a field that is nobody's business
+
+
+def named(key: str) -> Mapping[str, Any]:
+    """Metadata of a field that JSON calls otherwise."""
+    return {_KEY: key}
+
+
+def facts(value: Any) -> Any:
+    """A value as JSON has it; raises TypeError for what it has not."""
+    match value:
+        case Enum():
+            return value.value
+        case None | str() | int() | float():
+            return value
+        case datetime():
+            return format_instant(value)
+        case Mapping():
+            return {str(key): facts(item) for key, item in value.items()}
+        case tuple() if hasattr(value, "_fields"):
+            return {to_camel(name): facts(getattr(value, name)) for name in value._fields}
+        case list() | tuple():
+            return [facts(item) for item in value]
+    if not is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"JSON has no {type(value).__name__}")
+    return {key: facts(getattr(value, name)) for name, key in _keys(type(value))}
+
+
+@cache
+def _keys(kind: type) -> tuple[tuple[str, str], ...]:
+    """The fields of a dataclass that JSON has, and what it calls them."""
+    keys = ((each.name, each.metadata.get(_KEY, to_camel(each.name))) for each in fields(kind))
+    return tuple((name, key) for name, key in keys if key is not None)

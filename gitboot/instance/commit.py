@@ -1,0 +1,59 @@
+"""What an instance knows of a commit: decisions, machines, and what guards judge it by; values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gitboot.diff.extent import Extent
+from gitboot.load import FleetRepository, Revision
+from gitboot.load.machines import Machine, machines
+from gitboot.model.fleet import FleetSpec
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve import Decisions
+from gitboot.resolve.decide import site_of
+from gitboot.resolve.optouts import OptOut, opt_outs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """A commit that holds together: all that an instance knows of it. Its files stay behind."""
+
+    revision: Revision
+    fleet: FleetSpec
+    decisions: Decisions
+    machines: Mapping[SystemUuid, Machine]
+    sites: Mapping[str, str]  # by server, where a site selects it
+    labels: Mapping[str, Mapping[str, str]]  # by server
+    addresses: Mapping[str, str]  # IP address -> server
+    opt_outs: tuple[OptOut, ...]
+    base: Revision | None = None  # what it was evaluated against
+    touched: frozenset[str] = frozenset()  # servers of which it says anything else than that, gone ones too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """A commit, and what it changes against the one that was adopted last."""
+
+    commit: Commit
+    changes: Extent
+
+
+def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:
+    """What an instance knows of a repository that was decided."""
+    sites = {name: site_of(repository, server) for name, server in repository.servers.items()}
+    return Commit(
+        revision=repository.revision,
+        fleet=repository.fleet.spec,
+        decisions=decisions,
+        machines=machines(repository),
+        sites={name: site.name for name, site in sites.items() if site is not None},
+        labels={name: server.metadata.labels for name, server in repository.servers.items()},
+        addresses={
+            address.partition("/")[0]: name
+            for name, server in repository.servers.items()
+            for interface in server.spec.interfaces
+            for address in interface.addresses
+        },
+        opt_outs=tuple(opt_outs(repository)),
+    )

@@ -1,0 +1,190 @@
+"""A review as JSON: versioned, sorted, everything in it; `schemas/diff.schema.json` says what it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from gitboot.diff.changes import Changes, ServerChange
+from gitboot.diff.documents import DocumentChange, Fate
+from gitboot.diff.effects import Effect
+from gitboot.diff.extent import Area
+from gitboot.diff.fields import FieldChange
+from gitboot.diff.guard import Trip, Verdict, trailer
+from gitboot.diff.images import ImageChange
+from gitboot.diff.risks import Risk
+from gitboot.facts import facts
+from gitboot.model.review import (
+    AreaFacts,
+    CauseFacts,
+    CountFacts,
+    DiffFacts,
+    DocumentFacts,
+    EffectFacts,
+    FieldFacts,
+    GroupFacts,
+    ImageFacts,
+    ProblemFacts,
+    RenderedFacts,
+    ServerFacts,
+    SideFacts,
+    TripFacts,
+    UnheededFacts,
+)
+from gitboot.model.scalars import format_instant
+from gitboot.problems.problem import Problem
+from gitboot.review import words
+from gitboot.review.groups import ChangeCause, Group
+from gitboot.review.rendered import RenderedDiff
+from gitboot.review.review import Review
+
+
+def as_json(review: Review) -> str:
+    return json.dumps(facts(diff_facts(review)), indent=2, sort_keys=True, ensure_ascii=False)
+
+
+def diff_facts(review: Review) -> DiffFacts:
+    """All of a review as JSON has it."""
+    changes, verdict = review.changes, review.verdict
+    return DiffFacts(
+        api_version="gitboot.dev/v1alpha1",
+        base=SideFacts(named=review.base.named, revision=review.base.revision),
+        head=SideFacts(named=review.head.named, revision=review.head.revision),
+        verdict=review.outcome.value,
+        digest=verdict.digest if verdict else None,
+        compared_with_nothing=changes is not None and changes.first,
+        counts=_counts(changes) if changes else None,
+        areas=tuple(map(_area, changes.areas)) if changes else (),
+        limits=facts(verdict.limits) if verdict else None,
+        trips=tuple(_trip(trip, verdict) for trip in verdict.trips) if verdict else (),
+        unheeded=tuple(UnheededFacts(commit=each.commit, line=each.line, why=each.why) for each in review.unheeded),
+        unknown_servers=_rendered(review.unknown.rendered) if review.unknown else None,
+        shared=tuple(map(_field, review.shared.fields)) if review.shared else None,
+        images=tuple(map(_image, changes.images)) if changes else (),
+        groups=tuple(map(_group, review.groups)),
+        servers=_servers(review.groups),
+        documents=tuple(map(_document, review.documents_only)),
+        bmcs=tuple(changes.bmcs) if changes else (),
+        problems=tuple(map(_problem, review.head.problems)),
+        base_problems=tuple(map(_problem, review.base.problems)) if review.base.decisions is None else (),
+        reproduce=review.command,
+    )
+
+
+def _counts(changes: Changes) -> CountFacts:
+    return CountFacts(
+        changed=len(changes.having(Fate.EDITED)),
+        renamed=sum(change.renamed for change in changes.servers),
+        added=len(changes.having(Fate.ADDED)),
+        removed=len(changes.having(Fate.REMOVED)),
+        unchanged=changes.unchanged,
+        images=len(changes.images),
+        overrides=len(changes.of(Risk.OVERRIDE_ONLY)),
+    )
+
+
+def _area(area: Area) -> AreaFacts:
+    return AreaFacts(
+        area=str(area),
+        size=area.size,
+        changed=area.changed,
+        removed=area.removed,
+        added=area.added,
+        reinstalled=area.reinstalled,
+    )
+
+
+def _trip(trip: Trip, verdict: Verdict) -> TripFacts:
+    return TripFacts(
+        guard=trip.guard,
+        what=trip.what,
+        number=trip.number,
+        limit=trip.limit,
+        of=trip.of,
+        percent=trip.percent,
+        area=trip.area,
+        acknowledged=trip.acknowledged,
+        acknowledgement=trailer(verdict.digest, trip.guard),
+    )
+
+
+def _image(change: ImageChange) -> ImageFacts:
+    return ImageFacts(image=change.name, fate=change.fate.value, servers=change.in_use)
+
+
+def _group(group: Group) -> GroupFacts:
+    return GroupFacts(
+        causes=tuple(map(_cause, group.causes)),
+        risks=tuple(group.risks),
+        effects=tuple(map(_effect, group.effects)),
+        reinstalls=tuple(map(words.reason, group.reinstalls)),
+        servers=group.names,
+        example=group.names[0],
+        fields=tuple(map(_field, group.fields)),
+        rendered=_rendered(group.rendered) if group.rendered is not None else None,
+    )
+
+
+def _cause(cause: ChangeCause) -> CauseFacts:
+    path, line, column = cause.place or (None, None, None)
+    return CauseFacts(
+        cause=str(cause),
+        fate=cause.fate.value,
+        documents=cause.number,
+        fields=tuple(field.dotted for field in cause.fields),
+        path=path,
+        line=line,
+        column=column,
+    )
+
+
+def _effect(effect: Effect) -> EffectFacts:
+    return EffectFacts(
+        when=effect.when,
+        maintenance=effect.maintenance,
+        start=format_instant(effect.start) if effect.start else None,
+        end=format_instant(effect.end) if effect.end else None,
+    )
+
+
+def _field(field: FieldChange) -> FieldFacts:
+    return FieldFacts(field=field.dotted, old=field.old, new=field.new)
+
+
+def _rendered(diffs: Iterable[RenderedDiff]) -> tuple[RenderedFacts, ...]:
+    return tuple(RenderedFacts(boot=each.boot, file=each.file, lines=tuple(each.lines)) for each in diffs)
+
+
+def _servers(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
+    found = (_server(change, number) for number, group in enumerate(groups) for change in group.servers)
+    return tuple(sorted(found, key=lambda each: each.server))
+
+
+def _server(change: ServerChange, group: int) -> ServerFacts:
+    old, new = change.pair
+    return ServerFacts(
+        server=change.name,
+        before=change.old.server if change.old else None,
+        fate=change.fate.value,
+        risks=tuple(risk for risk in Risk if risk in change.risks),
+        group=group,
+        old=old,
+        new=new,
+    )
+
+
+def _document(change: DocumentChange) -> DocumentFacts:
+    name = change.id.name if change.id.kind == "file" else str(change.id)
+    return DocumentFacts(document=name, fate=change.fate.value, fields=tuple(field.dotted for field in change.fields))
+
+
+def _problem(problem: Problem) -> ProblemFacts:
+    return ProblemFacts(
+        path=problem.path,
+        line=problem.line,
+        column=problem.column,
+        code=problem.code,
+        severity=problem.severity.value,
+        message=problem.message,
+        hint=problem.hint,
+    )

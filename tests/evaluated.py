@@ -1,0 +1,30 @@
+"""Commits evaluated in this process, through the same words: for tests that make passes one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gitboot.evaluate import wire
+from gitboot.evaluate.difference import told
+from gitboot.evaluate.evaluator import Evaluator
+from gitboot.instance.commit import Evaluated
+from gitboot.instance.evaluation import Evaluation, assembled
+from gitboot.load import Revision
+from gitboot.source import Reader
+
+
+class Here(Evaluation):
+    """An evaluation without a process of its own."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(Path())
+        self._reader = reader
+        self._evaluator = Evaluator(reader.snapshot)
+
+    def evaluate(self, revision: Revision) -> Evaluated | None:
+        base = self._base.revision if self._base is not None else None
+        try:
+            difference = self._evaluator.evaluate(revision, base)
+        finally:
+            self._reader.close()
+        return assembled(self._base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))

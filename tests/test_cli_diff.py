@@ -1,0 +1,263 @@
+"""`gitboot diff` as it is typed, over real repositories: ranges, merges, acknowledgements, formats and exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree.ElementTree import fromstring
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli.diff import command
+from gitboot.cli.exit import exit_of
+from gitboot.errors import GitbootError
+from tests.fleets import document, image, policy, server
+from tests.repositories import Work
+from tests.reviewed import FLEET
+
+BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
+ONE = {
+    "servers/fra1-web01.yaml": server("fra1-web01", "site: fra1, role: web", "provision: 1, kernelArguments: [debug]")
+}
+RAISED = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}
+OTHER = {"images/3.yaml": image("new-3")}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the fleet on its main branch."""
+    path = tmp_path_factory.mktemp("template") / "fleet"
+    Work(path).commit(FLEET)
+    return path
+
+
+@pytest.fixture
+def work(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    shutil.copytree(template, tmp_path / "fleet")
+    monkeypatch.chdir(tmp_path / "fleet")
+    found = Work(Path.cwd())
+    found.git("checkout", "--quiet", "-b", "topic")
+    return found
+
+
+@dataclass(frozen=True)
+class Done:
+    exit_code: int
+    output: str
+
+
+def diff(*arguments: str) -> Done:
+    """The command, as `gitboot` runs it."""
+    try:
+        result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    except GitbootError as error:
+        return Done(exit_of(error), str(error))
+    return Done(result.exit_code, result.output)
+
+
+def facts(*arguments: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(diff(*arguments, "-o", "json").output)
+    return found
+
+
+def changed(*arguments: str) -> list[str]:
+    found = facts(*arguments)["servers"]
+    assert isinstance(found, list)
+    return [each["server"] for each in found]
+
+
+# Ranges
+
+
+def test_two_revisions_are_compared_whatever_lies_in_the_work_tree(work: Work) -> None:
+    work.commit(ONE)
+    work.write(RAISED)
+    assert changed("main..topic") == changed("main..") == changed("HEAD^..HEAD") == ["fra1-web01"]
+
+
+def test_one_revision_is_compared_with_what_lies_in_the_work_tree(work: Work) -> None:
+    work.commit(ONE)
+    work.write(RAISED)
+    assert changed("HEAD") == changed("HEAD..WORKTREE") == ["fra1-db01"]
+    assert changed("main") == ["fra1-db01", "fra1-web01"]
+
+
+def test_three_dots_leave_out_what_main_has_got_since(work: Work) -> None:
+    work.commit(ONE)
+    work.git("checkout", "--quiet", "main")
+    work.commit(RAISED)
+    assert changed("main...topic") == ["fra1-web01"]
+    assert changed("main..topic") == ["fra1-db01", "fra1-web01"]
+
+
+def test_a_merge_shows_what_main_will_change_by_and_writes_nothing(work: Work) -> None:
+    edited = str(FLEET["userdata/web.j2"])
+    work.git("checkout", "--quiet", "main")
+    long = {"userdata/web.j2": edited + "# 1\n# 2\n# 3\n# 4\n"}
+    work.commit(long)
+    work.git("checkout", "--quiet", "-B", "topic")
+    work.commit({**ONE, "userdata/web.j2": long["userdata/web.j2"] + "# the branch's\n"})
+    work.git("checkout", "--quiet", "main")
+    work.commit({**RAISED, "userdata/web.j2": "#cloud-config\n# main's\n" + long["userdata/web.j2"].partition("\n")[2]})
+    before = sorted(path for path in (work.path / ".git").rglob("*") if path.is_file())
+    found = facts("main..topic", "--merge")
+    assert "fra1-db01" not in {each["server"] for each in found["servers"]}  # type: ignore[attr-defined]
+    shown = json.dumps(found["groups"])
+    assert "+# the branch's" in shown
+    assert "main's" not in shown.replace(" # main's", "")
+    assert sorted(path for path in (work.path / ".git").rglob("*") if path.is_file()) == before
+
+
+def test_branches_that_do_not_merge_are_invalid_at_the_file_that_clashes(work: Work) -> None:
+    work.commit(BUMP)
+    work.git("checkout", "--quiet", "main")
+    work.commit({"stream.yaml": document("ImageStream", "stable", "current: flatcar-1, holds: []")})
+    done = diff("main..topic", "--merge")
+    assert done.exit_code == 3
+    assert "stream.yaml:1:1: GB5008:" in click.unstyle(done.output)
+
+
+def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_bare(work: Work, tmp_path: Path) -> None:
+    for name in FLEET:
+        (work.path / "fleets" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(work.path / name, work.path / "fleets" / name)
+    work.commit()
+    work.commit({f"fleets/{path}": text for path, text in ONE.items()})
+    assert changed("HEAD^..HEAD", "fleets") == ["fra1-web01"]
+    assert changed("HEAD^..HEAD", "fleets", "--merge") == ["fra1-web01"]
+    bare = work.bare(tmp_path / "bare.git")
+    assert diff("main..main", str(bare)).exit_code == 0
+
+
+def test_a_linked_work_tree_has_its_objects_elsewhere(work: Work, tmp_path: Path) -> None:
+    work.commit(ONE)
+    work.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"), "topic")
+    assert changed("main..HEAD", str(tmp_path / "linked"), "--merge") == ["fra1-web01"]
+
+
+def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None:
+    work.commit({f"fleets/{path}": text for path, text in FLEET.items()})
+    work.git("branch", "--force", "main")
+    work.commit({"notes.txt": "topic", **{f"fleets/{path}": text for path, text in BUMP.items()}})
+    work.git("checkout", "--quiet", "main")
+    work.commit({"notes.txt": "main"})
+    assert diff("main..topic", "--merge").exit_code == 3
+    assert diff("main..topic", "fleets", "--merge").exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("nowhere..HEAD",), "has no commit nowhere"),
+        (("main..nowhere",), "has no commit nowhere"),
+        (("..HEAD",), "is no range"),
+        (("WORKTREE..HEAD",), "is no range"),
+        (("main..WORKTREE", "--merge"), "compared as it is"),
+        (("main...WORKTREE",), "compared as it is"),
+        (("main..HEAD", "nowhere"), "not a directory"),
+        (("main..HEAD", "/"), "in no Git repository"),
+    ],
+)
+def test_what_is_no_range_is_wrong_usage(work: Work, arguments: tuple[str, ...], told: str) -> None:
+    done = diff(*arguments)
+    assert done.exit_code == 64
+    assert told in done.output
+
+
+def test_a_shallow_clone_is_told_to_fetch_more(work: Work, tmp_path: Path) -> None:
+    work.commit(ONE)
+    clone = tmp_path / "shallow"
+    url = f"file://{work.path}"
+    subprocess.run(["git", "clone", "-q", "--depth=1", "-b", "topic", url, str(clone)], check=True)
+    done = diff("HEAD^..HEAD", str(clone))
+    assert done.exit_code == 64
+    assert "shallow: fetch more" in done.output
+
+
+# Exit codes and acknowledgements
+
+
+def test_the_exit_code_says_what_a_script_has_to_know(work: Work) -> None:
+    assert diff("main..topic", "--detailed-exitcode").exit_code == 0
+    work.commit({"servers/fra1-web01.yaml": server("fra1-web01", "site: fra1, role: web", "provision: 0")})
+    assert diff("main..topic").exit_code == 0
+    assert diff("main..topic", "--detailed-exitcode").exit_code == 2
+    work.commit(BUMP)
+    assert diff("main..topic", "--detailed-exitcode").exit_code == 4
+    work.commit({"stream.yaml": "a: [\n"})
+    assert diff("main..topic", "--detailed-exitcode").exit_code == 3
+
+
+def acknowledged(work: Work) -> str:
+    lines = [each["acknowledgement"] for each in facts("main..topic")["trips"]]  # type: ignore[attr-defined]
+    return "\n".join(dict.fromkeys(lines))
+
+
+def test_an_acknowledgement_lasts_through_a_squash_and_a_rebase_and_not_through_another_change(work: Work) -> None:
+    work.commit(RAISED, "Reinstall db01")
+    work.commit(BUMP, "Bump")
+    assert diff("main..topic").exit_code == 4
+    work.commit(message=f"Accept it\n\n{acknowledged(work)}")
+    assert diff("main..topic").exit_code == 0
+
+    work.git("checkout", "--quiet", "-b", "squashed", "main")
+    work.git("merge", "--quiet", "--squash", "topic")
+    work.git("commit", "--quiet", "--no-edit")
+    assert diff("main..squashed").exit_code == 0
+
+    work.git("checkout", "--quiet", "main")
+    work.commit(OTHER, "Something else")
+    work.git("rebase", "--quiet", "main", "topic")
+    assert diff("main..topic").exit_code == 0
+    assert diff("main..topic", "--merge").exit_code == 0
+
+    work.commit({"policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}, "One more")
+    done = diff("main..topic")
+    assert done.exit_code == 4
+    assert "it acknowledges other changes than these" in done.output.replace("\n    ", " ")
+
+
+# Formats
+
+
+def test_several_formats_are_written_at_once(work: Work) -> None:
+    work.commit(BUMP)
+    done = diff(
+        "main..topic",
+        "-o",
+        "markdown=c.md",
+        "-o",
+        "sarif=s.json",
+        "-o",
+        "junit=j.xml",
+        "-o",
+        "github",
+        "-o",
+        "json=d.json",
+    )
+    assert done.exit_code == 4
+    assert Path("c.md").read_text().startswith("<!-- gitboot diff -->\n")
+    digest = json.loads(Path("d.json").read_text())["digest"]
+    (run,) = json.loads(Path("s.json").read_text())["runs"]
+    held = [each for each in run["results"] if each["ruleId"] == "GB6001"]
+    place = held[0]["locations"][0]["physicalLocation"]
+    assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("stream.yaml", 4)
+    assert f"Gitboot-Ack: {digest} maxUpdatePercent" in json.dumps(held)
+    assert fromstring(Path("j.xml").read_text()).get("failures") == str(len(held))
+    assert done.output.splitlines()[0].startswith("::error file=stream.yaml,line=4,col=17,title=GB6001::")
+
+
+def test_what_is_gone_is_annotated_where_the_fleet_is(work: Work) -> None:
+    work.commit({path: None for path in FLEET if "fra1-web" in path})
+    assert "file=fleet.yaml" in diff("main..topic", "-o", "github").output
+
+
+def test_the_same_commits_give_the_same_bytes(work: Work) -> None:
+    work.commit({**BUMP, **RAISED})
+    for form in ("text", "json", "markdown"):
+        assert diff("main..topic", "-o", form).output == diff("main..topic", "-o", form).output

@@ -1,0 +1,223 @@
+"""What holds of every commit: evaluated from what it changes it is, byte for byte, what it is by itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Step
+from hypothesis import strategies as st
+
+from gitboot.diff import compare
+from gitboot.errors import InvalidRepository
+from gitboot.evaluate import wire
+from gitboot.evaluate.difference import told
+from gitboot.evaluate.evaluator import Difference, Evaluator
+from gitboot.instance.commit import Commit, commit_of
+from gitboot.instance.evaluation import assembled
+from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.problems.problem import Problem
+from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
+
+LAWS = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    phases=[step for step in Step if step is not Step.explain],
+)
+
+Tree = dict[str, str]  # path -> text
+
+
+@dataclass
+class History:
+    """Commits by their numbers, as a clone gives them."""
+
+    trees: dict[str, Tree]
+
+    def commit(self, tree: Tree) -> Revision:
+        revision = Revision(f"{len(self.trees) + 1:040}")
+        self.trees[revision] = tree
+        return revision
+
+    def snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
+        tree = self.trees[revision]
+        blobs = {path: BlobId(sha256(text.encode()).hexdigest()) for path, text in tree.items()}
+        changed = None
+        if previous is not None:
+            paths = blobs.keys() | previous.blobs.keys()
+            changed = frozenset(path for path in paths if blobs.get(path) != previous.blobs.get(path))
+        return Snapshot(revision=revision, blobs=blobs, read=self.read, changed=changed)
+
+    def read(self, blob: BlobId) -> bytes:
+        texts = (text.encode() for tree in self.trees.values() for text in tree.values())
+        return next(text for text in texts if sha256(text).hexdigest() == blob)
+
+
+def tree_of(fleet: GeneratedFleet) -> Tree:
+    return dict(FILES) | {path_of(document): in_json(document) for document in fleet.documents}
+
+
+def path_of(document: Document) -> str:
+    return f"{document['kind']}/{name_of(document)}.yaml".lower()
+
+
+# Edits: each gives another tree, which may be no fleet
+
+Edit = Callable[[Tree, GeneratedFleet, random.Random], Tree]
+
+
+def whole(_: Tree, other: GeneratedFleet, __: random.Random) -> Tree:
+    return tree_of(other)
+
+
+def some_documents(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
+    taken = draw.sample(other.documents, draw.randint(1, 3))
+    return tree | {path_of(document): in_json(document) for document in taken}
+
+
+def one_kind(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
+    kind = draw.choice(["Fleet", "Server", "ImageStream", "BootProfile", "BootPolicy", "Maintenance"])
+    return tree | {path_of(document): in_json(document) for document in other.of(kind)}
+
+
+def one_goes(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    gone = draw.choice(sorted(tree))
+    return {path: text for path, text in tree.items() if path != gone}
+
+
+def a_server_goes(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    servers = sorted(path for path in tree if path.startswith("server/"))
+    gone = draw.choice(servers or sorted(tree))
+    return {path: text for path, text in tree.items() if path != gone}
+
+
+def relabelled(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """A server gets another role, ring or site: other selectors find it."""
+    path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
+    old, new = draw.choice([("web", "db"), ("canary", "stable"), ("ams2", "fra1"), ("stable", "canary")])
+    return tree | {path: tree[path].replace(f'"{old}"', f'"{new}"')}
+
+
+def renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """A server is called something else, in the same file."""
+    path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
+    return tree | {path: tree[path].replace('"name": "web', '"name": "aweb')}
+
+
+def commented(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """What a document says stays, and where it stands is another line."""
+    path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
+    return tree | {path: f"# {draw.random()}\n{tree[path]}"}
+
+
+def moved(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
+    return {f"moved/{each}" if each == path else each: text for each, text in tree.items()}
+
+
+def copied(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
+    return tree | {f"copied/{path}": tree[path]}
+
+
+def broken(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
+    return tree | {path: draw.choice(["{", "kind: Nothing\n", tree[path].replace('"spec": {', '"spec": {"what": 1, ')])}
+
+
+def other_template(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    path = draw.choice(sorted(FILES))
+    leaking = draw.choice(["", ' "passwd": "hunter2",', "{{ nothing }}"])
+    return tree | {path: FILES[path].replace('"of": "', f'"n": {draw.randint(0, 9)},{leaking} "of": "')}
+
+
+def ignored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    return tree | {".gitbootignore": f"{draw.choice(sorted(tree))}\n"}
+
+
+def read_me(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    return tree | {"README.md": str(draw.random())}
+
+
+EDITS: tuple[Edit, ...] = (
+    *(whole, some_documents, some_documents, one_kind, one_kind, one_kind, one_goes, a_server_goes, relabelled),
+    *(relabelled, renamed, commented, moved, copied, broken, other_template, other_template, ignored, read_me),
+)
+
+
+# What both ways have to agree on
+
+
+def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> Difference | tuple[Problem, ...]:
+    try:
+        return evaluator.evaluate(revision, base)
+    except InvalidRepository as error:
+        return error.problems
+
+
+def by_itself(history: History, revision: Revision) -> Difference | tuple[Problem, ...]:
+    return evaluated(Evaluator(history.snapshot), revision, None)
+
+
+def commit_by_itself(found: Difference) -> Commit:
+    return commit_of(found.head.decided.repository, found.head.decided.decisions)
+
+
+def in_full(commit: Commit) -> tuple[object, ...]:
+    """All that an instance knows of a commit, with the order of what has one."""
+    decisions = commit.decisions
+    return (
+        commit.revision,
+        commit.fleet,
+        [(name, decision, decision.digest, decision.facts()) for name, decision in decisions.servers.items()],
+        list(decisions.networks.items()),
+        (decisions.base_url, decisions.outputs, decisions.evidence, list(decisions.sites.items())),
+        (decisions.unknown, decisions.unknown_not_found, decisions.warnings),
+        list(commit.machines.items()),
+        list(commit.labels.items()),
+        list(commit.sites.items()),
+        sorted(commit.addresses.items()),
+        commit.opt_outs,
+    )
+
+
+@LAWS
+@given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=4), seed=st.integers(0, 2**32))
+def test_a_commit_is_the_same_however_it_was_come_to(
+    first: GeneratedFleet, others: list[GeneratedFleet], seed: int
+) -> None:
+    draw = random.Random(seed)
+    history = History({})
+    evaluator = Evaluator(history.snapshot)
+    base_tree = tree_of(first)
+    revision = history.commit(base_tree)
+    found = evaluated(evaluator, revision, None)
+    assert isinstance(found, Difference)
+    base = assembled(None, revision, map(_sent, told(found))).commit
+    base_cold = by_itself(history, revision)
+    for other in others * 2:
+        tree = base_tree
+        for _ in range(draw.randint(1, 2)):
+            tree = draw.choice(EDITS)(tree, other, draw)
+        revision = history.commit(tree)
+        found, cold = evaluated(evaluator, revision, base.revision), by_itself(history, revision)
+        if not isinstance(found, Difference) or not isinstance(cold, Difference):
+            assert found == cold
+            continue
+        assert isinstance(base_cold, Difference)
+        new = assembled(base, revision, map(_sent, told(found))).commit
+        assert in_full(new) == in_full(commit_by_itself(cold))
+        assert found.head.decided.repository.origins == cold.head.decided.repository.origins
+        old_side, new_side = base_cold.head.decided, cold.head.decided
+        whole_changes = compare(old_side.decisions, new_side.decisions, old_side.repository, new_side.repository)
+        assert found.extent == whole_changes.extent
+        if draw.random() < 0.6:
+            base, base_tree, base_cold = new, tree, cold
+
+
+def _sent(answer: wire.Answer) -> wire.Answer:
+    return wire.answer(wire.encode(answer))

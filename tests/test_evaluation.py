@@ -1,0 +1,342 @@
+"""The evaluator as a process: what it may take, what its death means, and that it ends with who started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.errors import CorruptClone, InvalidRepository
+from gitboot.evaluate.limits import Allowance
+from gitboot.instance.commit import Evaluated
+from gitboot.instance.evaluation import Evaluation
+from gitboot.load import Revision
+from gitboot.problems.codes import Code
+from gitboot.source import Remote, Source
+from tests.fleets import SEED, mac_of, policy, server
+from tests.instance import Repository, eventually, running
+
+MANY = 3000  # servers: some seconds of work
+
+
+def evaluators(parent: int) -> list[int]:
+    """The evaluators that a process has started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if int(fields["PPid"]) == parent and b"gitboot.evaluate" in (status.parent / "cmdline").read_bytes():
+                found.append(int(status.parent.name))
+        except (OSError, KeyError):
+            continue
+    return found
+
+
+def many(count: int = MANY) -> str:
+    """A file with many servers, each with a MAC address of its own."""
+    names = [f"w{number:05}" for number in range(count)]
+    macs = [f"02:00:00:{number >> 16:02x}:{number >> 8 & 255:02x}:{number & 255:02x}" for number in range(count)]
+    return "---\n".join(
+        server(name, "role: web").replace(mac_of(name), mac) for name, mac in zip(names, macs, strict=True)
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
+    return made
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    made = tmp_path / "state"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def source(repository: Repository, state: Path) -> Source:
+    made = Source(Remote(url=str(repository.bare)), state)
+    made.fetch()
+    return made
+
+
+def newest(source: Source) -> Revision:
+    source.fetch()
+    latest = source.latest()
+    assert latest is not None
+    return latest
+
+
+@pytest.fixture
+def evaluation(state: Path) -> Iterator[Evaluation]:
+    made = Evaluation(state, waits=True)
+    yield made
+    made.close()
+
+
+def codes(evaluation: Evaluation, revision: Revision) -> list[str]:
+    with pytest.raises(InvalidRepository) as raised:
+        evaluation.evaluate(revision)
+    return [problem.code for problem in raised.value.problems]
+
+
+def evaluate(evaluation: Evaluation, revision: Revision) -> Evaluated:
+    found = evaluation.evaluate(revision)
+    assert found is not None
+    return found
+
+
+# One commit after the other
+
+
+def test_a_commit_is_told_and_the_next_by_what_it_changes(
+    repository: Repository, source: Source, evaluation: Evaluation
+) -> None:
+    first = evaluate(evaluation, newest(source))
+    web01 = first.commit.decisions.servers["web01"]
+    assert list(first.commit.decisions.servers) == ["web01"] and first.changes.first
+    evaluation.adopt(first.commit)
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    second = evaluate(evaluation, newest(source))
+    assert list(second.commit.decisions.servers) == ["web01", "web02"]
+    assert (second.changes.before, second.changes.after) == (1, 2)
+    assert second.commit.decisions.servers["web01"] is web01  # it was not sent again
+    assert second.commit.fleet is first.commit.fleet
+
+
+def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state: Path) -> None:
+    called: list[None] = []
+    evaluation = Evaluation(state)
+    evaluation.on_answer = lambda: called.append(None)
+    try:
+        assert evaluation.evaluate(newest(source)) is None
+        eventually(lambda: called)
+        assert evaluate(evaluation, newest(source)).commit.revision == newest(source)
+    finally:
+        evaluation.close()
+
+
+def test_a_commit_that_was_dropped_leaves_nothing_behind(
+    repository: Repository, source: Source, evaluation: Evaluation
+) -> None:
+    first = evaluate(evaluation, newest(source))
+    evaluation.adopt(first.commit)
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    evaluate(evaluation, newest(source))  # and is not adopted
+    repository.push({"web02.yaml": "", "web03.yaml": server("web03", "role: web")})
+    third = evaluate(evaluation, newest(source))
+    assert list(third.commit.decisions.servers) == ["web01", "web03"]
+    assert (third.changes.before, third.changes.after) == (1, 2)
+
+
+def test_all_problems_of_a_commit_come_across(repository: Repository, source: Source, evaluation: Evaluation) -> None:
+    repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}"), "broken.yaml": "kind: Nothing\n"})
+    assert codes(evaluation, newest(source)) == ["GB1021"]
+
+
+def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path, evaluation: Evaluation) -> None:
+    revision = newest(source)
+    (state / "repository.git").rename(state / "away.git")
+    with pytest.raises(CorruptClone):
+        evaluation.evaluate(revision)
+    (state / "away.git").rename(state / "repository.git")
+    assert evaluate(evaluation, revision).commit.revision == revision
+
+
+# Limits, and deaths
+
+
+def test_a_commit_that_takes_too_much_time_is_refused_and_the_next_is_not(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    evaluation = Evaluation(state, allowance=Allowance(seconds=0.1), waits=True)
+    try:
+        repository.push({"many.yaml": many()})
+        assert codes(evaluation, newest(source)) == [Code.LIMITS]
+        repository.push({"many.yaml": ""})
+        assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
+    finally:
+        evaluation.close()
+
+
+def test_a_commit_that_takes_too_much_memory_is_refused_and_the_next_is_not(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    evaluation = Evaluation(state, allowance=Allowance(mebibytes=16), waits=True)
+    try:
+        repository.push({"many.yaml": many()})
+        assert codes(evaluation, newest(source)) == [Code.LIMITS]
+        repository.push({"many.yaml": ""})
+        assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
+    finally:
+        evaluation.close()
+
+
+def test_a_commit_is_not_waited_for_without_end(repository: Repository, source: Source, state: Path) -> None:
+    evaluation = Evaluation(state, allowance=Allowance(seconds=0.5), waits=True)
+    try:
+        evaluate(evaluation, newest(source))
+        (process,) = evaluators(os.getpid())
+        os.kill(process, signal.SIGSTOP)  # as a disk that hangs would
+        repository.push({"web02.yaml": server("web02", "role: web")})
+        began = time.monotonic()
+        assert codes(evaluation, newest(source)) == [Code.LIMITS]
+        assert time.monotonic() - began < 30
+    finally:
+        evaluation.close()
+
+
+def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, source: Source, state: Path) -> None:
+    evaluation = Evaluation(state)
+    try:
+        repository.push({"many.yaml": many()})
+        revision = newest(source)
+        assert evaluation.evaluate(revision) is None
+        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)
+        found = eventually(lambda: evaluation.evaluate(revision), within_s=60)
+        assert len(found.commit.decisions.servers) == MANY + 1
+        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it has nothing to do
+        evaluation.adopt(found.commit)
+        repository.push({"many.yaml": many(2)})
+        revision = newest(source)
+        found = eventually(lambda: evaluation.evaluate(revision), within_s=60)
+        assert (found.changes.before, found.changes.after) == (MANY + 1, 3)
+    finally:
+        evaluation.close()
+    assert evaluators(os.getpid()) == []
+
+
+def test_a_commit_over_which_evaluators_are_killed_is_refused(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    evaluation = Evaluation(state)
+    try:
+        repository.push({"many.yaml": many()})
+        revision = newest(source)
+
+        def refused() -> tuple[str, ...] | None:
+            for process in evaluators(os.getpid()):
+                os.kill(process, signal.SIGKILL)
+            try:
+                evaluation.evaluate(revision)
+            except InvalidRepository as error:
+                return tuple(problem.code for problem in error.problems)
+            return None
+
+        assert eventually(refused) == (Code.LIMITS,)
+    finally:
+        evaluation.close()
+
+
+# With an instance around it
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path, repository: Repository) -> None:
+    with running(repository.bare, tmp_path, "--commit-seconds", "0.5", "--poll", "0.3") as instance:
+        good = instance.status()["conditions"]
+        assert good
+        repository.push({"many.yaml": many(6000)})
+        waits = []
+
+        def refusals() -> list[dict[str, Any]]:
+            began = time.monotonic()
+            assert instance.get("/readyz").status_code == 200
+            waits.append(time.monotonic() - began)
+            return [event for event in instance.events if event["type"] == "Refused"]
+
+        (refused,) = eventually(refusals, within_s=60)
+        assert Code.LIMITS in refused["message"]
+        assert max(waits) < 2  # on two cores that others use, too
+        commit = repository.push({"many.yaml": server("web02", "role: web")})
+        eventually(lambda: instance.status()["applied"] == commit)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_an_instance_ends_at_once_whatever_its_evaluator_is_at(
+    tmp_path: Path, repository: Repository, number: signal.Signals
+) -> None:
+    with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
+        (idle,) = evaluators(instance.process.pid)
+        repository.push({"many.yaml": many(6000)})
+        eventually(lambda: Path(f"/proc/{idle}/stat").read_text().rpartition(")")[2].split()[0] == "R")
+        began = time.monotonic()
+        instance.process.send_signal(number)
+        assert instance.process.wait(10) == 0
+        assert time.monotonic() - began < 5
+        assert not alive(idle)
+
+
+def test_an_instance_that_is_killed_leaves_no_evaluator(tmp_path: Path, repository: Repository) -> None:
+    repository.push({"many.yaml": many(6000)})
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "gitboot", "run", str(repository.bare)),
+            *("--output", str(tmp_path / "output"), "--state", str(tmp_path / "state")),
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        (evaluator,) = eventually(lambda: evaluators(process.pid))
+    finally:
+        process.kill()
+        process.wait()
+    eventually(lambda: not alive(evaluator), within_s=5)
+
+
+# Commands that read a commit
+
+
+def gitboot(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "gitboot", *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"),
+    [
+        ("validate", ("--commit-seconds", "0.1")),
+        ("plan", ("--commit-memory", "8")),
+        ("images", ("--commit-memory", "8")),
+    ],
+    ids=str,
+)
+def test_a_command_that_takes_more_than_it_may_says_so(
+    repository: Repository, command: str, limit: tuple[str, str]
+) -> None:
+    repository.push({"many.yaml": many(6000)})
+    done = gitboot(command, str(repository.bare), *limit)
+    assert done.returncode == 3
+    assert Code.LIMITS in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_within_its_limits_is_as_it_always_was(repository: Repository) -> None:
+    done = gitboot("validate", str(repository.bare))
+    assert (done.returncode, done.stderr) == (0, f"{repository.bare}: 1 server, 2 images, no errors\n")
+    repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
+    assert gitboot("validate", str(repository.bare)).returncode == 3
+
+
+def test_a_command_that_is_told_to_end_ends_with_its_child(repository: Repository) -> None:
+    repository.push({"many.yaml": many(6000)})
+    process = subprocess.Popen([sys.executable, "-m", "gitboot", "validate", str(repository.bare)])
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    (child,) = eventually(lambda: children.read_text().split())
+    process.terminate()
+    assert process.wait(5) == -signal.SIGTERM
+    assert not alive(int(child))

@@ -1,0 +1,106 @@
+"""A ledger that 0.1.0 wrote: opened with everything in it, and gone on with."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.bmc.override import State
+from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests
+from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.values import Suspension
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Cause, Phase
+from tests.bench import Bench
+from tests.fleets import at, fleet, image, maintenance, policy, profile, server, uuid_of
+
+NAMES = ("app01", "db01", "doubt01", "old01", "web01")
+UUIDS = {name: SystemUuid(uuid_of(name)) for name in NAMES}
+INSTALLED_AT = at("2026-11-22T04:43:52.867810+00:00")
+MADE_AT = at("2026-11-22T04:43:56.250814+00:00")
+HELD = "63cdb2e74364e3a00fbf55b39b8eafcef8fe99aa3d0e344767bae2ce7a0dbd08"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((Path(__file__).parent / "ledgers" / "0.1.0.sql").read_text())
+    return path
+
+
+def documents() -> tuple[str, ...]:
+    """The fleet as it was then, but for its BMCs."""
+    return (
+        fleet(),
+        *(server(name, spec=f"provision: 1{', lifecycle: Parked' if name == 'old01' else ''}") for name in NAMES),
+        *(image(name) for name in ("flatcar-1", "flatcar-2")),
+        image("memtest-7", "writesDisk: false"),
+        profile("web", "flatcar-1"),
+        profile("repair", "memtest-7"),
+        policy("web", often="Once"),
+        maintenance("repair", "20T00:00 30T00:00", "networkBoot: Once, run: 3"),
+    )
+
+
+def test_everything_is_in_it(ledger: Path) -> None:
+    with open_ledger(ledger) as opened:
+        about, known, set_ = facts.read(opened), records.read(opened), overrides.read(opened)
+        assert about.identity == "9c9d6e10-90d3-48ef-ba6b-b19d87fb8551"
+        assert about.accepted == "a037e29b5fd2747a5a8218bdfb998e44c7be9f15"
+        assert (about.initialised, about.doubt, facts.is_behind(opened)) == ("fresh", None, False)
+        assert about.suspension == Suspension("root", "moving house", at("2027-01-01T00:00:00+00:00"))
+        assert facts.approvals(opened) == {HELD: {"maxReinstalls"}}
+        web, app = known[UUIDS["web01"]], known[UUIDS["app01"]]
+        assert (web.provision, web.image, web.pool, web.evidence) == (1, "flatcar-1", "web", "Fetched")
+        assert (web.provisioned_at, web.grace_until) == (INSTALLED_AT, INSTALLED_AT + timedelta(minutes=1))
+        assert web.runs == {"repair": (3, MADE_AT)}
+        assert (app.provision, app.consumed_key, app.consumed_at is not None) == (None, "provision/1", True)
+        assert known.keys() == machines.read(opened).keys() == machines.standing(opened) == set(UUIDS.values())
+        assert machines.read(opened)[UUIDS["web01"]].bmc is not None
+        states = {name: {each.reason: each.state for each in set_[uuid].values()} for name, uuid in UUIDS.items()}
+        assert states == {
+            "app01": {"maintenance/repair/3": State.CONFIRMED, "provision/1": State.CONSUMED},
+            "db01": {"maintenance/repair/3": State.CONFIRMED, "provision/1": State.WITHDRAWN},
+            "doubt01": {"provision/1": State.RECORDED},
+            "old01": {"provision/1": State.WITHDRAWN},
+            "web01": {"maintenance/repair/3": State.CONSUMED, "provision/1": State.CONSUMED},
+        }
+        (pending,) = evidence.pending(opened)
+        assert (pending.offer.server, pending.offer.maintenance, pending.offer.run) == ("db01", "repair", 3)
+        assert (evidence.last_noted(opened), evidence.taken(opened)) == (2, {})
+        assert opened.rows("SELECT verdict FROM observations") == [("Provisioned",), (None,)]
+        assert [opened.rows(f"SELECT COUNT(*) FROM {table}") for table in ("offers", "versions")] == [[(18,)], [(60,)]]
+        (waiting,) = requests.read(opened)
+        assert (waiting.who, waiting.what, waiting.facts["consumed"]) == ("ada", "resolve", False)
+        happened = Counter(event["type"] for event in events.read(opened))
+        assert happened.total() == 35
+        assert (happened["Provisioned"], happened["MaintenanceBooted"], happened["Held"]) == (1, 1, 2)
+
+
+def test_an_instance_goes_on_with_it(ledger: Path) -> None:
+    with Bench(ledger.parent, initial=None) as bench:
+        bench.now = at("22T12:00")
+        bench.decide(*documents())
+        (waiting,) = requests.read(bench.ledger)
+        assert bench.plan() is None
+        assert (bench.condition("Accepting") or (None,))[:2] == (False, "Suspended")
+        assert bench.outcome(waiting.id).startswith("doubt01: its override counts as one that was never set")
+        assert bench.knowledge.overrides[UUIDS["doubt01"]]["provision/1"].state is State.WITHDRAWN
+        bench.request("resume")
+        bench.plan()
+        plans = {name: state.plan for name, state in bench.servers.items()}
+        assert {name: (plan.phase, plan.cause) if plan else None for name, plan in plans.items()} == {
+            "app01": (Phase.MAINTENANCE, Cause.MAINTENANCE),
+            "db01": (Phase.MAINTENANCE, Cause.MAINTENANCE),
+            "doubt01": (Phase.MAINTENANCE, Cause.MAINTENANCE),
+            "old01": None,
+            "web01": (Phase.DISK, Cause.MAINTENANCE_DONE),
+        }
+        assert bench.condition("RecordsKnown") == (True, "Known", "the ledger knows every server")
+        assert bench.record is not None and bench.record.provision == 1
