@@ -25,7 +25,7 @@ from gitboot.facts import LEFT_OUT, facts, named
 from gitboot.files import write_whole
 from gitboot.quote import grub_text, grub_word
 from gitboot.render.grub import NICS
-from gitboot.render.loaders import PXELINUX_CORE
+from gitboot.render.paths import PXELINUX_CORE
 
 MANIFEST: Final = "loaders/manifest.json"
 _ASSETS: Final = "assets"  # below the folder that machines see by HTTP

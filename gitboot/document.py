@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import codecs
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from yaml._yaml import CParser  # fails without libyaml, as it should: PyYAML's own parser is no substitute
@@ -29,13 +31,13 @@ from yaml.events import (
 from yaml.reader import ReaderError
 
 from gitboot.problems.codes import Code
+from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
 MAX_DEPTH = 64  # of lists and mappings within each other
-MAX_PROBLEMS = 100  # of a file
 
 
 class Quoted(str):
@@ -59,28 +61,36 @@ class Place(NamedTuple):
 class Document:
     value: dict[str, Value]
     index: int  # 0-based among the documents of its file, not counting empty ones
-    place: Place  # of its first key, or of the "{" before it
+
+
+class Parsed(NamedTuple):
+    """What a file says."""
+
+    documents: tuple[Document, ...]  # that are sound
+    problems: tuple[Problem, ...]  # the first ones of the others, sorted
+    more: int  # that lie behind those
 
 
 _UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
 # "%" behind whatever libyaml takes for the end of a line. In quotes YAML allows it there, but nobody does it.
 _DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
+_LINE_FEED = re.compile("\n")
 _NULLS = frozenset({"", "null", "~"})
 _NO_KEYS = frozenset({"", "<<"})
 _T = TypeVar("_T")
 
 
-def parse(data: bytes, path: str) -> tuple[tuple[Document, ...], tuple[Problem, ...]]:
+def parse(data: bytes, path: str) -> Parsed:
     """Every sound document of a file, and what is wrong with the others.
 
     Documents with nothing in them are passed over.
     """
     if problem := _problem_of_file(data, path):
-        return (), (problem,)
+        return Parsed((), (problem,), 0)
     documents: list[Document] = []
     problems: list[Problem] = []
-    index = 0
+    index = more = 0
     for span in _cut(data):
         reader = _reader(data, span, path)
         if reader.is_empty:
@@ -89,21 +99,36 @@ def parse(data: bytes, path: str) -> tuple[tuple[Document, ...], tuple[Problem, 
             documents.append(document)
         index += 1
         problems += reader.faults.problems
-        if len(problems) > MAX_PROBLEMS:
-            break
-    return tuple(documents), _first_of(problems)
+        more += reader.faults.more + len(problems[MAX_KEPT:])
+        del problems[MAX_KEPT:]
+    return Parsed(tuple(documents), tuple(sorted(problems)), more)
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     """The place of a value, or of its key, in the document that ``parse`` gave with this ``index``.
 
-    An absent value stands where its key does. A path that leads nowhere gives the last value on its way.
+    An absent value stands where its key does. A path that leads nowhere gives the last value on its way. To look for
+    all places in one document, and then for those in the next, reads each of them once.
     """
+    layout = _layout(data, index)
+    at, key_at = layout.root, layout.root.start
+    for number, step in enumerate(path, 1):
+        found = at.step(step)
+        if found is None:
+            break
+        key_at, at = found
+        if key and number == len(path):
+            return layout.lines.place(key_at)
+    return layout.lines.place(at.start)
+
+
+@lru_cache(maxsize=2)  # those of a problem, and of what it names
+def _layout(data: bytes, index: int) -> _Layout:
     try:
         span = _spans(data)[index]
     except IndexError:
         raise IndexError(f"no document {index}") from None
-    return _reader(data, span, path="").find(path, key=key)
+    return _reader(data, span, path="").layout()
 
 
 def _problem_of_file(data: bytes, path: str) -> Problem | None:
@@ -119,15 +144,6 @@ def _problem_of_file(data: bytes, path: str) -> Problem | None:
     else:
         return None
     return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint)
-
-
-def _first_of(problems: list[Problem]) -> tuple[Problem, ...]:
-    """The problems, sorted; of too many the first ones, and one that says so."""
-    if len(problems) <= MAX_PROBLEMS:
-        return tuple(sorted(problems))
-    message = f"the file has over {MAX_PROBLEMS} problems; those from here on are not shown"
-    more = replace(problems[MAX_PROBLEMS], code=Code.TOO_MANY_PROBLEMS, message=message, hint="")
-    return (*sorted(problems[:MAX_PROBLEMS]), more)
 
 
 class _Span(NamedTuple):
@@ -149,7 +165,7 @@ def _cut(data: bytes) -> Iterator[_Span]:
         start = end
 
 
-@lru_cache(maxsize=2)  # the problems of a file, or of two that clash, are located one after the other
+@lru_cache(maxsize=2)
 def _spans(data: bytes) -> tuple[_Span, ...]:
     """The documents that are not empty, by their index."""
     return tuple(span for span in _cut(data) if not _reader(data, span, path="").is_empty)
@@ -163,11 +179,46 @@ class _CannotReadOn(Exception):
     """Ends the reading of a document once its problem is noted."""
 
 
+class _Lines:
+    """The places of characters in a text that begins behind some lines of its file."""
+
+    def __init__(self, text: str, lines_before: int) -> None:
+        self._ends = array("L", (found.start() for found in _LINE_FEED.finditer(text)))
+        self._lines_before = lines_before
+
+    def place(self, offset: int) -> Place:
+        line = bisect_left(self._ends, offset)
+        column = offset - (self._ends[line - 1] if line else -1)
+        return Place(self._lines_before + line + 1, column)
+
+
+class _Value(NamedTuple):
+    """Where a value begins, in characters, and what lies in it: by key or index, with the place of the key."""
+
+    start: int
+    items: dict[str, tuple[int, _Value]] | list[_Value] | None = None
+
+    def step(self, step: Step) -> tuple[int, _Value] | None:
+        if isinstance(self.items, dict) and isinstance(step, str):
+            return self.items.get(step)
+        if isinstance(self.items, list) and isinstance(step, int) and step < len(self.items):
+            return self.items[step].start, self.items[step]
+        return None
+
+
+class _Layout(NamedTuple):
+    """Where everything in a document stands."""
+
+    root: _Value
+    lines: _Lines
+
+
 class _Faults:
     """What is wrong with one document, in words that help its author."""
 
     def __init__(self, *, path: str, source: bytes, lines_before: int) -> None:
         self.problems: list[Problem] = []
+        self.more = 0  # beyond those that are kept
         self.source = source
         self._path = path
         self._lines_before = lines_before  # in the file, above the source
@@ -176,17 +227,22 @@ class _Faults:
     def start(self) -> Place:
         return Place(self._lines_before + 1, 1)
 
+    @cached_property
+    def lines(self) -> _Lines:
+        # Not a mark's own line and column: libyaml also ends a line at CR, U+0085, U+2028 and U+2029.
+        return _Lines(self.source.decode("utf-8-sig", "replace"), self._lines_before)
+
     def place(self, mark: Any) -> Place:
-        # Not the mark's own line and column: libyaml also ends a line at CR, U+0085, U+2028 and U+2029.
-        return self._place_behind(self.source.decode("utf-8-sig", "replace")[: mark.index])
+        return self.lines.place(mark.index)
 
     def place_of_byte(self, offset: int) -> Place:
-        return self._place_behind(self.source[:offset].decode("utf-8-sig", "ignore"))
-
-    def _place_behind(self, text: str) -> Place:
+        text = self.source[:offset].decode("utf-8-sig", "ignore")
         return Place(self._lines_before + text.count("\n") + 1, len(text) - text.rfind("\n"))
 
     def note(self, place: Place, code: Code, message: str, hint: str) -> None:
+        if len(self.problems) == MAX_KEPT:
+            self.more += 1
+            return
         line, column = place
         self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
 
@@ -233,10 +289,11 @@ class _Reader:
         value = self._attempt(self._whole) if self._root else None
         if self.faults.problems or not isinstance(value, dict):
             return None
-        return Document(value=value, index=index, place=self.faults.place(self._root.start_mark))
+        return Document(value=value, index=index)
 
-    def find(self, path: Path, *, key: bool) -> Place:
-        return self._seek(self._root, path, key)
+    def layout(self) -> _Layout:
+        """Where everything stands in a document that is sound."""
+        return _Layout(self._laid_out(self._root), self.faults.lines)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
         """What ``step`` returns; None, and a problem noted, where the document cannot be read on."""
@@ -351,30 +408,22 @@ class _Reader:
 
     def _refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
         self.faults.note(self.faults.place(event.start_mark), code, message, hint)
-        if len(self.faults.problems) > MAX_PROBLEMS:
-            raise _CannotReadOn
 
-    def _seek(self, event: Any, path: Path, key: bool) -> Place:
-        """The place of ``path`` within the value that ``event`` begins."""
-        here = self.faults.place(event.start_mark)
-        if not path:
-            return here
-        step, rest = path[0], path[1:]
-        if type(event) is MappingStartEvent:
-            while type(name := self._next()) is not MappingEndEvent:
-                value = self._next()
-                if name.value == step:
-                    at_key = _is_absent(value) or (key and not rest)
-                    return self.faults.place(name.start_mark) if at_key else self._seek(value, rest, key)
-                self._value(value, 1)
-        elif type(event) is SequenceStartEvent:
-            position = 0
-            while type(item := self._next()) is not SequenceEndEvent:
-                if position == step:
-                    return self._seek(item, rest, key)
-                self._value(item, 1)
-                position += 1
-        return here
+    def _laid_out(self, event: Any) -> _Value:
+        """Where the value stands that ``event`` begins, with all that lies in it."""
+        read, kind, start = self._next, type(event), event.start_mark.index
+        if kind is MappingStartEvent:
+            mapping: dict[str, tuple[int, _Value]] = {}
+            while type(key := read()) is not MappingEndEvent:
+                value, at = read(), key.start_mark.index
+                mapping[key.value] = at, _Value(at) if _is_absent(value) else self._laid_out(value)
+            return _Value(start, mapping)
+        if kind is SequenceStartEvent:
+            items: list[_Value] = []
+            while type(item := read()) is not SequenceEndEvent:
+                items.append(self._laid_out(item))
+            return _Value(start, items)
+        return _Value(start)
 
 
 def _is_absent(event: Any) -> bool:

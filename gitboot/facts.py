@@ -13,8 +13,6 @@ from enum import Enum
 from functools import cache
 from typing import Any, Final
 
-from pydantic.alias_generators import to_camel
-
 from gitboot.model.scalars import format_instant
 
 _KEY: Final = "facts"
@@ -44,6 +42,12 @@ def facts(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"JSON has no {type(value).__name__}")
     return {key: facts(getattr(value, name)) for name, key in _keys(type(value))}
+
+
+def to_camel(name: str) -> str:
+    """What JSON calls a field."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -10,6 +9,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
+from gitboot.canonical import digest
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import (
     DiskBoot,
@@ -27,16 +27,6 @@ from gitboot.model.server import Architecture, Firmware, Lifecycle
 FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
 CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was consumed
 IGNITION_GRACE: Final = timedelta(hours=2)  # how long a first boot may ask for its Ignition document
-
-
-def canonical(value: object) -> bytes:
-    """RFC 8785 JSON of a value that holds no floats."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def digest(value: object) -> Digest:
-    """The sha256 of a value's canonical JSON."""
-    return Digest(sha256(canonical(value)).hexdigest())
 
 
 def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
@@ -295,6 +285,7 @@ class Cause(StrEnum):
     PENDING = "the server is to be provisioned"
     PROVISIONED = "the server is provisioned"
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
+    NOT_RECORDED = "its boot is made once, and that it was fetched could not be recorded"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     NEVER = "the policy never boots from the network"
     DISK = "the policy boots the local disk"
@@ -370,6 +361,11 @@ class BootPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest(self.facts()))
+
+    @property
+    def is_made_once(self) -> bool:
+        """Whether it writes a disk and is offered for a key: given only where that stands recorded."""
+        return self.key is not None and self.boot is not None and self.boot.writes_disk
 
     def facts(self) -> dict[str, Any]:
         """All that the plan's files and override depend on."""

@@ -22,7 +22,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from gitboot.load import ParseCache, load
 from gitboot.model.scalars import format_instant
 from gitboot.plan import FETCH_GRACE, BootPlan, Decision, Record
-from gitboot.render import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
 from tests.fleets import SHA, at, mac_of, snapshot, uuid_of

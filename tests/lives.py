@@ -21,10 +21,11 @@ from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.ledger import evidence, facts, requests
 from gitboot.ledger.opening import copy_ledger
 from gitboot.ledger.store import Store
+from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Offer, Phase
 from gitboot.publish.directory import Published
-from gitboot.render.answers import Answers
+from gitboot.render.state import PublishedServer, parse, state_path, turn_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.records import imported
 from gitboot.status import Event
@@ -72,7 +73,8 @@ class Life:
 
     # What gitboot has at its disposal after a crash
     branch: Branch = field(init=False)
-    answers: Answers | None = None  # as they were published last
+    servers: dict[str, PublishedServer] = field(default_factory=dict)  # as they were published last
+    shared: Files = field(default_factory=dict)
     backup: int | None = None  # how much had happened when it was made
 
     # How it ends
@@ -139,8 +141,8 @@ class Life:
         ledger = opened.enter_context(Ledger.open(self.folder / "ledger.sqlite"))
         if facts.is_behind(ledger):
             facts.doubt(ledger, "RestoredLedger")
-        if self.answers is not None and "ops/records.json" in self.answers.files:
-            doubt_if_behind(ledger, imported(self.answers.files["ops/records.json"].content, "ops/records.json"))
+        if "ops/records.json" in self.shared:
+            doubt_if_behind(ledger, imported(self.shared["ops/records.json"].content, "ops/records.json"))
         settings = Settings(
             output=self.folder,
             state=self.folder,
@@ -199,11 +201,15 @@ class Life:
         if self.fate.dead:
             raise Crash
         assert self.instance is not None
-        self.answers = self.instance.reconciler.answers
-        assert self.answers is not None
-        entries = [*self.answers.entries.values()]
-        entries += [turn.entry for turns in self.answers.turns.values() for turn in turns if turn.entry is not None]
-        for digest in {entry.digest for entry in entries}:
+        if complete:
+            self.servers.clear()
+        for name, files in servers.items():
+            self.servers.pop(name, None)
+            if files is not None:
+                self.servers[name] = parse(files[state_path(name)].content)
+        self.shared = self.shared if shared is None else shared
+        turns = (turn for each in self.servers.values() for path in each.paths.values() for turn in path)
+        for digest in {Digest(turn.digest) for turn in turns if turn.digest is not None}:
             if (offer := evidence.offered(self.instance.ledger, digest)) is not None:
                 self.offers[digest] = offer
         return Published(written=(), withdrawn=(), expired=(), unchanged=0)
@@ -299,15 +305,17 @@ class Life:
     def fetch(self, client: str, at: datetime | None = None) -> None:
         """Ask for the server's entry."""
         at = at or self.now
-        if self.answers is None:
+        found = [(name, each.paths[ENTRY]) for name, each in self.servers.items() if ENTRY in each.paths]
+        if not found:
             return
-        alive = self.instance is not None
-        entry = self.answers.entry_at(ENTRY, at) if alive else self.answers.entries.get(ENTRY)
-        if entry is None:
+        ((name, turns),) = found
+        turn = turn_of(turns, at)[0] if self.instance is not None else turns[0]  # a mirror does not turn
+        if turn is None or turn.digest is None:
             return
-        observation = Observation(server=entry.server, path=ENTRY, digest=entry.digest, client=client, at=at)
+        digest = Digest(turn.digest)
+        observation = Observation(server=name, path=ENTRY, digest=digest, client=client, at=at)
         self.tell(observation)
-        offer = self.offers.get(entry.digest)
+        offer = self.offers.get(digest)
         if client == ITSELF and offer is not None:
             made = self._made(offer.uuid, offer.key)
             self.made.setdefault(made, observation)

@@ -1,28 +1,33 @@
-"""The endpoint over real HTTP: what it answers from, a clock that tests set, clients that misbehave."""
+"""The endpoint over real HTTP and a tree that is really published, a clock that tests set, clients that misbehave."""
 
 from __future__ import annotations
 
+import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from gitboot.cli.planning import about_all
 from gitboot.observe.observation import Observation
+from gitboot.observe.spool import Spool, take
 from gitboot.plan import Record
-from gitboot.render import shared_files
-from gitboot.render.answers import Answers
-from gitboot.render.schedule import server_state
-from gitboot.render.tree import ContentType, File, Files
-from gitboot.serve.app import Endpoint
-from gitboot.serve.server import Server
-from gitboot.status import Status
-from tests.fleets import SEED, at, decided, mac_of, maintenance, uuid_of
-
-T = TypeVar("T")
+from gitboot.publish.directory import Directory, Published
+from gitboot.render.formats import shared_files
+from gitboot.render.schedule import ServerState, server_state
+from gitboot.render.tree import File, Files
+from gitboot.resolve import decide
+from gitboot.serve.app import DEADLINE_S, Clients, Endpoint
+from gitboot.serve.recording import Recording
+from gitboot.serve.server import Server, listen_at, url_of
+from gitboot.serve.tree import PublishedTree
+from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 
 START = at("20T22:00")  # of the maintenance
 BEFORE, AFTER = at("20T21:00"), at("20T23:00")
@@ -33,69 +38,121 @@ ENTRY = f"/v1/boot/{MAC}/boot.ipxe"
 GRUB = f"/v1/boot/{MAC}/grub.cfg"
 BY_UUID = f"/ipxe/{UUID}"
 LOOKUPS = (ENTRY, GRUB, BY_UUID)
+ADDRESS = "10.12.0.13"
 
-USER_DATA = "/o/" + "c" * 64 + "/user-data"
-EXTRAS: Files = {  # what the seed's boots have none of
-    f"boot{USER_DATA}": File(b"#cloud-config\n", ContentType.CLOUD_CONFIG),
-    f"boot/ignition/{UUID}": File(b'{"ignition": {"version": "3.4.0"}}', ContentType.IGNITION),
-    f"boot/httpboot/{UUID}.json": File(
-        b'{"SystemUUID":"%b","UKIURL":"http://boot.test/x.efi"}' % UUID.encode(), ContentType.JSON
-    ),
-}
+# As tests.fleets.SEED, with an address, user data, and a file that firmware fetches.
+SEED: Final = (
+    fleet(),
+    server("web01", "role: web").replace('"}]', f'", addresses: [{ADDRESS}, "fd00:12::13"]}}]'),
+    image("flatcar-1", "userData: Ignition/3.4", "kernel, initrd, loader"),
+    image("memtest-7", "writesDisk: false"),
+    profile("web", "flatcar-1", "httpBoot: loader, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+    profile("repair", "memtest-7"),
+)
+ALWAYS: Final = (*SEED, policy("web", "{matchLabels: {role: web}}"))
+ONCE: Final = (*SEED, policy("web", "{matchLabels: {role: web}}", often="Once"))
+REPAIR: Final = maintenance("repair", "20T22:00 21T04:00")
+TEMPLATES: Final = {"t": '{"ignition": {"version": "3.4.0"}}'}
 
 
-def answers(
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """A fleet as it is planned and rendered at an instant."""
+
+    servers: dict[str, ServerState]
+    shared: Files
+
+    @property
+    def files(self) -> dict[str, File]:
+        """All files of all servers, and those that are shared."""
+        return {**self.shared, **{path: file for each in self.servers.values() for path, file in each.files.items()}}
+
+    @property
+    def boot_files(self) -> dict[str, File]:
+        """Those for machines, by the path that they are asked for by."""
+        return {path.removeprefix("boot"): file for path, file in self.files.items() if path.startswith("boot/")}
+
+
+def planned(
     *documents: str,
     now: datetime = BEFORE,
-    templates: Mapping[str, str] | None = None,
-    seed: Iterable[str] = SEED,
-    **more: Any,
-) -> Answers:
-    """What is answered for the seed's server, which a maintenance repairs from 22:00 on, and for other documents."""
-    decisions = decided(*seed, maintenance("repair", "20T22:00 21T04:00"), *documents, files=templates)
-    states = {name: server_state(decisions, decision, Record(), now) for name, decision in decisions.servers.items()}
-    return Answers(
-        files={**EXTRAS, **shared_files(decisions), **_merged(state.files for state in states.values())},
-        turns=_merged(state.turns for state in states.values()),
-        entries=_merged(state.entries for state in states.values()),
-        servers={name: state.summary for name, state in states.items()},
-        **more,
-    )
+    records: Mapping[str, Record] | None = None,
+    templates: Mapping[str, str] = TEMPLATES,
+) -> Fleet:
+    """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
+    loaded = repository(*documents, files=templates)
+    decisions = decide(loaded)
+    about = about_all(loaded)
+    known = records or {}
+    servers = {
+        name: server_state(decisions, decision, known.get(name, Record()), now, about[name])
+        for name, decision in decisions.servers.items()
+    }
+    return Fleet(servers=servers, shared=shared_files(decisions))
 
 
-def _merged(mappings: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    return {key: value for mapping in mappings for key, value in mapping.items()}
+FLEET: Final = planned(*ALWAYS, REPAIR)
 
 
-_ANSWERS: Final = answers()
-
-
-@dataclass
 class Site:
-    """What an endpoint reads, for a test to change, and what it has observed."""
+    """A published tree in a folder of its own, and endpoints over it with a clock that is set."""
 
-    answers: Answers | None = _ANSWERS
-    status: Status = field(default_factory=lambda: Status(applied="c0ffee", planned_at=BEFORE))
-    now: datetime = BEFORE
-    observed: list[Observation] = field(default_factory=list)
+    def __init__(self, root: Path) -> None:
+        self.root, self.now = root, BEFORE
+        self.spool = root.parent / "spool"
+        self.spool.mkdir(exist_ok=True)
+        self._offsets: dict[str, int] = {}
+
+    def publish(self, fleet: Fleet = FLEET, *, commit: str = "c0ffee", at: datetime = BEFORE) -> Published:
+        with Directory.open(self.root, ledger="test") as directory:
+            files = {name: state.files for name, state in fleet.servers.items()}
+            return directory.publish(files, fleet.shared, complete=True, commit=commit, at=at)
+
+    def say(self, status: Mapping[str, Any]) -> None:
+        """Leave the instance's word on itself."""
+        with Directory.open(self.root, ledger="test") as directory:
+            directory.write_status(json.dumps(status).encode(), BEFORE)
+
+    def observed(self) -> list[Observation]:
+        """What was recorded since this was asked the last time."""
+        taken = take(self.spool, self._offsets)
+        self._offsets = taken.offsets
+        return taken.observations
 
     def reset(self) -> None:
         """Be as new, for the endpoint that answers from this site goes on."""
-        vars(self).update(vars(Site()), observed=self.observed)
-        self.observed.clear()
+        self.now = BEFORE
+        self.publish()
+        self.observed()
 
     @contextmanager
-    def serve(self, listen: str = "127.0.0.1:0", **more: Any) -> Iterator[str]:
+    def serve(
+        self, listen: str = "127.0.0.1:0", *, records: bool = True, deadline_s: float = DEADLINE_S, **more: Any
+    ) -> Iterator[str]:
         """The base URL of an endpoint."""
-        endpoint = Endpoint(
-            answers=lambda: self.answers,
-            status=lambda: self.status,
-            clock=lambda: self.now,
-            observe=self.observed.append,
-            **more,
-        )
-        with Server(endpoint, listen) as server:
-            yield server.url
+        assets = more.pop("assets", None)
+        with ExitStack() as stack:
+            recording = None
+            if records:
+                spool = Spool(self.spool)
+                stack.callback(spool.close)
+                recording = Recording(spool, deadline_s)
+            tree = PublishedTree(self.root, lambda: self.now)
+            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, Clients(**more), assets)
+            listening = listen_at(listen)
+            stack.enter_context(Server(endpoint, listening))
+            yield url_of(listen, listening)
+
+
+@contextmanager
+def site(fleet: Fleet | None = FLEET) -> Iterator[Site]:
+    """A site in a folder that goes; nothing is published there where there is no fleet."""
+    with TemporaryDirectory() as folder:
+        made = Site(Path(folder) / "output")
+        made.root.mkdir()
+        if fleet is not None:
+            made.publish(fleet)
+        yield made
 
 
 def connect(url: str, *, receive_buffer: int | None = None) -> socket.socket:

@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 
 from gitboot.serve.app import Endpoint
-from gitboot.serve.server import Server
+from gitboot.serve.server import Server, listen_at, url_of
+from gitboot.serve.tree import PublishedTree
 from tests.fleets import mac_of
 from tests.inprocess import in_process
 from tests.instance import Repository, git
@@ -71,13 +72,11 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path) -> None:
 
     with in_process(tmp_path, repository.bare) as parts:
         reconciler = parts.reconciler
-        endpoint = Endpoint(
-            answers=lambda: reconciler.answers,
-            status=lambda: reconciler.status,
-            clock=lambda: datetime.now(UTC),
-            artifacts=tmp_path / "output" / "boot" / "o",
-        )
-        with Server(endpoint, "127.0.0.1:0") as server, httpx.Client(base_url=server.url) as client:
+        output, listening = tmp_path / "output", listen_at("127.0.0.1:0")
+        tree = PublishedTree(output, lambda: datetime.now(UTC))
+        endpoint = Endpoint(output, tree, lambda: datetime.now(UTC))
+        url = url_of("127.0.0.1:0", listening)
+        with Server(endpoint, listening), httpx.Client(base_url=url) as client:
 
             def over_http(path: str) -> str | None:
                 response = client.get(f"/{path}")

@@ -132,11 +132,11 @@ def test_help_of_a_command_says_what_it_does_and_what_each_option_means(gitboot:
     assert (done.code, done.err) == (Exit.FINE, "")
     assert max(map(len, done.out.splitlines())) <= 100
     for parameter in command(name).params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             assert parameter.help and parameter.help.endswith("."), parameter.name
             assert " ".join(parameter.help.split()) in words, parameter.name
             assert any(option in words for option in parameter.opts)
-        elif not isinstance(parameter.type, click.Choice):
+        elif isinstance(parameter, click.Argument) and not isinstance(parameter.type, click.Choice):
             shown = (parameter.metavar or str(parameter.name).upper()).split("|")
             assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
 
@@ -279,6 +279,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
+        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "leave out the fraction of a second"),
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; give fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "not exported records"),
@@ -580,11 +581,12 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
     )
     try:
         assert process.stderr is not None
-        listening = json.loads(process.stderr.readline())
-        assert listening["type"] == "Listening"
+        listening, warned = (json.loads(process.stderr.readline()) for _ in range(2))
+        assert (listening["type"], warned["type"], warned["level"]) == ("Listening", "NotRecording", "warning")
         with httpx.Client(base_url=listening["url"]) as client:
             entry = client.get(f"/{ENTRY}")
-            assert entry.content == (tmp_path / "out" / "boot" / ENTRY).read_bytes()
+            assert b"could not be recorded" in entry.content
+            assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()
             assert client.get("/api/v1/servers").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert json.loads(process.stderr.readline())["type"] == "Stopped"
@@ -699,7 +701,7 @@ def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed:
     assert str(followed.folder / "output" / "boot" / ENTRY) in written
     followed.run("--records", "fresh")
     made = {path for path in (followed.folder / "output").rglob("*") if path.is_file()}
-    bookkeeping = {path for path in made if re.search(r"\.gitboot|ops/manifest", str(path))}
+    bookkeeping = {path for path in made if re.search(r"\.gitboot|ops/(manifest|index/|status\.json)", str(path))}
     assert {Path(path) for path in written} == made - bookkeeping
 
 
@@ -794,6 +796,13 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
                 assert variable == expected, parameter.name
 
 
+@pytest.mark.parametrize("variable", ["GITBOOT_POLL", "GITBOOT_BMC_PARALLEL"])
+def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "often")
+    done = gitboot("run", "nowhere", "--output", "o", "--state", "s")
+    assert (done.code, f"Invalid value for {variable}: 'often'" in done.err) == (Exit.USAGE, True), done
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -802,7 +811,8 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
         ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have allow-empty, allow-rewind, assets"),
         ("[run]\noutput = 'x'\n", "there is no setting 'run'"),
         ("output = \n", "cannot be read: Invalid value"),
-        ("poll = 'often'\n", "'often' is not a valid float"),
+        ("poll = 'often'\n", "gitboot.toml: 'often' is not a valid float"),
+        ("git-timeout = 'often'\n", "Invalid value for git-timeout in "),
         ("poll = 0\n", "is not in the range"),
         ("records = 'maybe'\n", "--records is fresh, adopt, or a file of exported records; maybe: No such file"),
         (None, "cannot be read: [Errno 2]"),

@@ -49,7 +49,7 @@ def test_evidence_is_spooled_and_all_else_is_counted(log: Path, spool: Path) -> 
     done = observe(log, "--spool", spool)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "3 lines read, 1 observed; ignored: 1 not a GET, 1 not in the published format\n"
-    assert take(spool) == [OBSERVED]
+    assert take(spool, {}).observations == [OBSERVED]
 
 
 def test_twice_is_as_once_and_again_only_what_is_new(log: Path, spool: Path) -> None:
@@ -58,14 +58,14 @@ def test_twice_is_as_once_and_again_only_what_is_new(log: Path, spool: Path) -> 
     with log.open("a") as file:
         file.write(LINE)
     assert json.loads(observe(log, log, "--spool", spool, "--json").stdout)["observed"] == 1
-    assert take(spool) == [OBSERVED, OBSERVED]
+    assert take(spool, {}).observations == [OBSERVED, OBSERVED]
 
 
 def test_standard_input_is_read_to_its_end(log: Path, spool: Path) -> None:
     done = observe("-", "--spool", spool, "--json", given=log.read_text())
     assert json.loads(done.stdout) == SUMMARY
-    assert take(spool) == [OBSERVED]
-    assert [path.name for path in spool.iterdir()] == ["observations.taken.jsonl"], "nothing to remember"
+    assert take(spool, {}).observations == [OBSERVED]
+    assert [path.suffix for path in spool.iterdir()] == [".jsonl"], "nothing to remember"
 
 
 def test_several_logs_have_one_summary(log: Path, spool: Path, tmp_path: Path) -> None:
@@ -92,17 +92,18 @@ def test_what_cannot_be_meant_is_refused(spool: Path, arguments: list[str], said
 def test_what_the_disk_refuses_is_read_again(log: Path, spool: Path) -> None:
     log.write_text(LINE * 3)
     observed = len(take_line(spool, log))
-    (spool / "observations.jsonl").unlink()
+    for written in spool.glob("*.jsonl"):
+        written.unlink()
     for memory in spool.glob("log-*.json"):
         memory.unlink()
     refused = observe(log, "--spool", spool, most_bytes=observed * 2 + 10)
     assert refused.returncode == 64
     assert "cannot be written" in refused.stderr
-    assert len(take(spool)) == 2
+    assert len(take(spool, {}).observations) == 2
     assert json.loads(observe(log, "--spool", spool, "--json").stdout)["observed"] == 1
 
 
 def take_line(spool: Path, log: Path) -> bytes:
     """One observation as it is spooled."""
     observe(log, "--spool", spool)
-    return (spool / "observations.jsonl").read_bytes().splitlines(keepends=True)[0]
+    return next(spool.glob("*.jsonl")).read_bytes().splitlines(keepends=True)[0]

@@ -15,7 +15,7 @@ from gitboot.diff.guard import Limits, judge
 from gitboot.diff.risks import Risk
 from gitboot.load import FleetRepository, load
 from gitboot.plan import Record
-from gitboot.render import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
 from gitboot.review.causes import Causes

@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 
 
 def values(text: str | bytes) -> list[dict[str, Value]]:
-    documents, problems = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
+    documents, problems, _ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
     assert problems == ()
     return [each.value for each in documents]
 
@@ -30,7 +30,7 @@ def values(text: str | bytes) -> list[dict[str, Value]]:
 def faults(text: str | bytes) -> str:
     """As "ALIAS 1:4, TAG 2:1"."""
     names: dict[str, str] = {code: code.name for code in Code}
-    _, problems = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
+    _, problems, _ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
     return ", ".join(f"{names[each.code]} {each.line}:{each.column}" for each in problems)
 
 
@@ -99,8 +99,8 @@ def test_keys_are_text_in_the_order_written() -> None:
     ],
 )
 def test_documents_of_a_file(case: str, text: str, places: list[tuple[int, int, int]]) -> None:
-    documents, _ = parse(text.encode(), "a.yaml")
-    assert [(each.index, *each.place) for each in documents] == places, case
+    documents = parse(text.encode(), "a.yaml").documents
+    assert [(each.index, *locate(text.encode(), each.index, ())) for each in documents] == places, case
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("text", "expected"), MESSAGES)
 def test_messages_say_what_was_found_and_how_to_fix_it(text: str, expected: str) -> None:
-    _, problems = parse(text.encode(), "a.yaml")
+    _, problems, _ = parse(text.encode(), "a.yaml")
     assert [str(each) for each in problems] == [f"a.yaml:{expected}"]
 
 
@@ -276,14 +276,17 @@ def test_every_hint_of_a_syntax_error_is_for_a_message_of_libyaml() -> None:
 
 
 def test_the_third_of_equal_keys_names_the_line_of_the_first() -> None:
-    _, problems = parse(b"a: b\na: c\na: d", "a.yaml")
+    _, problems, _ = parse(b"a: b\na: c\na: d", "a.yaml")
     assert ["line 1" in each.message for each in problems] == [True, True]
 
 
 @pytest.mark.parametrize("separator", ["", "---\n"])
 def test_of_too_many_problems_the_first_are_shown(separator: str) -> None:
-    _, problems = parse("".join(f"{separator}a{n}: *b\n" for n in range(300)).encode(), "a.yaml")
-    assert [each.code for each in problems] == [Code.ALIAS] * 100 + [Code.TOO_MANY_PROBLEMS]
+    _, problems, more = parse("".join(f"{separator}a{n}: *b\n" for n in range(300)).encode(), "a.yaml")
+    assert [(each.code, each.line) for each in problems] == [
+        (Code.ALIAS, number * (1 + bool(separator))) for number in range(1, 102)
+    ]
+    assert more == 300 - 101
 
 
 def test_the_first_problems_of_too_many_are_sorted() -> None:
@@ -292,7 +295,7 @@ def test_the_first_problems_of_too_many_are_sorted() -> None:
 
 
 def test_a_message_does_not_repeat_a_long_key() -> None:
-    _, [problem] = parse(f"? {'a' * 5000}\n: b\n".encode() * 2, "a.yaml")
+    _, [problem], _ = parse(f"? {'a' * 5000}\n: b\n".encode() * 2, "a.yaml")
     assert len(problem.message) < 200
 
 
@@ -366,7 +369,7 @@ def test_places(
     key: tuple[int, int],
 ) -> None:
     data = (before + SERVER).replace("\n", newline).encode()
-    assert index in [each.index for each in parse(data, "a.yaml")[0]]
+    assert index in [each.index for each in parse(data, "a.yaml").documents]
     assert locate(data, index, path) == Place(value[0] + lines, value[1])
     assert locate(data, index, path, key=True) == Place(key[0] + lines, key[1])
 
@@ -480,11 +483,11 @@ def begins(text: str, value: Value) -> bool:
 def test_each_place_is_where_the_text_of_its_value_begins(case: tuple[dict[str, Value], str], marked: bool) -> None:
     text = "\ufeff" * marked + "x: y\n---\n" + case[1]
     lines = text.removeprefix("\ufeff").split("\n")
-    document = parse(text.encode(), "a.yaml")[0][1]
+    document = parse(text.encode(), "a.yaml").documents[1]
     for path, value in inside(document.value):
         line, column = locate(text.encode(), 1, path)
         assert begins(lines[line - 1][column - 1 :], value), (path, value)
-    assert document.place == locate(text.encode(), 1, ())
+        assert locate(text.encode(), 1, ()) <= locate(text.encode(), 1, path, key=True) <= (line, column)
 
 
 @given(st.lists(written(), min_size=1, max_size=2), st.data())
@@ -495,7 +498,7 @@ def test_a_faulty_document_hides_no_other(cases: list[tuple[dict[str, Value], st
     at = data.draw(st.integers(0, len(cases)))
     texts = [text for _, text in cases]
     texts.insert(at, f"{faulty}\n")
-    documents, problems = parse("".join(f"---\n{text}" for text in texts).encode(), "a.yaml")
+    documents, problems, _ = parse("".join(f"---\n{text}" for text in texts).encode(), "a.yaml")
     assert [each.value for each in documents] == [value for value, _ in cases]
     assert [each.index for each in documents] == [index for index in range(len(texts)) if index != at]
     line = sum(text.count("\n") + 1 for text in texts[:at]) + 2
@@ -545,12 +548,12 @@ likely = st.lists(st.sampled_from(pieces), max_size=40).map("".join)
 
 @given(st.binary() | (st.text(characters) | likely).map(str.encode))
 def test_any_bytes_give_documents_or_problems(data: bytes) -> None:
-    documents, problems = parse(data, "a.yaml")
+    documents, problems, _ = parse(data, "a.yaml")
     assert list(problems) == sorted(set(problems))
     lines = data.count(b"\n") + 1
     assert all(1 <= each.line <= lines and each.column >= 1 for each in problems)
     for each in documents:
-        assert locate(data, each.index, ()) == each.place
+        assert (1, 1) <= locate(data, each.index, ()) < (lines + 1, 1)
         assert len(list(inside(each.value))) > 0
 
 
@@ -563,7 +566,7 @@ with open(sys.argv[1], "rb") as file:
 limit = len(data) + 256 * 1024 * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 began = time.process_time()
-_, problems = parse(data, "a.yaml")
+_, problems, _ = parse(data, "a.yaml")
 took = time.process_time() - began
 assert took < 5, took
 print(*sorted({each.code for each in problems}))
@@ -576,7 +579,7 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{('*' + a + ', ') * 8}]\n" for a,
     [
         pytest.param(b"a: b\n" * (20 * MIB), "FILE_TOO_LARGE", id="100 MiB"),
         pytest.param(b"a: b\n" * (3 * MIB), "DOCUMENT_TOO_LARGE", id="15 MiB in one document"),
-        pytest.param(b"a: b\n" * 200_000, "DUPLICATE_KEY TOO_MANY_PROBLEMS", id="one key 200,000 times"),
+        pytest.param(b"a: b\n" * 200_000, "DUPLICATE_KEY", id="one key 200,000 times"),
         pytest.param(b"".join(b"%d: b\n" % n for n in range(100_000)), "", id="100,000 keys"),
         pytest.param(b"a: [" + b"[]," * 340_000 + b"]", "", id="340,000 lists"),
         pytest.param(b"[" * 100_000, "TOO_DEEP", id="brackets"),
@@ -592,7 +595,7 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{('*' + a + ', ') * 8}]\n" for a,
         pytest.param(b"a: " + b"'" * 1_000_001, "NOT_YAML", id="quotes"),
         pytest.param(b"\0" * MIB, "CONTROL_CHARACTER", id="NUL bytes"),
         pytest.param(b"a: '" + b"\xed\xa0\x80" * 300_000, "NOT_UTF8", id="lone surrogates"),
-        pytest.param(b"\xff\n---\n" * 30_000, "NOT_UTF8 TOO_MANY_PROBLEMS", id="30,000 faulty documents"),
+        pytest.param(b"\xff\n---\n" * 30_000, "NOT_UTF8", id="30,000 faulty documents"),
         pytest.param(b"\n---" * 32_768, "", id="32,768 empty documents"),
         pytest.param(b"".join(b"%%TAG !%d! a\n" % n for n in range(60_000)), "DIRECTIVE", id="directives"),
         pytest.param(b"a:\n" + b"\t" * 1_000_000, "NOT_YAML", id="tabs"),

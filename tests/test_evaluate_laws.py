@@ -15,7 +15,7 @@ from gitboot.diff import compare
 from gitboot.errors import InvalidRepository
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import Difference, Evaluator
+from gitboot.evaluate.evaluator import CommitPair, Evaluator
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import assembled
 from gitboot.load import BlobId, Revision, Snapshot
@@ -174,18 +174,18 @@ EDITS: tuple[Edit, ...] = (
 # What both ways have to agree on
 
 
-def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> Difference | tuple[Problem, ...]:
+def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair | tuple[Problem, ...]:
     try:
         return evaluator.evaluate(revision, base)
     except InvalidRepository as error:
         return error.problems
 
 
-def by_itself(history: History, revision: Revision) -> Difference | tuple[Problem, ...]:
+def by_itself(history: History, revision: Revision) -> CommitPair | tuple[Problem, ...]:
     return evaluated(Evaluator(history.snapshot), revision, None)
 
 
-def commit_by_itself(found: Difference) -> Commit:
+def commit_by_itself(found: CommitPair) -> Commit:
     return commit_of(found.head.decided.repository, found.head.decided.decisions)
 
 
@@ -218,7 +218,7 @@ def test_a_commit_is_the_same_however_it_was_come_to(
     base_tree = tree_of(first)
     revision = history.commit(base_tree)
     found = evaluated(evaluator, revision, None)
-    assert isinstance(found, Difference)
+    assert isinstance(found, CommitPair)
     base = assembled(None, revision, map(_sent, told(found))).commit
     base_cold = by_itself(history, revision)
     for other in others * 2:
@@ -227,10 +227,10 @@ def test_a_commit_is_the_same_however_it_was_come_to(
             tree = draw.choice(EDITS)(tree, other, draw)
         revision = history.commit(tree)
         found, cold = evaluated(evaluator, revision, base.revision), by_itself(history, revision)
-        if not isinstance(found, Difference) or not isinstance(cold, Difference):
+        if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
             assert found == cold
             continue
-        assert isinstance(base_cold, Difference)
+        assert isinstance(base_cold, CommitPair)
         new = assembled(base, revision, map(_sent, told(found))).commit
         assert in_full(new) == in_full(commit_by_itself(cold))
         assert found.head.decided.repository.origins == cold.head.decided.repository.origins

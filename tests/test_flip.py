@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 
 from gitboot.instance.reconcile import Reconciler
+from gitboot.render.state import Turn, parse, state_path, turn_of
 from gitboot.serve.app import Endpoint
-from gitboot.serve.server import Server
+from gitboot.serve.server import Server, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.inprocess import in_process
@@ -50,6 +51,14 @@ class Clock:
 
 
 @contextmanager
+def served(folder: Path, clock: Clock) -> Iterator[str]:
+    """The base URL of an endpoint over what an instance publishes."""
+    output, listening = folder / "output", listen_at("127.0.0.1:0")
+    with Server(Endpoint(output, PublishedTree(output, clock), clock), listening):
+        yield url_of("127.0.0.1:0", listening)
+
+
+@contextmanager
 def reconciler(folder: Path) -> Iterator[Reconciler]:
     repository = Repository.create(folder / "git")
     repository.push({"fleet.yaml": "---\n".join(DOCUMENTS), "t.j2": TEMPLATE})
@@ -82,8 +91,7 @@ def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: 
     clock, order, asked = Clock(START - timedelta(days=2)), random.Random(7), 0
     with reconciler(tmp_path) as instance:
         instance.reconcile(clock.now)
-        endpoint = Endpoint(answers=lambda: instance.answers, status=lambda: instance.status, clock=clock)
-        with Server(endpoint, "127.0.0.1:0") as running, httpx.Client(base_url=running.url) as client:
+        with served(tmp_path, clock) as url, httpx.Client(base_url=url) as client:
             for _ in range(40):
                 for now in instants():
                     clock.now = now
@@ -99,10 +107,7 @@ def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> 
     with reconciler(tmp_path) as instance:
         instance.reconcile(START - timedelta(hours=1))
     clock = Clock(START - timedelta(hours=1))
-    tree = PublishedTree(tmp_path / "output", clock)
-    tree.refresh()
-    endpoint = Endpoint(answers=lambda: tree.answers, status=lambda: tree.status, clock=clock)
-    with Server(endpoint, "127.0.0.1:0") as running, httpx.Client(base_url=running.url) as client:
+    with served(tmp_path, clock) as url, httpx.Client(base_url=url) as client:
         for now in (clock.now, START - timedelta(microseconds=1), START, END - timedelta(seconds=1), END):
             clock.now = now
             entries = {path: client.get(path).text for path in LOOKUPS[:4]}
@@ -110,24 +115,29 @@ def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> 
             assert found == expected(now)
 
 
+def states(folder: Path) -> dict[str, tuple[Turn, ...]]:
+    """The versions of all paths, as they are published."""
+    return dict(parse((folder / "output" / state_path("web01")).read_bytes()).paths)
+
+
 def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None:
     with reconciler(tmp_path) as instance:
         instance.reconcile(START - timedelta(hours=1))
-        before = instance.answers
-        assert before is not None
-        assert {turn.at for turns in before.turns.values() for turn in turns} == {START, END}
-        for turn in (turn for turns in before.turns.values() for turn in turns):
-            assert turn.file is None or turn.file in before.files.values()
+        state = parse((tmp_path / "output" / state_path("web01")).read_bytes())
+        versions = [version for each in state.paths.values() for version in each]
+        assert {version.since for version in versions} == {None, START, END}
+        held = {*state.contents, *(each.sha256 for each in state.files.values())}
+        assert {version.content for version in versions} <= {None, *held}
+        assert all((tmp_path / "output" / path).is_file() for path in state.files)
 
 
 def test_planning_at_the_transition_gives_what_was_announced(tmp_path: Path) -> None:
     with reconciler(tmp_path) as instance:
         instance.reconcile(START - timedelta(hours=1))
-        before = instance.answers
+        before = states(tmp_path)
         instance.reconcile(START)
-        after = instance.answers
-        assert before is not None
-        assert after is not None
-        for path in {*before.files, *after.files}:
-            if path.startswith("boot/") and not path.startswith("boot/o/"):
-                assert before.at(path, START) == after.at(path, START), path
+        after = states(tmp_path)
+    for path in {*before, *after}:
+        announced, now = (turn_of(found.get(path, ()), START)[0] for found in (before, after))
+        assert (announced and announced.content) == (now and now.content), path
+        assert (announced and announced.digest) == (now and now.digest), path

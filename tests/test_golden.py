@@ -17,7 +17,7 @@ import pytest
 
 from gitboot.load import load
 from gitboot.plan import Record
-from gitboot.render import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve import Decisions, decide, plan
 from gitboot.source import open_snapshot
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import LedgerError
-from gitboot.instance.knowledge import Draft, Initial
+from gitboot.instance.knowledge import Initial, Learning
 from gitboot.instance.provisioning import note_consumed
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction
@@ -668,10 +668,10 @@ def test_the_waiting_begins_once(bench: Bench) -> None:
     bench.decide(*fleet_of())
     bench.plan()
     uuid = bench.decisions.servers["web01"].uuid
-    draft = Draft(bench.knowledge)
+    learning = Learning(bench.knowledge)
     for minutes in (0, 10):
-        note_consumed(draft, uuid, "web01", "provision/1", NOON + timedelta(minutes=minutes))
-    record = draft.record(uuid)
+        note_consumed(learning, uuid, "web01", "provision/1", NOON + timedelta(minutes=minutes))
+    record = learning.record(uuid)
     assert record is not None and record.consumed_at == NOON
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
-from gitboot.instance.build import Outside, WholeTree, assembled
+from gitboot.instance.build import Outside, assembled
 from gitboot.instance.publishing import Target
 from gitboot.instance.settings import GitSettings, Settings
 from gitboot.instance.standing import Fetched
@@ -24,6 +24,8 @@ from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File, Files
+from gitboot.serve.answers import Answers
+from gitboot.serve.tree import PublishedTree
 from gitboot.source import Reader, Remote, Source
 from gitboot.status import Event
 from tests.doubles import UNGUARDED, Unsynced
@@ -104,7 +106,7 @@ class Instance:
         self.directory = self._opened.enter_context(
             Directory.open(self.output, ledger=facts.read(self.ledger).identity)
         )
-        self.target = Brittle(WholeTree(self.directory))
+        self.target = Brittle(self.directory)
         settings = Settings(
             output=self.output,
             state=self.state,
@@ -144,10 +146,9 @@ class Instance:
         return dict(self.reconciler.standing.plans.servers)
 
     def boots(self, now: datetime, path: str = ENTRY) -> str:
-        """The image that the endpoint has web01 boot."""
-        assert self.reconciler.answers is not None
-        file = self.reconciler.answers.at(f"boot/{path}", now)
-        return "nothing" if file is None else images_in(file.content.decode())
+        """The image that an endpoint over the tree has web01 boot."""
+        answer = Answers(PublishedTree(self.output, lambda: now)).find(f"/{path}", lambda: None, now)
+        return "nothing" if answer is None else images_in(bytes(answer.reply.body).decode())
 
     @property
     def published(self) -> str:
@@ -211,13 +212,12 @@ def test_each_pass_plans_for_its_instant(instance: Instance, now: datetime, expe
 def test_a_pass_in_which_nothing_happened_does_nothing(instance: Instance) -> None:
     for _ in range(2):
         instance.reconcile(BEFORE)
-    answers, events = instance.reconciler.answers, len(instance.events)
+    events = len(instance.events)
     writes, calls = instance.ledger.written, instance.target.calls
     tree = {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")}
     instance.reader.paths.clear()
     for minute in range(1, 4):
         assert instance.reconcile(BEFORE.replace(minute=minute)) == at("20T22:00")
-    assert instance.reconciler.answers is answers
     assert len(instance.events) == events
     assert (instance.ledger.written, instance.target.calls) == (writes, calls)
     assert {path: path.stat().st_mtime_ns for path in instance.output.rglob("*")} == tree
@@ -266,14 +266,14 @@ def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repos
 
 def test_a_bad_commit_changes_nothing_and_names_its_problems_once(repository: Repository, instance: Instance) -> None:
     instance.reconcile(BEFORE)
-    good, answers = instance.reconciler.status.applied, instance.reconciler.answers
+    good, calls = instance.reconciler.status.applied, instance.target.calls
     bad = repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
     for _ in range(2):
         instance.reconcile(BEFORE)
     status = instance.reconciler.status
     assert (status.attempted, status.applied) == (bad, good)
     assert [problem.code for problem in status.problems] == ["GB2011"]
-    assert instance.reconciler.answers is answers
+    assert instance.target.calls == calls
     assert instance.condition("CommitAccepted") == (False, "Invalid")
     assert instance.told("Refused") == ["Refused"]
     assert instance.reconcile(OPEN) == at("21T04:00")  # and windows go on
@@ -290,7 +290,7 @@ def test_a_fleet_that_never_was_valid_is_answered_by_nothing_until_it_is(
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE)
         status = instance.reconciler.status
-        assert (instance.reconciler.answers, status.applied, status.ready) == (None, None, False)
+        assert (status.planned_at, status.applied, status.ready) == (None, None, False)
         assert status.problems
         repository.push({"00.yaml": SEED[0]})
         instance.reconcile(BEFORE)
@@ -329,7 +329,7 @@ def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
         for _ in range(3):
             instance.reconcile(BEFORE)
         assert instance.told() == ["Refused", "Refused"]  # the accepted one, and the one after it
-        assert instance.reconciler.answers is None
+        assert instance.reconciler.status.planned_at is None
 
 
 # Git is gone
@@ -510,7 +510,8 @@ def test_an_accepted_commit_that_is_nowhere_any_more_stops_new_ones_until_a_pers
     with Instance(tmp_path) as instance:
         for _ in range(2):
             instance.reconcile(BEFORE)
-        assert (instance.reconciler.answers, instance.condition("SourceReady")) == (None, (False, "CorruptClone"))
+        assert instance.reconciler.status.planned_at is None
+        assert instance.condition("SourceReady") == (False, "CorruptClone")
         (message,) = [each.message for each in instance.reconciler.status.conditions if each.type == "SourceReady"]
         assert "--allow-rewind" in message
     with Instance(tmp_path, allow_rewind=True) as instance:
@@ -557,7 +558,7 @@ def test_a_commit_that_could_not_be_published_is_accepted_and_not_yet_applied(
     instance.reconcile(BEFORE)
     status = instance.reconciler.status
     assert (status.attempted, status.applied, status.condition("CommitAccepted")) == (second, first, True)
-    assert instance.boots(BEFORE) == "memtest-7"
+    assert instance.boots(BEFORE) == "flatcar-1", "what stands published is answered"
     instance.target.full = False
     instance.reconcile(BEFORE)
     assert (instance.reconciler.status.applied, instance.published) == (second, "memtest-7")
@@ -676,7 +677,7 @@ def test_what_is_in_the_way_of_an_entry_is_a_failed_publication(repository: Repo
     (instance.output / "boot" / "v1" / "boot").write_text("a file where a folder has to be")
     instance.reconcile(BEFORE)
     assert instance.condition("Published")[0] is False
-    assert instance.boots(BEFORE) == "flatcar-1"
+    assert instance.boots(BEFORE) == "nothing"
     (instance.output / "boot" / "v1" / "boot").unlink()
     instance.reconcile(BEFORE)
     assert instance.published == "flatcar-1" and kept(instance)

@@ -165,7 +165,7 @@ def test_an_instance_that_is_killed_around_a_patch_arms_no_key_twice(
                 with suppress(ProcessLookupError):  # it has ended by itself
                     os.kill(victim.pid, signal.SIGKILL)
             status = children.ended()
-            while bmc._open:  # what it sent last is still carried out
+            while bmc.is_busy:  # what it sent last is still carried out
                 time.sleep(0.001)
             assert status in (0, -signal.SIGKILL), (tmp_path / "failure").read_text()
             return status

@@ -32,9 +32,9 @@ from gitboot.bmc.override import (
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows
+from gitboot.ledger.entries import Approval, Pending, Suspension
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import VERSION, Store
-from gitboot.ledger.values import Approval, Pending, Suspension
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation

@@ -12,8 +12,8 @@ import pytest
 
 from gitboot.bmc.override import State
 from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests
+from gitboot.ledger.entries import Suspension
 from gitboot.ledger.opening import open_ledger
-from gitboot.ledger.values import Suspension
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Phase
 from tests.bench import Bench

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from gitboot.document import Path
 from gitboot.errors import InvalidRepository
-from gitboot.load import KINDS, BlobId, Id, Irregular, ParseCache, Snapshot, load, parse_blob, references
+from gitboot.load import KINDS, BlobId, Id, Irregular, Oversized, ParseCache, Snapshot, load, parse_blob, references
 from gitboot.model.scalars import parse_file_path, parse_name
 from gitboot.problems.problem import Problem
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.linear import AT_MOST, TIMES, growth
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
@@ -121,6 +122,18 @@ def test_a_gitbootignore_of_more_than_64_kib_is_told_and_leaves_out_nothing() ->
 
 
 # What a file says
+
+
+def test_what_is_too_large_to_be_read_is_told_where_it_is_and_where_it_is_named() -> None:
+    named = profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: huge.ign}")
+    given = snapshot(*SEED[:4], named, *SEED[5:], files={"huge.ign": "", "huge.yaml": "# huge"})
+
+    def read(blob: BlobId) -> bytes:
+        if blob in (given.blobs["huge.ign"], given.blobs["huge.yaml"]):
+            raise Oversized(2**30)
+        return given.read(blob)
+
+    assert told(replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
 
 
 def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:
@@ -419,6 +432,67 @@ def test_a_file_is_read_once_however_many_problems_it_has() -> None:
     given = snapshot(*SEED, files={"all.yaml": "---\n".join(servers)})
     assert len(told(_counting(given, reads))) == len(servers)
     assert reads.count(given.blobs["all.yaml"]) == 1
+
+
+# Many problems
+
+
+def many(count: int, text: Callable[[int], str]) -> str:
+    return "".join(map(text, range(count)))
+
+
+def with_macs(name: str, count: int) -> str:
+    interfaces = many(count, lambda n: f"{{mac: 02-00-00-00-{n >> 8:02x}-{n & 255:02x}}}, ")
+    return server(name).replace("interfaces: [", f"interfaces: [{interfaces}")
+
+
+TOO_MANY: dict[str, Callable[[int], str]] = {
+    "fields that there are not": lambda count: server("web02") + many(count, lambda n: f"f{n}: x\n"),
+    "labels": lambda count: server("web02", many(count, lambda n: f"l{n}: '-', ")),
+    "one key": lambda count: server("web02") + "kind: Server\n" * count,
+    "aliases": lambda count: many(count, lambda n: f"a{n}: *a\n"),
+    "faulty documents": lambda count: "- a\n---\n" * count,
+    "documents of no kind": lambda count: "kind: Other\n---\n" * count,
+    "documents of one name": lambda count: (
+        (policy("b", "{matchLabels: {role: b}}", "priority: 9") + "---\n") * (count + 1)
+    ),
+    "names of nothing": lambda count: many(count, lambda n: server(f"b{n}", "", f"policy: b{n}") + "---\n"),
+    "addresses of another": lambda count: with_macs("web02", count) + "---\n" + with_macs("web03", count),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MANY)
+def test_a_hundred_problems_of_a_file_are_told_and_how_many_more(case: str) -> None:
+    found = problems(snapshot(*SEED, files={"x.yaml": TOO_MANY[case](250)}))
+    assert {each.path for each in found} == {"x.yaml"}
+    assert [each.code for each in found].index("GB1015") == len(found) - 1 == 100
+    assert found[-1].message == "150 more problems from here on are not shown"
+
+
+def test_problems_of_every_kind_in_one_file_are_counted_together() -> None:
+    texts = [text(70) for case, text in TOO_MANY.items() if case != "names of nothing"]  # a lost document may have it
+    found = problems(snapshot(*SEED, files={"x.yaml": "\n---\n".join(texts)}))
+    assert len(found) == 101
+    assert found[-1].message == f"{70 * len(texts) - 100} more problems from here on are not shown"
+
+
+def test_lines_of_gitbootignore_that_are_no_patterns_are_counted_too() -> None:
+    found = problems(snapshot(*SEED, files={".gitbootignore": "[\n" * 250}))
+    assert [each.line for each in found] == list(range(1, 102))
+    assert found[-1].message == "150 more problems from here on are not shown"
+
+
+@pytest.mark.parametrize("case", TOO_MANY)
+def test_problems_of_a_file_take_as_long_as_there_are_many(case: str) -> None:
+    fleets = {size: snapshot(*SEED, files={"x.yaml": TOO_MANY[case](size)}) for size in (200, 200 * TIMES)}
+    assert growth(lambda size: problems(fleets[size]), 200) < AT_MOST
+
+
+def test_names_that_lead_nowhere_are_compared_with_others_only_so_often() -> None:
+    policies = many(1000, lambda n: policy(f"policy-{n:04}", "{matchLabels: {role: b}}", "priority: 9") + "---\n")
+    servers = many(90, lambda n: server(f"b{n}", "", f"policy: polici-{n:04}") + "---\n")
+    hints = [each.hint for each in problems(snapshot(*SEED, files={"p.yaml": policies, "s.yaml": servers}))]
+    assert [hint.startswith("did you mean") for hint in hints] == [True] * 50 + [False] * 40
 
 
 # Any document

@@ -212,6 +212,14 @@ def test_any_other_value_is_refused_with_a_code(parse: Callable[[object], Any], 
     assert (refused.value.message + refused.value.hint).isprintable()
 
 
+@pytest.mark.parametrize("found", ["2026-11-20T22:00:00.5Z", "2026-11-20t22:00:00,123456+01:00"])
+def test_a_fraction_of_a_second_is_what_an_instant_has_too_much(found: str) -> None:
+    with pytest.raises(Malformed) as refused:
+        parse_instant(found)
+    assert refused.value.message == f'expected an instant to the second, found "{found}"'
+    assert refused.value.hint == "leave out the fraction of a second"
+
+
 PARSERS = sorted({row[0] for row in UNCHANGED} | {row[0] for row in REFUSED}, key=lambda parse: parse.__name__)
 
 

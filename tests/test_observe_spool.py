@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import multiprocessing
+import os
 import resource
-import time
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +15,50 @@ import pytest
 
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import append, forget, take, write
+from gitboot.observe.spool import Spool, SpoolFile, forget, line_of, take
+
+AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
 
 
-def observation(number: int = 0) -> Observation:
+def observation(number: int = 0, *, at: datetime = AT) -> Observation:
     return Observation(
         server=f"web{number:04}",
         path="boot/v1/boot/52-54-00-00-00-01/boot.ipxe",
         digest=Digest("a" * 64),
         client="10.12.0.13",
-        at=datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC),
+        at=at + timedelta(seconds=number),
     )
 
 
-def test_what_is_written_is_taken_once(tmp_path: Path) -> None:
-    for number in range(3):
-        write(tmp_path, observation(number))
-    assert take(tmp_path) == [observation(number) for number in range(3)]
-    forget(tmp_path)
-    assert take(tmp_path) == []
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[SpoolFile]:
+    file = SpoolFile(tmp_path)
+    yield file
+    file.close()
 
 
-def test_what_a_mirror_saw_has_a_date_for_a_digest(tmp_path: Path) -> None:
+def write(file: SpoolFile, *numbers: int) -> None:
+    for number in numbers:
+        file.append(line_of(observation(number)))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_written_is_taken_once(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 0, 1, 2)
+    first = take(tmp_path, {})
+    assert first.observations == [observation(number) for number in range(3)]
+    assert take(tmp_path, first.offsets).observations == []
+    write(written, 3)
+    assert take(tmp_path, first.offsets).observations == [observation(3)]
+
+
+def test_what_a_mirror_saw_has_a_date_for_a_digest(tmp_path: Path, written: SpoolFile) -> None:
     seen = replace(observation(), server="", digest=None, modified=1795212000)
-    append(tmp_path, seen, durably=True)
-    assert take(tmp_path) == [seen]
+    written.append(line_of(seen))
+    assert take(tmp_path, {}).observations == [seen]
 
 
 @pytest.mark.parametrize("version", [{}, {"digest": "a" * 64, "modified": 1795212000}])
@@ -48,55 +67,96 @@ def test_an_observation_is_of_one_version(version: dict[str, Any]) -> None:
         replace(observation(), **{"digest": None, "modified": None, **version})
 
 
-def test_what_was_taken_and_not_forgotten_is_taken_again(tmp_path: Path) -> None:
-    write(tmp_path, observation(1))
-    assert take(tmp_path) == [observation(1)]
-    write(tmp_path, observation(2))
-    assert take(tmp_path) == [observation(1)], "after a crash"
-    forget(tmp_path)
-    assert take(tmp_path) == [observation(2)]
+def test_what_was_taken_and_not_noted_is_taken_again(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    assert take(tmp_path, {}).observations == take(tmp_path, {}).observations == [observation(1)]
 
 
-def test_an_empty_spool_holds_nothing(tmp_path: Path) -> None:
-    assert take(tmp_path) == []
-    forget(tmp_path)
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    assert take(tmp_path / "missing", {}) == ([], {}, 0)
+    forget(tmp_path / "missing", {})
 
 
-def test_a_file_that_is_taken_away_between_opening_and_locking_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, observation(1))
+def test_what_several_wrote_comes_by_its_instants(tmp_path: Path) -> None:
+    files = [SpoolFile(tmp_path) for _ in range(3)]
+    for number in (5, 1, 4, 0, 3, 2):
+        write(files[number % 3], number)
+    assert take(tmp_path, {}).observations == [observation(number) for number in range(6)]
+
+
+# Forgetting
+
+
+def test_what_is_still_written_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    taken = take(tmp_path, {})
+    forget(tmp_path, taken.offsets)
+    assert len(names(tmp_path)) == 1
+    write(written, 2)
+    assert take(tmp_path, taken.offsets).observations == [observation(2)]
+
+
+def test_what_is_wholly_taken_and_left_by_its_writer_is_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    written.close()
+    taken = take(tmp_path, {})
+    forget(tmp_path, {})
+    assert len(names(tmp_path)) == 1, "nobody said that it was taken"
+    forget(tmp_path, taken.offsets)
+    assert names(tmp_path) == []
+    assert take(tmp_path, taken.offsets).offsets == {}
+
+
+def test_what_was_added_since_it_was_taken_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    taken = take(tmp_path, {})
+    write(written, 2)
+    written.close()
+    forget(tmp_path, taken.offsets)
+    again = take(tmp_path, taken.offsets)
+    assert again.observations == [observation(2)]
+    forget(tmp_path, again.offsets)
+    assert names(tmp_path) == []
+
+
+def test_half_a_line_of_a_writer_that_was_killed_is_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    written.close()
+    (path,) = tmp_path.iterdir()
+    with path.open("ab") as file:
+        file.write(line_of(observation(2))[:-9])
+    taken = take(tmp_path, {})
+    assert taken.observations == [observation(1)]
+    forget(tmp_path, taken.offsets)
+    assert names(tmp_path) == []
+
+
+def test_a_file_is_locked_before_it_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = fcntl.flock
 
-    def take_first(file: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", lock)
-        assert take(tmp_path) == [observation(1)]
-        forget(tmp_path)
+    def forget_first(file: int, operation: int) -> None:
+        assert not list(tmp_path.glob("*.jsonl"))
         lock(file, operation)
 
-    monkeypatch.setattr(fcntl, "flock", take_first)
-    write(tmp_path, observation(2))
-    assert take(tmp_path) == [observation(2)]
+    monkeypatch.setattr(fcntl, "flock", forget_first)
+    write(SpoolFile(tmp_path), 1)
 
 
-def test_taking_waits_for_who_writes(tmp_path: Path) -> None:
-    write(tmp_path, observation(1))
-    path = tmp_path / "observations.jsonl"
-    line = path.read_bytes()
-    with ThreadPoolExecutor() as pool, path.open("ab", buffering=0) as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
-        taking = pool.submit(take, tmp_path)
-        while path.exists():
-            time.sleep(0.001)
-        assert not taking.done()
-        writer.write(line)
-        fcntl.flock(writer, fcntl.LOCK_UN)
-        assert taking.result() == [observation(1)] * 2
+def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path, most_bytes=500)
+    write(file, *range(9))
+    assert len(names(tmp_path)) > 2
+    taken = take(tmp_path, {})
+    assert taken.observations == [observation(number) for number in range(9)]
+    forget(tmp_path, taken.offsets)
+    assert len(names(tmp_path)) == 1, "the one that is written"
 
 
 def write_many(spool: Path, first: int, count: int) -> None:
-    for number in range(first, first + count):
-        write(spool, observation(number))
+    spooled = Spool(spool, most_bytes=5000)
+    for future in [spooled.record(observation(number)) for number in range(first, first + count)]:
+        future.result(timeout=30)
+    spooled.close()
 
 
 def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
@@ -105,12 +165,17 @@ def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     taken: list[Observation] = []
-    while any(writer.is_alive() for writer in writers):
-        taken += take(tmp_path)
-        forget(tmp_path)
-    taken += take(tmp_path)
+    offsets: dict[str, int] = {}
+    while True:
+        ended = not any(writer.is_alive() for writer in writers)
+        found = take(tmp_path, offsets)
+        taken, offsets = taken + found.observations, found.offsets
+        forget(tmp_path, offsets)
+        if ended:
+            break
     servers = [each.server for each in taken]
     assert len(servers) == len(set(servers)) == 900
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -120,46 +185,113 @@ def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
         b"{",
         b"null",
         b"\xff\xfe",
+        b"[" * 100_000,
         b'{"at": "2026-11-20T22:00:00Z"}',
         b'{"at": "2026-11-20T22:00:00Z", "client": "", "path": "", "server": ""}',
         b'{"at": "2026-11-20T22:00:00Z", "client": "", "path": "", "server": "", "modified": "1"}',
         b'{"at": "soon", "client": "", "digest": "", "path": "", "server": ""}',
     ],
+    ids=lambda stray: stray[:20].decode(errors="replace") or "nothing",
 )
-def test_a_stray_line_spoils_no_other(tmp_path: Path, stray: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, observation(1))
-    with (tmp_path / "observations.jsonl").open("ab") as file:
+def test_a_stray_line_spoils_no_other(tmp_path: Path, written: SpoolFile, stray: bytes) -> None:
+    write(written, 1)
+    (path,) = tmp_path.iterdir()
+    with path.open("ab") as file:
         file.write(stray + b"\n")
-    write(tmp_path, observation(2))
-    assert take(tmp_path) == [observation(1), observation(2)]
-    assert "1 of 3 lines" in caplog.text
+    write(written, 2)
+    taken = take(tmp_path, {})
+    assert (taken.observations, taken.strays) == ([observation(1), observation(2)], 1)
 
 
-def test_a_full_disk_costs_an_observation_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, observation(1))
-    size = (tmp_path / "observations.jsonl").stat().st_size
-    write_beyond(tmp_path, size + 10)
-    assert (tmp_path / "observations.jsonl").stat().st_size == size
-    write(tmp_path, observation(3))
-    assert take(tmp_path) == [observation(1), observation(3)]
-    assert not caplog.records
+# What cannot be written
 
 
-def write_beyond(spool: Path, most_bytes: int) -> None:
-    """Write from a process whose files may not grow beyond that size."""
+def test_a_full_disk_costs_an_observation_and_no_more(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    writer = context.Process(target=_write_limited, args=(spool, most_bytes))
+    writer = context.Process(target=write_limited, args=(tmp_path,))
     writer.start()
     writer.join()
     assert writer.exitcode == 0
+    assert take(tmp_path, {}).observations == [observation(1), observation(3)]
 
 
-def _write_limited(spool: Path, most_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
-    write(spool, observation(2))
+def write_limited(spool: Path) -> None:
+    file = SpoolFile(spool)
+    write(file, 1)
+    size = len(line_of(observation(1)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    with pytest.raises(OSError, match="part"):
+        write(file, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    write(file, 3)
 
 
-def test_a_folder_that_is_not_there_is_an_error_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path / "missing", observation())
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert "web0000" in caplog.text
+def test_after_a_failed_sync_a_file_is_trusted_no_more(
+    tmp_path: Path, written: SpoolFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(written, 1)
+
+    def fail(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            write(written, 2)
+    write(written, 3)
+    assert len(names(tmp_path)) == 2
+    assert take(tmp_path, {}).observations == [observation(1), observation(3)]
+
+
+def test_a_folder_that_is_gone_fails_each_observation(tmp_path: Path) -> None:
+    spooled = Spool(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        spooled.record(observation()).result(timeout=10)
+    spooled.close()
+
+
+# Many at once, and too late
+
+
+def test_what_waits_is_written_with_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, syncs, sync = threading.Event(), [0], os.fdatasync
+
+    def slowly(fd: int) -> None:
+        syncs[0] += 1
+        gate.wait(10)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slowly)
+    spooled = Spool(tmp_path)
+    futures = [spooled.record(observation(number)) for number in range(500)]
+    assert not any(future.done() for future in futures), "nothing is told before it stands"
+    gate.set()
+    for future in futures:
+        future.result(timeout=10)
+    spooled.close()
+    assert syncs[0] <= 3
+    assert len(take(tmp_path, {}).observations) == 500
+
+
+def test_who_could_not_wait_is_not_written_or_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, begun, sync = threading.Event(), threading.Event(), os.fdatasync
+
+    def slowly(fd: int) -> None:
+        begun.set()
+        gate.wait(10)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slowly)
+    spooled = Spool(tmp_path)
+    under_way = spooled.record(observation(1))
+    begun.wait(10)
+    waiting, last = spooled.record(observation(2)), spooled.record(observation(3))
+    assert under_way.cancel()
+    assert waiting.cancel()
+    gate.set()
+    last.result(timeout=10)
+    spooled.close()
+    assert take(tmp_path, {}).observations == [observation(3)]
+    (path,) = tmp_path.glob("*.jsonl")
+    assert b"web0002" not in path.read_bytes()

@@ -24,9 +24,12 @@ from gitboot.publish import disk as disk_module
 from gitboot.publish.changes import GRACE
 from gitboot.publish.directory import Directory, Published, would_change
 from gitboot.publish.disk import Disk
-from gitboot.publish.manifest import Listed, Stamp, listing, render_shard, shard_of
+from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
 from gitboot.publish.tree import LOCK, Difference, read_manifest, verify
-from gitboot.render.tree import ContentType, File, Files
+from gitboot.render.paths import ContentType
+from gitboot.render.state import Listed, state_path
+from gitboot.render.tree import File, Files
+from tests.trees import owner, publish_files, server_files, split, whole
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -48,6 +51,8 @@ def tree(version: int = 1, servers: int = 3) -> dict[str, File]:
 
 
 ENTRY = "boot/v1/boot/52-54-00-00-00-00/boot.ipxe"
+OWNER = str(owner(ENTRY))
+STATE = state_path(OWNER)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +71,7 @@ def root(tmp_path: Path) -> Path:
 
 def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffee", ledger: str = "ours") -> Published:
     with Directory.open(root, ledger=ledger) as directory:
-        return directory.publish(files, commit=commit, at=at)
+        return publish_files(directory, files, commit=commit, at=at)
 
 
 def on_disk(root: Path) -> dict[str, bytes]:
@@ -74,7 +79,7 @@ def on_disk(root: Path) -> dict[str, bytes]:
     return {
         path: content
         for path, content in everything(root).items()
-        if not re.match(r"ops/(manifest\b|\.gitboot/)", path)
+        if not re.match(r"ops/(manifest\b|servers/|index/|\.gitboot/)", path)
     }
 
 
@@ -113,33 +118,62 @@ def test_the_manifest_lists_them(root: Path) -> None:
     manifest = read_manifest(root)
     assert manifest is not None
     assert (manifest.stamp.commit, manifest.stamp.ledger) == ("c0ffee", "ours")
-    assert list(manifest.files) == sorted(tree())
-    assert manifest.files[ENTRY] == Listed(
-        sha256=tree()[ENTRY].sha256, size=len(tree()[ENTRY].content), content_type="text/plain; charset=utf-8"
-    )
+    assert list(manifest.files) == sorted(whole(tree()))
+    assert manifest.files[ENTRY] == Listed(tree()[ENTRY].sha256, len(tree()[ENTRY].content))
 
 
-def test_the_manifest_is_json_whose_head_has_the_digests_of_its_shards(root: Path) -> None:
+def test_the_manifest_is_json_from_whose_head_digests_lead_to_every_file(root: Path) -> None:
     publish(root, tree())
     head = json.loads((root / "ops/manifest.json").read_bytes())
-    assert sorted(head) == ["commit", "gitboot", "ledger", "shards", "version"]
-    shards = {path.stem: path.read_bytes() for path in (root / "ops/manifest").iterdir()}
-    assert head["shards"] == {name: sha256(data).hexdigest() for name, data in shards.items()}
-    listed = {path: (name, each) for name, data in shards.items() for path, each in json.loads(data).items()}
-    assert set(listed) == set(tree())
-    for path, (name, each) in listed.items():
-        file = tree()[path]
-        assert name == shard_of(path) == f"{sha256(path.encode()).digest()[0]:02x}"
-        assert each == {"sha256": file.sha256, "size": len(file.content), "contentType": file.content_type}
+    assert sorted(head) == ["commit", "gitboot", "ledger", "nodes", "shared", "version"]
+    servers, shared = split(tree())
+    listed: dict[str, str] = {}
+    for node, node_digest in head["nodes"].items():
+        leaves = read_digests(root / node_path(node), node_digest)
+        for leaf, leaf_digest in leaves.items():
+            found = read_digests(root / leaf_path(node, leaf), leaf_digest)
+            assert {place_of(name) for name in found} == {(node, leaf)}
+            listed |= found
+    assert listed == {name: files[state_path(name)].sha256 for name, files in servers.items()}
+    data = (root / "ops/manifest/shared.json").read_bytes()
+    assert sha256(data).hexdigest() == head["shared"]
+    assert json.loads(data) == {
+        path: {"sha256": file.sha256, "size": len(file.content)} for path, file in shared.items()
+    }
 
 
-@pytest.mark.parametrize("path", ['boot/o/x/a "quoted" \\ name', "boot/o/x/ümlaut", 'boot/o/x/a:{"contentType":'])
-def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str) -> None:
-    publish(root, {path: File(b"x", 'text/"odd"')})
-    assert publish(root, {path: File(b"x", 'text/"odd"')}).written == ()
+def read_digests(path: Path, expected: str) -> dict[str, str]:
+    data = path.read_bytes()
+    assert sha256(data).hexdigest() == expected
+    found: dict[str, str] = json.loads(data)
+    return found
+
+
+def test_the_index_has_who_is_meant_by_what(root: Path) -> None:
+    publish(root, tree())
+    named = {
+        identity: names
+        for path in (root / "ops/index").iterdir()
+        for identity, names in json.loads(path.read_bytes()).items()
+    }
+    assert named == {
+        f"mac/52-54-00-00-00-0{server}": [owner(f"boot/v1/boot/52-54-00-00-00-0{server}/boot.ipxe")]
+        for server in range(3)
+    }
+
+
+@pytest.mark.parametrize("path", ['boot/o/x/a "quoted" \\ name', "boot/o/x/ümlaut", 'boot/o/x/a:{"sha256":'])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str, is_shared: bool) -> None:
+    files = {path: File(b"x")}
+    servers, shared = ({}, files) if is_shared else ({"s": server_files("s", files)}, {})
+    for _ in range(2):
+        with Directory.open(root, ledger="ours") as directory:
+            published = directory.publish(servers, shared, complete=True, commit="c", at=AT)
+    assert published.written == ()
     manifest = read_manifest(root)
     assert manifest is not None
-    assert {path: each.content_type for path, each in manifest.files.items()} == {path: 'text/"odd"'}
+    assert path in manifest.files
 
 
 def test_the_same_files_give_the_same_bytes_whatever_was_there_before(root: Path, tmp_path: Path) -> None:
@@ -170,7 +204,7 @@ def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
 @contextmanager
 def same_process(root: Path) -> Iterator[Callable[[Files], Published]]:
     with Directory.open(root, ledger="ours") as directory:
-        yield lambda files: directory.publish(files, commit="c0ffee", at=AT + DAY)
+        yield lambda files: publish_files(directory, files, commit="c0ffee", at=AT + DAY)
 
 
 @contextmanager
@@ -191,13 +225,17 @@ def test_publishing_the_same_files_twice_writes_nothing(
     assert states(root).items() >= before.items()
 
 
-def test_a_change_rewrites_its_files_and_their_shards_only(root: Path) -> None:
+def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(root: Path) -> None:
     publish(root, tree())
     before = states(root)
     files = {**tree(), ENTRY: File(b"another\n")}
     assert publish(root, files).written == (ENTRY,)
     rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
-    assert rewritten - {"ops/.gitboot/lock"} == {ENTRY, f"ops/manifest/{shard_of(ENTRY)}.json", "ops/manifest.json"}
+    node, leaf = place_of(OWNER)
+    assert rewritten - {"ops/.gitboot/lock"} == {
+        *(ENTRY, STATE),
+        *(leaf_path(node, leaf), node_path(node), "ops/manifest.json"),
+    }
 
 
 def test_a_commit_that_changes_no_file_rewrites_the_head_only(root: Path) -> None:
@@ -207,15 +245,6 @@ def test_a_commit_that_changes_no_file_rewrites_the_head_only(root: Path) -> Non
     rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
     assert rewritten - {"ops/.gitboot/lock"} == {"ops/manifest.json"}
     assert on_disk(root) == contents(tree())
-
-
-def test_a_content_type_that_changes_is_listed_and_writes_no_file(root: Path) -> None:
-    publish(root, tree())
-    files = {**tree(), ENTRY: File(tree()[ENTRY].content, "text/x-ipxe")}
-    assert publish(root, files).written == ()
-    manifest = read_manifest(root)
-    assert manifest is not None
-    assert manifest.files[ENTRY].content_type == "text/x-ipxe"
 
 
 def test_where_changed_paths_are_told_no_other_is_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,12 +262,13 @@ def test_where_changed_paths_are_told_no_other_is_looked_at(root: Path, monkeypa
     monkeypatch.setattr(directory_module, "Disk", Watched)
     files = tree(servers=9)
     with Directory.open(root, ledger="ours") as directory:
-        directory.publish(files, commit="one", at=AT)
+        publish_files(directory, files, commit="one", at=AT)
         looked.clear()
         files[ENTRY] = File(b"another\n")
-        published = directory.publish(files, commit="two", at=AT, changed=[ENTRY])
-    assert looked == [ENTRY]
-    assert published == Published(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(files) - 1)
+        published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
+    own = split(files)[0][OWNER]
+    assert set(looked) == own.keys()
+    assert published == Published(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
     assert on_disk(root) == contents(files)
 
 
@@ -251,11 +281,11 @@ def test_told_paths_are_written_withdrawn_and_left_as_planned(root: Path, restar
     changed = ["boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "ops/not/planned"]
     with Directory.open(root, ledger="ours") as directory:
         if not restarted:
-            directory.publish(tree(servers=2), commit="one", at=AT)
-        published = directory.publish(files, commit="two", at=AT, changed=changed)
+            publish_files(directory, tree(servers=2), commit="one", at=AT)
+        published = publish_files(directory, files, commit="two", at=AT, changed=changed)
         assert published.written == ("ops/serve/Caddyfile",)
         assert published.withdrawn == ("ops/serve/nginx.conf",)
-        assert directory.publish(files, commit="two", at=AT).written == ()
+        assert publish_files(directory, files, commit="two", at=AT).written == ()
     assert on_disk(root) == contents(files)
     assert verify(root) == ()
 
@@ -285,15 +315,17 @@ def test_content_comes_before_what_names_it_and_the_manifest_last(root: Path, mo
         stages = [
             r"ops/\.gitboot/pending",
             r"boot/o/",
+            r"ops/servers/",
             r"boot/|ops/plans|ops/\.gitboot/retired",
+            r"-?ops/index/",
             r"-(boot|ops)/(?!\.gitboot)",
-            r"ops/manifest/",
+            r"-?ops/manifest/",
             r"ops/manifest\.json",
             r"-ops/\.gitboot/pending",
         ]
         return next(index for index, stage in enumerate(stages) if re.match(stage, step))
 
-    assert {order(step) for step in steps} == {*range(7)}
+    assert {order(step) for step in steps} == {*range(9)}
     assert [order(step) for step in steps] == sorted(order(step) for step in steps)
 
 
@@ -334,12 +366,14 @@ finally:
 
 def test_a_reader_who_follows_an_entry_finds_what_it_names_through_200_commits(root: Path) -> None:
     with Directory.open(root, ledger="ours") as directory:
-        directory.publish(tree(0, servers=1), commit="0", at=AT)
+        publish_files(directory, tree(0, servers=1), commit="0", at=AT)
         reader = subprocess.Popen(
             [sys.executable, "-c", FOLLOW, str(root), ENTRY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for version in range(1, 201):
-            directory.publish(tree(version, servers=1), commit=str(version), at=AT + version * timedelta(hours=1))
+            publish_files(
+                directory, tree(version, servers=1), commit=str(version), at=AT + version * timedelta(hours=1)
+            )
         (root / "done").touch()
         seen, complaints = reader.communicate()
     assert complaints == ""
@@ -394,7 +428,7 @@ def test_content_stays_until_nothing_has_named_it_for_seven_days(
         if restarted:
             directory.close()
             directory = Directory.open(root, ledger="ours")
-        published = directory.publish(files, commit=str(day), at=AT + day * DAY)
+        published = publish_files(directory, files, commit=str(day), at=AT + day * DAY)
     directory.close()
     assert (root / CONTENT).exists() == stands
     assert ("boot/o/1234" in folders(root)) == stands
@@ -405,9 +439,11 @@ def test_content_stays_until_nothing_has_named_it_for_seven_days(
 def test_content_that_was_retired_together_goes_together(root: Path) -> None:
     files = {f"boot/o/{name}/x": File(name.encode()) for name in "abc"}
     with Directory.open(root, ledger="ours") as directory:
-        directory.publish(files, commit="1", at=AT)
-        directory.publish({"boot/o/b/x": files["boot/o/b/x"], "boot/o/c/x": files["boot/o/c/x"]}, commit="2", at=AT)
-        directory.publish({"boot/o/c/x": files["boot/o/c/x"]}, commit="3", at=AT)
+        publish_files(directory, files, commit="1", at=AT)
+        publish_files(
+            directory, {"boot/o/b/x": files["boot/o/b/x"], "boot/o/c/x": files["boot/o/c/x"]}, commit="2", at=AT
+        )
+        publish_files(directory, {"boot/o/c/x": files["boot/o/c/x"]}, commit="3", at=AT)
     assert set(on_disk(root)) == set(files)
     assert publish(root, {"boot/o/c/x": files["boot/o/c/x"]}, at=AT + GRACE).expired == ("boot/o/a/x", "boot/o/b/x")
     assert not (root / "ops/.gitboot/retired").exists()
@@ -553,11 +589,10 @@ def test_no_file_can_be_planned_outside_the_tree_or_where_the_publisher_has_its_
 def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
     (root.parent / "outside").write_text("mine")
     publish(root, {"boot/x": File(b"x")})
-    forged = render_shard({"boot/../../outside": listing(File(b"mine"))})
-    name = shard_of("boot/../../outside")
-    (root / f"ops/manifest/{name}.json").write_bytes(forged)
+    forged = render_listing({"boot/../../outside": Listed(File(b"mine").sha256, 4)})
+    (root / "ops/manifest/shared.json").write_bytes(forged)
     head = json.loads((root / "ops/manifest.json").read_text())
-    head["shards"][name] = sha256(forged).hexdigest()
+    head["shared"] = sha256(forged).hexdigest()
     (root / "ops/manifest.json").write_text(json.dumps(head))
     with pytest.raises(PublishError, match="expected a path below the directory"):
         publish(root, {})
@@ -573,7 +608,7 @@ def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
     with pytest.raises(ForeignTree, match=r"theirs.*ours.*--records"):
         publish(root, tree(2), ledger="ours")
     with pytest.raises(ForeignTree):
-        would_change(tree(2), root, ledger="ours", at=AT)
+        would_change(*split(tree(2)), root, ledger="ours", at=AT)
     before.pop("ops/.gitboot/lock")
     assert everything(root).items() >= before.items()
 
@@ -583,7 +618,7 @@ def test_a_tree_can_be_taken_over(root: Path) -> None:
     with Directory.open(root, ledger="ours", may_take_over=True) as directory:
         assert directory.stamp is not None
         assert directory.stamp.ledger == "theirs"
-        directory.publish(tree(2), commit="ours now", at=AT)
+        publish_files(directory, tree(2), commit="ours now", at=AT)
     assert {path for path in on_disk(root) if not path.startswith("boot/o/")} == {
         path for path in tree(2) if not path.startswith("boot/o/")
     }
@@ -602,7 +637,7 @@ def test_one_process_publishes_at_a_time_and_the_other_is_told_which(root: Path)
 def test_the_stamp_is_of_the_last_pass_that_ended(root: Path) -> None:
     with Directory.open(root, ledger="ours") as directory:
         assert directory.stamp is None
-        directory.publish(tree(), commit="one", at=AT)
+        publish_files(directory, tree(), commit="one", at=AT)
         assert directory.stamp == Stamp(commit="one", gitboot=__version__, ledger="ours")
     with Directory.open(root, ledger="ours") as directory:
         assert directory.stamp is not None
@@ -654,46 +689,109 @@ def test_told_paths_are_fixed_whatever_is_wrong_with_them(
     root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
     with Directory.open(root, ledger="ours") as directory:
-        directory.publish(tree(), commit="one", at=AT)
+        publish_files(directory, tree(), commit="one", at=AT)
         damage(root / path)
         differing = [difference.path for difference in verify(root)]
         assert differing == [path]
-        assert directory.publish(tree(), commit="one", at=AT, changed=differing).written == (path,)
+        assert publish_files(directory, tree(), commit="one", at=AT, changed=differing).written == (path,)
     assert verify(root) == ()
 
 
-def test_lost_files_are_found_without_reading_any(root: Path) -> None:
-    with Directory.open(root, ledger="ours") as directory:
-        directory.publish(tree(), commit="one", at=AT)
-        assert directory.lost() == ()
-        lose(root / IMMUTABLE)
-        truncate(root / ENTRY)
-        assert sorted(directory.lost()) == sorted([IMMUTABLE, ENTRY])
+def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    class Watched(Disk):
+        def read(self, path: str) -> bytes | None:
+            read.append(path)
+            return super().read(path)
+
+    publish(root, tree())
+    lose(root / IMMUTABLE)
+    truncate(root / ENTRY)
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    assert sorted(publish(root, tree()).written) == sorted([IMMUTABLE, ENTRY])
+    assert {path for path in read if path.startswith("boot/")} <= {IMMUTABLE, ENTRY}
 
 
 @pytest.mark.parametrize("damage", [lose, truncate, alter])
-@pytest.mark.parametrize("of_head", [False, True])
+@pytest.mark.parametrize("path", [STATE, "ops/index/{}"])
+def test_states_and_the_index_are_made_good(root: Path, damage: Callable[[Path], None], path: str) -> None:
+    publish(root, tree())
+    path = path.format(next((root / "ops/index").iterdir()).name)
+    damage(root / path)
+    assert path in [difference.path for difference in verify(root)]
+    publish(root, {**tree(), ENTRY: File(b"another\n")})
+    assert verify(root) == ()
+
+
+NODE, LEAF = place_of(OWNER)
+PARTS = ("ops/manifest.json", node_path(NODE), leaf_path(NODE, LEAF), "ops/manifest/shared.json")
+
+
+@pytest.mark.parametrize("damage", [lose, truncate, alter])
+@pytest.mark.parametrize("path", PARTS)
 def test_a_damaged_manifest_is_named_and_nothing_is_touched(
-    root: Path, damage: Callable[[Path], None], of_head: bool
+    root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
     publish(root, tree())
-    path = "ops/manifest.json" if of_head else f"ops/manifest/{shard_of(ENTRY)}.json"
     damage(root / path)
     before = on_disk(root)
-    shard = re.escape(str(root / "ops/manifest")) + r"[/.]"
-    with pytest.raises(PublishError, match=shard + ".*publish anew"):
+    named = re.escape(str(root / "ops/manifest")) + r"[/.]"
+    with pytest.raises(PublishError, match=named + ".*publish anew"):
         publish(root, tree(2))
     assert on_disk(root) == before
-    if not of_head:
-        with pytest.raises(PublishError, match=shard):
+    if path != PARTS[0]:
+        with pytest.raises(PublishError, match=named):
             read_manifest(root)
-        assert [difference.path for difference in verify(root)] == [path]
+        assert path in [difference.path for difference in verify(root)]
+
+
+def publish_as_0_1_0(root: Path, files: Files) -> None:
+    """A tree as gitboot 0.1.0 left it."""
+    shards: dict[str, dict[str, object]] = {}
+    for path, file in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(file.content)
+        listed = {"contentType": "text/plain", "sha256": file.sha256, "size": len(file.content)}
+        shards.setdefault(sha256(path.encode()).hexdigest()[:2], {})[path] = listed
+    (root / "ops/manifest").mkdir(parents=True, exist_ok=True)
+    digests = {}
+    for name, shard in shards.items():
+        data = json.dumps(shard).encode()
+        (root / f"ops/manifest/{name}.json").write_bytes(data)
+        digests[name] = sha256(data).hexdigest()
+    head = {"commit": "one", "gitboot": "0.1.0", "ledger": "ours", "shards": digests, "version": 1}
+    (root / "ops/manifest.json").write_text(json.dumps(head))
+
+
+@pytest.mark.parametrize("stage", ["untouched", "cut short"])
+def test_a_tree_of_0_1_0_is_taken_over_with_all_its_files(
+    root: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tree(1, servers=5)
+    publish_as_0_1_0(root, old)
+    (root / "boot/mine").write_text("mine")
+    with pytest.raises(ForeignTree):
+        publish(root, tree(2), ledger="theirs")
+    if stage == "cut short":
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("cut")))
+            with pytest.raises(PublishError, match="cut"):
+                publish(root, tree(2))
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp == Stamp(commit="one", gitboot="0.1.0", ledger="ours")
+    publish(root, tree(2))
+    retired = {path: file for path, file in old.items() if path.startswith("boot/o/")}
+    assert on_disk(root) == {**contents(retired), **contents(tree(2)), "boot/mine": b"mine"}
+    assert verify(root) == ()
+    listed = {*(root / "ops/manifest").glob("*.json")} - {root / "ops/manifest/shared.json"}
+    assert {path.stem for path in listed} == set(json.loads((root / "ops/manifest.json").read_text())["nodes"])
 
 
 def test_a_manifest_of_a_later_version_is_not_understood(root: Path) -> None:
     publish(root, tree())
     head = json.loads((root / "ops/manifest.json").read_text())
-    (root / "ops/manifest.json").write_text(json.dumps({**head, "version": 2}))
+    (root / "ops/manifest.json").write_text(json.dumps({**head, "version": 3}))
     with pytest.raises(PublishError, match=r"manifest\.json"):
         publish(root, tree())
 
@@ -731,9 +829,11 @@ def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before:
         publish(root, before, at=AT - GRACE)
         publish(root, tree(2), at=AT - GRACE)
     stood = states(root.parent)
-    expected = would_change(tree(3), root, ledger="ours", at=AT)
+    servers, shared = split(tree(3))
+    expected = would_change(servers, shared, root, ledger="ours", at=AT)
     assert states(root.parent) == stood
-    assert publish(root, tree(3), at=AT) == expected
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT) == expected
 
 
 # Where writing fails
@@ -752,7 +852,7 @@ from gitboot.render.tree import File
 try:
     with Directory.open(Path(sys.argv[1]), ledger="ours") as directory:
         files = {{f"boot/{{number}}": File(b"x" * 9000) for number in range(20)}}
-        directory.publish(files, commit="two", at=datetime.now(UTC))
+        directory.publish({{}}, files, complete=True, commit="two", at=datetime.now(UTC))
 except PublishError as error:
     print(error)
 """
@@ -799,11 +899,11 @@ def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -
     root = small_disk / "out"
     large = {f"boot/{number}": File(b"x" * 100_000) for number in range(20)}
     with Directory.open(root, ledger="ours") as directory:
-        directory.publish(tree(1), commit="one", at=AT)
+        publish_files(directory, tree(1), commit="one", at=AT)
         with pytest.raises(PublishError, match=r"boot/\d+: No space left on device \(free some space\)"):
-            directory.publish({**tree(2), **large}, commit="two", at=AT)
+            publish_files(directory, {**tree(2), **large}, commit="two", at=AT)
         assert on_disk(root) == contents(tree(1))
-        directory.publish(tree(2), commit="two", at=AT)
+        publish_files(directory, tree(2), commit="two", at=AT)
     assert on_disk(root).items() >= contents(tree(2)).items()
     assert verify(root) == ()
 
@@ -820,13 +920,13 @@ def test_a_disk_that_is_read_only_is_named(small_disk: Path) -> None:
 def test_what_a_failed_pass_was_told_is_not_forgotten(root: Path) -> None:
     files = tree(1)
     with Directory.open(root, ledger="ours") as directory:
-        directory.publish(files, commit="one", at=AT)
+        publish_files(directory, files, commit="one", at=AT)
         a_file(root / "boot/new")
         files |= {ENTRY: File(b"another\n"), "boot/new": File(b"new")}
         with pytest.raises(PublishError, match="boot/new"):
-            directory.publish(files, commit="two", at=AT, changed=[ENTRY, "boot/new"])
+            publish_files(directory, files, commit="two", at=AT, changed=[ENTRY, "boot/new"])
         (root / "boot/new").unlink()
-        assert directory.publish(files, commit="two", at=AT, changed=[]).written == ("boot/new", ENTRY)
+        assert publish_files(directory, files, commit="two", at=AT, changed=[]).written == ("boot/new", ENTRY)
     assert verify(root) == ()
 
 
@@ -866,7 +966,7 @@ def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[
                 directory = Directory.open(root, ledger="ours")
             changed = [path for path in PATHS if files.get(path) != before.get(path)] if how == "told" else None
             stood = on_disk(root)
-            published = directory.publish(files, commit="c", at=at, changed=changed)
+            published = publish_files(directory, files, commit="c", at=at, changed=changed)
             stand = on_disk(root)
             assert contents(files).items() <= stand.items()
             assert all(path.startswith("boot/o/") for path in stand.keys() - files.keys())

@@ -28,9 +28,13 @@ from gitboot.publish import disk as disk_module
 from gitboot.publish import folders as folders_module
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
-from gitboot.publish.manifest import MANIFEST, parse_head, parse_shard
+from gitboot.publish.index import parse_shard
+from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.tree import PENDING, read_manifest, verify
-from gitboot.render.tree import File, Files, is_immutable
+from gitboot.render.paths import is_immutable
+from gitboot.render.state import parse, server_of
+from gitboot.render.tree import File, Files
+from tests.trees import publish_files, whole
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parent.parent
@@ -47,11 +51,14 @@ def tree(version: int, servers: int = 1) -> dict[str, File]:
     return files
 
 
-OTHERS = r"boot/o/\w{64}/user-data|ops/manifest(/\w\w)?\.json|ops/\.gitboot/(lock|retired/[\w:-]+\.json)"
+OTHERS = (
+    r"boot/o/\w{64}/user-data|ops/manifest(/\w\w)*(/shared)?\.json|ops/index/\w{3}\.json"
+    r"|ops/\.gitboot/(lock|retired/[\w:-]+\.json)"
+)
 
 
 def publish(directory: Directory, version: int, servers: int = 1) -> None:
-    directory.publish(tree(version, servers), commit=str(version), at=AT + version * timedelta(days=3))
+    publish_files(directory, tree(version, servers), commit=str(version), at=AT + version * timedelta(days=3))
 
 
 def everything(root: Path) -> dict[str, bytes]:
@@ -70,9 +77,10 @@ def everything(root: Path) -> dict[str, bytes]:
 def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
     """What must not be in a tree between two versions."""
     found = []
+    old, new = whole(old), whole(new)
     for path in old.keys() | new.keys():
-        whole = {file.content if (file := version.get(path)) else None for version in (old, new)}
-        if not is_immutable(path) and stands.get(path) not in whole:
+        either = {file.content if (file := version.get(path)) else None for version in (old, new)}
+        if not is_immutable(path) and stands.get(path) not in either:
             found.append(f"{path} is neither version: {stands.get(path)!r}")
     for path, content in stands.items():
         if path.endswith("/user-data") and sha256(content).hexdigest() not in path:
@@ -84,8 +92,14 @@ def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
         try:
             if path == MANIFEST:
                 parse_head(content)
+            elif path == SHARED:
+                parse_listing(content)
             elif path.startswith("ops/manifest/") and path.endswith("json"):
+                parse_digests(content)
+            elif path.startswith("ops/index/") and path.endswith("json"):
                 parse_shard(content)
+            elif server_of(path) is not None:
+                parse(content)
             elif path.endswith(".json") and path.startswith("ops/.gitboot/"):
                 json.loads(content)
         except ValueError as error:
@@ -99,7 +113,7 @@ def assert_complete(root: Path, version: int, servers: int = 1) -> None:
     manifest = read_manifest(root)
     assert manifest is not None
     assert manifest.stamp.commit == str(version)
-    assert set(manifest.files) == set(tree(version, servers))
+    assert set(manifest.files) == set(whole(tree(version, servers)))
     others = everything(root).keys() - manifest.files.keys()
     assert [path for path in others if not re.fullmatch(OTHERS, path)] == []
 

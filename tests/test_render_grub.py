@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from gitboot.model.scalars import byte_orders
-from gitboot.render import server_files, shared_files
 from gitboot.render.disk import EFI_LOADERS
+from gitboot.render.formats import server_files, shared_files
 from gitboot.render.grub import first_configuration
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan

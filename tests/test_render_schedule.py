@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
+
+import pytest
 
 from gitboot.errors import BmcBusy, InvalidRepository
+from gitboot.model.scalars import SystemUuid, swapped
 from gitboot.plan import Record
 from gitboot.problems.problem import Problem
-from gitboot.render import shared_files
-from gitboot.render.answers import Answers
-from gitboot.render.schedule import AHEAD, ServerState, server_state
-from gitboot.render.tree import is_immutable
+from gitboot.render.formats import shared_files
+from gitboot.render.paths import is_immutable
+from gitboot.render.schedule import AHEAD, About, ServerState, server_state
+from gitboot.render.state import Turn, parse, render, turn_of
 from gitboot.status import Condition, Status
-from tests.fleets import SEED, at, decided, fleet, image, maintenance, policy, profile, server
+from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
 NOON = at("20T12:00")
 SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22, 23, 24)]
@@ -24,8 +27,9 @@ def state(*documents: str, record: Record | None = None) -> ServerState:
     return server_state(decisions, decisions.servers["web01"], record, NOON)
 
 
-def answers(found: ServerState) -> Answers:
-    return Answers(files=found.files, turns=found.turns, entries=found.entries)
+def at_entry(found: ServerState, instant: datetime) -> Turn | None:
+    """What the entry answers."""
+    return turn_of(found.published.paths[ENTRY], instant)[0]
 
 
 ENTRY = next(path for path in state(*SEED).files if path.endswith("boot.ipxe"))
@@ -35,39 +39,119 @@ def test_as_many_transitions_are_known_as_are_looked_ahead() -> None:
     found = state(*SEED, *SEVERAL)
     assert [instant for instant, _ in found.later] == [at(f"{day}T{hour}:00") for day in (21, 22) for hour in (22, 23)]
     assert len(found.later) == AHEAD
-    known = answers(found)
-    assert known.entry_at(ENTRY, NOON) == found.entries[ENTRY]
+    now = at_entry(found, NOON)
+    assert now is not None
+    assert now.content == found.files[ENTRY].sha256
     for day in (21, 22):
-        inside, after = known.at(ENTRY, at(f"{day}T22:30")), known.at(ENTRY, at(f"{day}T23:00"))
+        inside, after = at_entry(found, at(f"{day}T22:30")), at_entry(found, at(f"{day}T23:00"))
         assert inside is not None
-        assert b"memtest-7" in inside.content
-        assert after == found.files[ENTRY]
-        assert known.entry_at(ENTRY, at(f"{day}T22:30")) not in (None, found.entries[ENTRY])
+        assert after is not None
+        assert "memtest-7" in found.published.contents[str(inside.content)]
+        assert after == now._replace(since=at(f"{day}T23:00"))
 
 
 def test_all_that_is_announced_is_there_before_its_instant() -> None:
-    found = state(*SEED, *SEVERAL)
-    document = json.loads(found.files["ops/next/web01.json"].content)
-    assert [item["at"] for item in document["items"]] == sorted(item["at"] for item in document["items"])
-    for item in document["items"]:
-        for turn in item["files"].values():
-            assert is_immutable(f"boot/{turn['content']}")
-            assert f"boot/{turn['content']}" in found.files
+    user_data = "userData: {format: Ignition/3.4, template: t}"
+    images = (image("flatcar-1", "userData: Ignition/3.4"), image("memtest-7", "userData: Ignition/3.4"))
+    profiles = (profile("web", "flatcar-1", user_data), profile("repair", "memtest-7", user_data))
+    decisions = decided(
+        *SEED[:2],
+        *images,
+        *profiles,
+        SEED[-1],
+        *SEVERAL,
+        files={"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ image.name }}"}'},
+    )
+    found = server_state(decisions, decisions.servers["web01"], None, NOON)
+    content = [path for path in found.files if is_immutable(path)]
+    assert len(content) == 2
+    held = {*found.published.contents, *(found.files[path].sha256 for path in content)}
+    versions = [version for each in found.published.paths.values() for version in each]
+    assert {version.content for version in versions} <= {None, *held}
+    assert all(path in found.published.files for path in content)
 
 
 def test_without_a_transition_nothing_is_announced() -> None:
     found = state(*SEED)
-    assert (found.later, found.turns, found.transition) == ((), {}, None)
-    assert "ops/next/web01.json" not in found.files
+    assert (found.later, found.transition) == ((), None)
+    assert all(len(versions) == 1 for versions in found.published.paths.values())
 
 
-def test_a_path_that_a_later_plan_does_not_have_turns_to_404() -> None:
-    restricted = (fleet("baseURL: 'http://boot.test', serving: {restrict: true}"), *SEED[1:-1])
-    found = state(*restricted, policy("web", often="Never"), maintenance("m", "20T13:00 20T14:00"))
-    known = answers(found)
-    assert known.at(ENTRY, NOON) is None
-    assert known.at(ENTRY, at("20T13:00")) is not None
-    assert known.at(ENTRY, at("20T14:00")) is None
+def test_a_state_is_read_as_it_was_written() -> None:
+    once = (*SEED[:-1], policy("web", often="Once"))
+    for documents in ((*SEED, *SEVERAL), once, (SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])):
+        found = state(*documents, record=Record())
+        data = found.files["ops/servers/web01.json"].content
+        assert parse(data) == found.published
+        assert render(parse(data)) == data
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b"null", b'{"format":2}', b'{"format":1}', b'{"format":1,"server":1}']
+)
+def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"Expecting|state"):
+        parse(data)
+
+
+def test_what_a_server_is_found_by_is_said() -> None:
+    documents = (*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
+    decisions = decided(*documents)
+    about = About(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
+    found = server_state(decisions, decisions.servers["web01"], None, NOON, about).published
+    uuid = SystemUuid(uuid_of("web01"))
+    assert set(found.identities) == {
+        f"mac/{mac_of('web01').replace(':', '-')}",
+        *(f"uuid/{each}" for each in (uuid, swapped(uuid))),
+        "serial/4J8VM72",
+        "address/10.0.0.7",
+    }
+    assert (found.summary["site"], found.summary["role"], found.summary["labels"]) == ("fra1", "web", {"role": "web"})
+
+
+ONCE = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", often="Once"))
+DISKLESS = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repair"))
+
+
+@pytest.mark.parametrize(
+    ("documents", "instead"),
+    [
+        pytest.param(SEED, None, id="Always is made as often as it is asked for"),
+        pytest.param(ONCE, "disk", id="Once"),
+        pytest.param(
+            (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repair", often="Once")),
+            None,
+            id="Once, of what writes no disk",
+        ),
+        pytest.param(
+            (*SEED, maintenance("m", "20T10:00 20T14:00", "networkBoot: Once", boots="web")),
+            "disk",
+            id="a maintenance's Once over an Always that writes the disk",
+        ),
+        pytest.param(
+            (*DISKLESS, maintenance("m", "20T10:00 20T14:00", "networkBoot: Once", boots="web")),
+            "memtest-7",
+            id="a maintenance's Once over an Always that writes none",
+        ),
+        pytest.param(
+            (*ONCE, maintenance("m", "20T10:00 20T14:00", "networkBoot: Once")),
+            None,
+            id="a maintenance's Once that writes no disk",
+        ),
+    ],
+)
+def test_what_is_made_once_has_something_to_answer_instead(documents: tuple[str, ...], instead: str | None) -> None:
+    found = state(*documents, record=Record())
+    version = at_entry(found, NOON)
+    assert version is not None
+    assert version.once == (instead is not None)
+    if instead is None:
+        assert version.fallback is None
+    else:
+        text = found.published.contents[str(version.fallback)]
+        assert "its boot is made once, and that it was fetched could not be recorded" in text
+        assert (f"{instead}/kernel" if instead != "disk" else "boots its local disk") in text
+        assert "flatcar-1/kernel" not in text
 
 
 def test_a_parked_server_has_no_entry_that_proves_anything() -> None:
@@ -88,7 +172,7 @@ def test_a_state_holds_until_its_transition_and_for_its_record() -> None:
 
 def test_each_output_has_its_shared_files() -> None:
     for output, expected in (
-        ("ipxe", ["boot/boot.ipxe", "boot/unknown.ipxe"]),
+        ("ipxe", ["boot/boot.ipxe", "boot/ipxe/boot.ipxe", "boot/unknown.ipxe"]),
         ("grub", ["boot/grub.cfg", "boot/unknown.grub.cfg"]),
     ):
         found = decided(fleet(f"baseURL: 'http://boot.test', outputs: [{output}]"), *SEED[1:])
@@ -146,7 +230,9 @@ def test_a_path_that_a_transition_leaves_as_it_is_takes_no_turn() -> None:
     seed = (fleet("baseURL: 'http://boot.test', serving: {restrict: true}"), *SEED[1:-1], policy("web", often="Never"))
     found = state(*seed, first, over)
     assert [instant for instant, _ in found.later] == [at("20T13:00"), at("20T14:00"), at("20T15:00")]
-    assert [turn.at for turn in found.turns[ENTRY]] == [at("20T13:00"), at("20T14:00")]  # 404 before and after 15:00
+    versions = found.published.paths[ENTRY]
+    assert [version.since for version in versions] == [at("20T13:00"), at("20T14:00")]
+    assert versions[-1].content is None  # 404 before and after 15:00
 
 
 def test_a_document_that_two_boots_share_takes_no_turn() -> None:
@@ -164,5 +250,5 @@ def test_a_document_that_two_boots_share_takes_no_turn() -> None:
     found = server_state(decisions, decisions.servers["web01"], None, NOON)
     by_uuid = [path for path in found.files if path.startswith("boot/ignition/")]
     assert len(by_uuid) == 2
-    assert not any(path in found.turns for path in by_uuid)
-    assert ENTRY in found.turns
+    assert [len(found.published.paths[path]) for path in by_uuid] == [1, 1]
+    assert len(found.published.paths[ENTRY]) > 1

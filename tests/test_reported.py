@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import httpx
 import pytest
 
-from gitboot.model.fleet import Evidence
-from gitboot.observe.observation import Observation
 from gitboot.plan import Record
-from gitboot.publish.directory import Directory
-from gitboot.render.answers import Answers
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions
-from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.serving import BEFORE, START, Site, eventually, exchange
+from tests.serving import BEFORE, START, Fleet, Site, exchange
+from tests.serving import site as new_site
 
 PENDING, INSTALLED = Record(), Record(provision=1, image="flatcar-1")
 CONSUMED = Record(consumed_at=BEFORE - timedelta(hours=1), consumed_key="provision/1")
@@ -43,14 +38,6 @@ def state(found: Decisions, record: Record | None = PENDING) -> ServerState:
 
 def reports(state: ServerState) -> list[str]:
     return [path for path in sorted(state.files) if "/provisioned/" in path]
-
-
-def answers(*states: ServerState) -> Answers:
-    return Answers(
-        files={path: file for state in states for path, file in state.files.items()},
-        turns={path: turns for state in states for path, turns in state.turns.items()},
-        entries={path: entry for state in states for path, entry in state.entries.items()},
-    )
 
 
 (PATH,) = reports(state(decisions()))
@@ -108,7 +95,7 @@ def test_there_is_none_where_nothing_is_to_be_reported(found: Decisions, record:
 def test_an_installer_is_heard_whatever_its_machine_boots_by_then(found: Decisions, record: Record | None) -> None:
     planned = state(found, record)
     assert reports(planned) == [PATH]
-    assert planned.entries[PATH].digest == TOKEN
+    assert planned.entries[PATH] == TOKEN
 
 
 def test_under_another_evidence_the_decision_is_the_same() -> None:
@@ -118,18 +105,11 @@ def test_under_another_evidence_the_decision_is_the_same() -> None:
 # At the endpoint
 
 
-@pytest.fixture(params=["in memory", "over a tree"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
-    ours = answers(state(decisions(maintenance("repair", "20T22:00 20T23:00"))))
-    if request.param == "in memory":
-        return Site(answers=ours)
-    with Directory.open(tmp_path, ledger="test") as target:
-        target.publish(ours.files, commit="c0ffee", at=BEFORE)
-    tree = PublishedTree(tmp_path, lambda: BEFORE)
-    tree.refresh()
-    assert tree.answers is not None
-    assert tree.answers.entries == ours.entries
-    return Site(answers=tree.answers)
+@pytest.fixture
+def site() -> Iterator[Site]:
+    ours = state(decisions(maintenance("repair", "20T22:00 20T23:00")))
+    with new_site(Fleet(servers={"web01": ours}, shared={})) as made:
+        yield made
 
 
 @pytest.fixture
@@ -138,43 +118,34 @@ def client(site: Site) -> Iterator[httpx.Client]:
         yield client
 
 
-def seen(site: Site, client: httpx.Client) -> list[Observation]:
-    """What was observed until now: an observation comes right after its answer."""
-    marker = f"/ipxe/{uuid_of('web01')}"
-    before = len(site.observed)
-    assert client.get(marker).status_code == 200
-    assert eventually(lambda: any(observed.path == f"boot{marker}" for observed in site.observed[before:]))
-    return [observed for observed in site.observed if observed.path != f"boot{marker}"]
-
-
 def test_a_report_is_answered_204_and_observed(site: Site, client: httpx.Client) -> None:
     found = client.get(ASKED)
     assert (found.status_code, found.content, found.headers["cache-control"]) == (204, b"", "no-store")
     assert not {"content-length", "etag", "transfer-encoding"} & set(found.headers)
-    (observed,) = seen(site, client)
+    (observed,) = site.observed()
     assert (observed.server, observed.path, observed.client, observed.at) == ("web01", PATH, "127.0.0.1", BEFORE)
-    assert (observed.evidence, observed.digest, observed.modified) == (Evidence.REPORTED, TOKEN, None)
+    assert (observed.is_report, observed.digest, observed.modified) == (True, TOKEN, None)
 
 
 def test_the_fetch_of_the_entry_is_no_report(site: Site, client: httpx.Client) -> None:
     client.get(f"/v1/boot/{MAC}/boot.ipxe")
-    assert [observed.evidence for observed in seen(site, client)] == [Evidence.FETCHED]
+    assert [observed.is_report for observed in site.observed()] == [False]
 
 
 @pytest.mark.parametrize("mac", [MAC.upper(), MAC.replace("-", ":"), MAC.replace("-", "")])
 def test_any_notation_of_the_mac_will_do(site: Site, client: httpx.Client, mac: str) -> None:
     assert client.get(f"/v1/boot/{mac}/provisioned/{TOKEN}").status_code == 204
-    assert [observed.path for observed in seen(site, client)] == [PATH]
+    assert [observed.path for observed in site.observed()] == [PATH]
 
 
 def test_each_report_is_heard_whatever_the_client_has_kept(site: Site, client: httpx.Client) -> None:
     assert client.get(ASKED, headers={"if-none-match": "*"}).status_code == 204
-    assert len(seen(site, client)) == 1
+    assert len(site.observed()) == 1
 
 
 def test_a_head_is_never_evidence(site: Site, client: httpx.Client) -> None:
     assert client.head(ASKED).status_code == 204
-    assert seen(site, client) == []
+    assert site.observed() == []
 
 
 @pytest.mark.parametrize(
@@ -194,17 +165,17 @@ def test_everything_else_is_the_one_404(site: Site, client: httpx.Client, path: 
     found, nothing = client.get(path), client.get("/nothing")
     assert found.status_code == 404
     assert {**found.headers, "date": ""} == {**nothing.headers, "date": ""}
-    assert seen(site, client) == []
+    assert site.observed() == []
 
 
 def test_it_is_answered_before_in_and_after_a_maintenance(site: Site, client: httpx.Client) -> None:
     for now in (BEFORE, START, at("20T23:00")):
         site.now = now
         assert client.get(ASKED).status_code == 204
-    assert [observed.digest for observed in seen(site, client)] == [TOKEN] * 3
+    assert [observed.digest for observed in site.observed()] == [TOKEN] * 3
 
 
 def test_only_get_and_head_are_answered(site: Site, client: httpx.Client) -> None:
     request = f"POST {ASKED} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     assert exchange(str(client.base_url), request.encode()).startswith(b"HTTP/1.1 405")
-    assert seen(site, client) == []
+    assert site.observed() == []

@@ -803,3 +803,8 @@ def test_a_declared_number_is_a_whole_one(number: str, expected: list[str]) -> N
     )
     declares = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Declared}")
     assert codes(declares, declared, *SEED[2:]) == expected
+
+
+def test_a_hundred_servers_of_a_file_that_lack_a_policy_are_told() -> None:
+    servers = "---\n".join(server(f"b{number:03}") for number in range(150))
+    assert codes(*SEED, files={"b.yaml": servers}) == ["GB2010"] * 100 + ["GB1015"]

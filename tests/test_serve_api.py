@@ -1,22 +1,24 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
 
 from gitboot.problems.problem import Problem
-from gitboot.serve import api
-from gitboot.serve.api import openapi
+from gitboot.render.state import render, state_path
+from gitboot.serve import openapi
+from gitboot.serve.api import Api
+from gitboot.serve.tree import PublishedTree
 from gitboot.status import Condition, Status
 from tests.fleets import server
-from tests.serving import AFTER, BEFORE, ENTRY, START, UUID, Site, answers
+from tests.serving import AFTER, ALWAYS, BEFORE, ENTRY, REPAIR, START, UUID, planned, site
 
 STATUS = Status(
     attempted="bad",
@@ -32,20 +34,22 @@ PARKED = server("parked01", "role: web", "lifecycle: Parked")
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    site = Site(answers=answers(PARKED, now=AFTER), status=STATUS, now=AFTER)
-    with site.serve() as url, httpx.Client(base_url=f"{url}/api/v1") as client:
-        yield client
+    with site(planned(*ALWAYS, REPAIR, PARKED, now=AFTER)) as made:
+        made.now = AFTER
+        made.say({**STATUS.facts(), "at": "2026-11-20T23:00:00Z"})
+        with made.serve() as url, httpx.Client(base_url=f"{url}/api/v1") as client:
+            yield client
 
 
 @pytest.mark.parametrize(
     ("path", "model"),
     [
-        ("/servers", api.Servers),
-        ("/servers/web01", api.Server),
-        ("/servers/parked01", api.Server),
-        ("/servers/web01/plan", api.Plan),
-        ("/servers/parked01/plan", api.Plan),
-        ("/status", api.InstanceStatus),
+        ("/servers", openapi.Servers),
+        ("/servers/web01", openapi.Server),
+        ("/servers/parked01", openapi.Server),
+        ("/servers/web01/plan", openapi.Plan),
+        ("/servers/parked01/plan", openapi.Plan),
+        ("/status", openapi.InstanceStatus),
     ],
 )
 def test_every_answer_is_what_the_models_say(client: httpx.Client, path: str, model: type[BaseModel]) -> None:
@@ -78,36 +82,74 @@ def test_status_tells_attempted_from_applied(client: httpx.Client) -> None:
     assert status["attempted"]["commit"] == "bad"
     assert [problem["code"] for problem in status["attempted"]["problems"]] == ["GB1001"]
     assert status["applied"] == {"commit": "c0ffee"}
-    assert [condition["type"] for condition in status["conditions"]] == ["SourceReady"]
+    assert [condition["type"] for condition in status["conditions"]] == ["SourceReady", "TreeRead"]
 
 
-def test_the_openapi_document_describes_every_page(client: httpx.Client) -> None:
+def test_the_openapi_document_describes_every_page(client: httpx.Client, tmp_path: Path) -> None:
     described = client.get("/openapi.json").json()
-    assert described == json.loads(json.dumps(openapi()))
+    assert described == json.loads(json.dumps(openapi.openapi()))
     assert described["openapi"].startswith("3.1.")
-    routed = {route.path for route in api.Api(lambda: None, Status, lambda: BEFORE).routes}
+    tree = PublishedTree(tmp_path, lambda: BEFORE)
+    routed = {route.path for route in Api(tree, tmp_path, lambda: BEFORE).routes}
     assert set(described["paths"]) == routed - {"/api/v1/openapi.json"}
     for reference in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described)):
         assert described["components"]["schemas"][reference]["type"] in ("object", "string"), reference
 
 
-def test_a_long_list_lets_others_have_their_turn() -> None:
-    few = answers()
-    many = replace(few, servers={f"s{number:05}": few.servers["web01"] for number in range(10_000)})
+@pytest.fixture(scope="module")
+def many() -> Iterator[httpx.Client]:
+    """A client of an endpoint over 1,203 servers, every third of them a worker, every second at fra1."""
+    found = planned(*ALWAYS, PARKED, now=AFTER).servers["web01"].published
+    with site() as made:
+        for number in range(1201):
+            labels = {"role": "worker" if number % 3 == 0 else "db", "rack": f"r{number % 7}"}
+            summary = {**found.summary, "server": f"s{number:04}", "labels": labels, "role": labels["role"]}
+            summary["site"] = "fra1" if number % 2 else None
+            state = replace(found, server=f"s{number:04}", summary=summary)
+            (made.root / state_path(state.server)).write_bytes(render(state))
+        with made.serve() as url, httpx.Client(base_url=f"{url}/api/v1") as client:
+            yield client
 
-    async def turns_of_another_task() -> int:
-        turns = 0
 
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+def names(client: httpx.Client, **query: Any) -> list[str]:
+    """All servers, page by page."""
+    found: list[str] = []
+    while True:
+        page = client.get("/servers", params=query).json()
+        found += [item["name"] for item in page["items"]]
+        if (query := {**query, "continue": page["continue"]})["continue"] is None:
+            return found
 
-        counting = asyncio.create_task(count())
-        response = await api.Api(lambda: many, Status, lambda: BEFORE).list_servers(Request({"type": "http"}))
-        counting.cancel()
-        assert len(api.Servers.model_validate_json(bytes(response.body)).items) == 10_000
-        return turns
 
-    assert asyncio.run(turns_of_another_task()) >= 20
+def test_the_list_comes_in_pages(many: httpx.Client) -> None:
+    first = many.get("/servers").json()
+    assert (len(first["items"]), first["continue"]) == (500, first["items"][-1]["name"])
+    assert names(many) == [*(f"s{number:04}" for number in range(1201)), "web01"]
+    assert names(many, limit=7)[:9] == [f"s{number:04}" for number in range(9)]
+    assert many.get("/servers", params={"continue": "web01"}).json()["items"] == []
+
+
+def test_the_list_is_filtered(many: httpx.Client) -> None:
+    workers = [f"s{number:04}" for number in range(0, 1201, 3)]
+    assert names(many, role="worker") == workers
+    assert names(many, role="worker", limit=100) == workers
+    assert names(many, site="fra1", role="worker") == workers[1::2]
+    assert names(many, label=["rack=r3", "role=worker"]) == [name for name in workers if int(name[1:]) % 7 == 3]
+    assert names(many, phase="Disk") == names(many, image="none") == names(many, label="rack=") == []
+    assert len(names(many, image="flatcar-1", phase="Network")) == 1202
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "label=x", "label==x", "sort=name"])
+def test_what_is_no_parameter_of_the_list_is_refused(many: httpx.Client, query: str) -> None:
+    found = many.get(f"/servers?{query}")
+    assert (found.status_code, query.partition("=")[0] in found.text) == (400, True)
+
+
+def test_a_server_that_changes_is_listed_so_at_once() -> None:
+    with site() as made, made.serve() as url:
+        for fleet in (planned(*ALWAYS), planned(*ALWAYS, PARKED), planned(*ALWAYS, REPAIR, now=AFTER)):
+            made.publish(fleet)
+            items = httpx.get(f"{url}/api/v1/servers").json()["items"]
+            assert {item["name"]: item["phase"] for item in items} == {
+                name: state.published.summary["phase"] for name, state in fleet.servers.items()
+            }

@@ -1,52 +1,63 @@
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
 import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from hashlib import sha256
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from gitboot.render.answers import Answers, EntryOf
-from gitboot.render.tree import File
-from gitboot.status import Status
-from tests.fleets import uuid_of
+from gitboot.render.state import state_path
+from gitboot.serve.answers import Answer, Answers
+from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.serving import (
+    ADDRESS,
     AFTER,
+    ALWAYS,
     BEFORE,
     BY_UUID,
     ENTRY,
+    FLEET,
     GRUB,
     LOOKUPS,
     MAC,
+    ONCE,
+    REPAIR,
+    SEED,
     START,
-    USER_DATA,
     UUID,
     Site,
-    answers,
     connect,
     eventually,
     exchange,
-    read_all,
+    planned,
     undated,
+)
+from tests.serving import (
+    site as new_site,
 )
 
 SWAPPED = "-".join([*("".join(re.findall("..", part)[::-1]) for part in UUID.split("-")[:3]), *UUID.split("-")[3:]])
 NOBODY = ()
+USER_DATA = next(path for path in FLEET.boot_files if path.startswith("/o/"))
 RESET = b"\1\0\0\0\0\0\0\0"  # struct linger: closing resets the connection
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Site, httpx.Client]]:
-    site = Site()
-    with site.serve() as url, httpx.Client(base_url=url) as client:
+    with new_site() as site, site.serve() as url, httpx.Client(base_url=url) as client:
         yield site, client
 
 
@@ -59,19 +70,17 @@ def site(served: tuple[Site, httpx.Client]) -> Site:
 
 @pytest.fixture
 def client(site: Site, served: tuple[Site, httpx.Client]) -> httpx.Client:
-    """A client of an endpoint that answers from ``site``."""
+    """A client of an endpoint over ``site``."""
     return served[1]
 
 
 # Which file
 
 
-def test_every_boot_file_is_served_as_it_lies(site: Site, client: httpx.Client) -> None:
-    assert site.answers is not None
-    boot_files = {path: file for path, file in site.answers.files.items() if path.startswith("boot/")}
-    assert len(boot_files) > 8
-    for path, file in boot_files.items():
-        response = client.get(path.removeprefix("boot"))
+def test_every_boot_file_is_served_as_it_lies(client: httpx.Client) -> None:
+    assert len(FLEET.boot_files) > 8
+    for path, file in FLEET.boot_files.items():
+        response = client.get(path)
         assert (response.status_code, response.content) == (200, file.content), path
         assert response.headers["content-type"] == file.content_type
         assert response.headers["content-length"] == str(len(file.content))
@@ -112,9 +121,7 @@ def test_ipxe_folder_is_the_first_script_one_level_down(client: httpx.Client) ->
 
 
 def test_ipxe_folder_is_nothing_where_ipxe_is_not_published(site: Site, client: httpx.Client) -> None:
-    assert site.answers is not None
-    files = {path: file for path, file in site.answers.files.items() if path != "boot/boot.ipxe"}
-    site.answers = replace(site.answers, files=files)
+    site.publish(planned(fleet("baseURL: 'http://boot.test', outputs: [grub]"), *ALWAYS[1:]))
     assert client.get("/ipxe/").status_code == 404
 
 
@@ -127,17 +134,17 @@ def test_loaders_need_no_port_in_host(client: httpx.Client) -> None:
 ESCAPES = (
     "/../ops/manifest.json",
     "/ops/manifest.json",
-    "/ops/plans/web01.json",
+    "/ops/servers/web01.json",
     "/boot/boot.ipxe",
-    "/%2e%2e/ops/plans/web01.json",
-    "/..%2fops%2fplans%2fweb01.json",
-    "/%252e%252e/ops/plans/web01.json",
-    "/..%5cops%5cplans%5cweb01.json",
-    "/..\\ops\\plans\\web01.json",
-    "/%c0%ae%c0%ae/ops/plans/web01.json",
-    "/v1/boot/../../../ops/plans/web01.json",
-    f"/v1/boot/{MAC}/../../../../ops/plans/web01.json",
-    f"/v1/boot/{MAC}/%2e%2e/%2e%2e/%2e%2e/%2e%2e/ops/plans/web01.json",
+    "/%2e%2e/ops/servers/web01.json",
+    "/..%2fops%2fservers%2fweb01.json",
+    "/%252e%252e/ops/servers/web01.json",
+    "/..%5cops%5cservers%5cweb01.json",
+    "/..\\ops\\servers\\web01.json",
+    "/%c0%ae%c0%ae/ops/servers/web01.json",
+    "/v1/boot/../../../ops/servers/web01.json",
+    f"/v1/boot/{MAC}/../../../../ops/servers/web01.json",
+    f"/v1/boot/{MAC}/%2e%2e/%2e%2e/%2e%2e/%2e%2e/ops/servers/web01.json",
     "/./boot.ipxe",
     "//boot.ipxe",
     "/boot.ipxe/",
@@ -168,6 +175,9 @@ STRANGERS = (
     "/ipxe",
     f"/ipxe/{UUID}/",
     f"/ignition/{uuid_of('another')}",
+    "/boot.ipxe/..",
+    "/grub.cfg-01-52-54-00-ff-ff-ff",
+    "/ipxe/serial/4J8VM72",
     "/ignition/",
     "/httpboot",
     "/httpboot/",
@@ -199,7 +209,7 @@ def test_what_is_not_there_is_one_and_the_same_404(client: httpx.Client, target:
     "request_line",
     [
         pytest.param(b"GET /\xff\xfe HTTP/1.1", id="bytes that are no ASCII"),
-        pytest.param(b"GET ops/plans/web01.json HTTP/1.1", id="a path without a slash"),
+        pytest.param(b"GET ops/servers/web01.json HTTP/1.1", id="a path without a slash"),
         pytest.param(b"GET http://x HTTP/1.1", id="a URL without a path"),
         pytest.param(b"CONNECT x:80 HTTP/1.1", id="a tunnel"),
         pytest.param(b"GET", id="half a line"),
@@ -220,17 +230,16 @@ def test_only_get_and_head_are_allowed(client: httpx.Client, method: str, path: 
 # HTTP
 
 
-def all_paths(answers: Answers) -> list[str]:
-    boot = [path.removeprefix("boot") for path in sorted(answers.files) if path.startswith("boot/")]
-    pages = ["/api/v1/servers", "/api/v1/servers/web01", "/api/v1/servers/web01/plan", "/api/v1/status"]
-    return [*boot, *pages, "/api/v1/openapi.json", "/healthz", "/readyz", "/ipxe/", "/httpboot", "/nothing"]
+PAGES = ("/api/v1/servers", "/api/v1/servers/web01", "/api/v1/servers/web01/plan", "/api/v1/status")
+ALL_PATHS = (*sorted(FLEET.boot_files), *PAGES, "/api/v1/openapi.json", "/healthz", "/readyz", "/ipxe/", "/nothing")
 
 
 def test_head_says_what_get_says_without_the_body_and_keeps_the_connection(site: Site) -> None:
-    site.answers = answers(addresses={"127.0.0.1": "web01"})
+    by_address = {"x-forwarded-for": ADDRESS}
     with site.serve() as url, httpx.Client(base_url=url) as client:
-        for path in all_paths(site.answers):
-            get, head = client.get(path), client.head(path)
+        client.get("/metrics")
+        for path, headers in (*((path, {}) for path in ALL_PATHS * 2), ("/httpboot", by_address)):
+            get, head = client.get(path, headers=headers), client.head(path, headers=headers)
             assert head.content == b""
             assert head.status_code == get.status_code
             assert head.headers.get("content-length") == str(len(get.content)), path
@@ -318,7 +327,6 @@ def test_a_clock_that_is_set_back_turns_answers_back(site: Site, client: httpx.C
 
 @pytest.mark.parametrize("by", ["clock", "answers"])
 def test_lookups_turn_together_under_load(site: Site, client: httpx.Client, by: str) -> None:
-    site.answers = answers()
     asking, done = threading.Barrier(5), threading.Event()
     seen: list[list[bool]] = [[] for _ in range(4)]
 
@@ -336,7 +344,7 @@ def test_lookups_turn_together_under_load(site: Site, client: httpx.Client, by: 
     if by == "clock":
         site.now = START
     else:
-        site.answers = answers(now=AFTER)
+        site.publish(planned(*ALWAYS, REPAIR, now=AFTER))
     marks = [len(turned) for turned in seen]
     assert eventually(lambda: all(len(turned) > mark + 10 for turned, mark in zip(seen, marks, strict=True)))
     done.set()
@@ -348,39 +356,61 @@ def test_lookups_turn_together_under_load(site: Site, client: httpx.Client, by: 
 
 
 def test_a_path_that_the_next_plan_has_not_is_404_from_its_instant_on(site: Site, client: httpx.Client) -> None:
-    assert site.answers is not None
-    turns = {path: (each[0]._replace(file=None),) for path, each in site.answers.turns.items()}
-    site.answers = replace(site.answers, turns=turns)
-    before = [client.get(path).status_code for path in LOOKUPS]
-    site.now = START
-    assert (before, [client.get(path).status_code for path in LOOKUPS]) == ([200] * 3, [404] * 3)
+    restricted = fleet("baseURL: 'http://boot.test', serving: {restrict: true}")
+    to_disk = profile("disk", "flatcar-1", method="Disk")
+    site.publish(planned(restricted, *ALWAYS[1:], to_disk, maintenance("park", "20T22:00 21T04:00", boots="disk")))
+    for _ in range(2):
+        before = [client.get(path).status_code for path in LOOKUPS]
+        site.now = START
+        after = [client.get(path).status_code for path in LOOKUPS]
+        assert (before, after) == ([200] * 3, [404, 404, 200])
+        site.now = BEFORE
 
 
-def test_before_the_first_plans_nothing_is_known_of_any_path(site: Site, client: httpx.Client) -> None:
-    site.answers, site.status = None, Status()
-    for path in (*LOOKUPS, "/boot.ipxe", "/ipxe/", "/httpboot", "/o/x", "/nothing", "/api/v1/servers"):
-        response = client.get(path)
-        assert (response.status_code, response.content) == (503, b""), path
-    assert client.get("/readyz").status_code == 503
-    assert client.get("/healthz").status_code == 200
-    assert client.get("/api/v1/status").json()["applied"] == {"commit": None}
-    site.answers, site.status = answers(), Status(planned_at=BEFORE)
-    assert {client.get(path).status_code for path in (*LOOKUPS, "/readyz")} == {200}
+def test_before_anything_is_published_nothing_is_known_of_any_path() -> None:
+    with new_site(None) as site, site.serve() as url, httpx.Client(base_url=url) as client:
+        for path in (*LOOKUPS, "/boot.ipxe", "/ipxe/", "/httpboot", "/o/x", "/nothing", "/api/v1/servers"):
+            response = client.get(path)
+            assert (response.status_code, response.content) == (503, b""), path
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/api/v1/status").json()["applied"] == {"commit": None}
+        site.publish()
+        assert {client.get(path).status_code for path in (*LOOKUPS, "/readyz")} == {200}
+
+
+def test_a_tree_of_a_format_that_is_not_known_is_answered_from_by_nobody() -> None:
+    with new_site() as site:
+        manifest = site.root / "ops/manifest.json"
+        manifest.write_text(manifest.read_text().replace('"version":2', '"version":3'))
+        with site.serve() as url, httpx.Client(base_url=url) as client:
+            assert {client.get(path).status_code for path in (*LOOKUPS, "/boot.ipxe", "/readyz")} == {503}
+            (condition,) = client.get("/api/v1/status").json()["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("TreeRead", False, "UnknownFormat")
+    assert "format 3" in condition["message"]
+
+
+def test_an_instance_that_stands_back_is_not_answered_for(site: Site) -> None:
+    status = {"conditions": [{"type": "LedgerNamed", "status": False}]}
+    site.say(status)
+    with site.serve() as url, httpx.Client(base_url=url) as client:
+        assert {client.get(path).status_code for path in (*LOOKUPS, "/boot.ipxe", "/readyz")} == {503}
+    (site.root / "ops/status.json").unlink()
 
 
 def test_a_fault_of_our_own_is_a_500_and_no_script(
     site: Site, client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert site.answers is not None
-    site.answers = replace(site.answers, files={f"boot{ENTRY}": "no file"}, turns={})  # type: ignore[dict-item]
+    (site.root / state_path("web01")).write_text("{}")
     response = client.get(ENTRY)
     assert (response.status_code, response.content) == (500, b"")
-    site.status = None  # type: ignore[assignment]
-    response = client.get("/api/v1/status")
+    site.say({"conditions": []})
+    response = client.get("/metrics")
     assert (response.status_code, response.content) == (500, b"")
     logged = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert [ENTRY in logged[0].getMessage(), "/api/v1/status" in logged[1].getMessage()] == [True, True]
+    assert [ENTRY in logged[0].getMessage(), "/metrics" in logged[1].getMessage()] == [True, True]
     assert all(record.exc_info for record in logged)
+    (site.root / "ops/status.json").unlink()
 
 
 # To whom
@@ -429,107 +459,282 @@ def test_ipv6_loopback_is_an_operator_by_default(site: Site) -> None:
 
 
 def test_httpboot_finds_the_server_by_its_address(site: Site) -> None:
-    site.answers = answers(addresses={"10.12.0.13": "web01", "fd00:12::13": "web01", "10.12.0.14": "web01"})
     with site.serve() as url, httpx.Client(base_url=url) as client:
-        for address in ("10.12.0.13", "FD00:12:0::13"):
+        for address in (ADDRESS, "FD00:12:0::13"):
             response = client.get("/httpboot", headers={"x-forwarded-for": address})
             assert response.headers["content-type"] == "application/json"
             assert response.json() == {
                 "ClientIPs": address.lower().replace(":0:", ":"),
                 "SystemUUID": UUID,
-                "UKIURL": "http://boot.test/x.efi",
+                "UKIURL": "http://boot.test/assets/flatcar-1/loader",
             }
         assert client.get("/httpboot", headers={"x-forwarded-for": "10.12.0.99"}).status_code == 404
         assert client.get("/httpboot").status_code == 404
-        files = {path: file for path, file in site.answers.files.items() if "httpboot" not in path}
-        site.answers = replace(site.answers, files=files)
-        assert client.get("/httpboot", headers={"x-forwarded-for": "10.12.0.13"}).status_code == 404
+        site.now = START  # the repair image has no such file
+        assert client.get("/httpboot", headers={"x-forwarded-for": ADDRESS}).status_code == 404
 
 
 # What was fetched
 
 
-def test_a_completed_get_of_an_entry_is_observed(site: Site, client: httpx.Client) -> None:
-    assert site.answers is not None
+@pytest.fixture
+def once(site: Site) -> Iterator[tuple[Site, httpx.Client]]:
+    """A site whose server installs once, then is repaired once, and a client of an endpoint over it."""
+    site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
+    with site.serve() as url, httpx.Client(base_url=url) as client:
+        yield site, client
+
+
+def test_a_get_of_an_entry_is_recorded_before_it_is_answered(once: tuple[Site, httpx.Client]) -> None:
+    site, client = once
     for path in LOOKUPS:
-        client.get(path, headers={"x-forwarded-for": "10.12.0.13"})
-    assert eventually(lambda: len(site.observed) == 3)
-    assert [observation.path for observation in site.observed] == [f"boot{path}" for path in LOOKUPS]
-    assert {observation.digest for observation in site.observed} == {
-        site.answers.entries[f"boot{path}"].digest for path in LOOKUPS
-    }
-    assert {(each.server, each.client, each.at) for each in site.observed} == {("web01", "10.12.0.13", BEFORE)}
+        text = client.get(path, headers={"x-forwarded-for": "10.12.0.13"}).text
+        (observed,) = site.observed()
+        assert "(Network)" in text
+        assert (observed.path, observed.server, observed.client) == (f"boot{path}", "web01", "10.12.0.13")
+        assert (observed.digest, observed.at) == (re.findall("gitboot plan (.*)", text)[0], BEFORE)
 
 
-def test_what_is_observed_is_what_was_sent(site: Site, client: httpx.Client) -> None:
+def test_what_is_recorded_is_what_was_sent(once: tuple[Site, httpx.Client]) -> None:
+    site, client = once
     for site.now in (BEFORE, START):
-        sent = re.findall(r"^# gitboot plan (\w+)", client.get(ENTRY).text, re.MULTILINE)
-        assert eventually(lambda: len(site.observed) == 1)
-        assert [site.observed.pop().digest] == sent
+        sent = re.findall(r"gitboot plan (\w+)", client.get(ENTRY).text)
+        assert [observed.digest for observed in site.observed()] == sent
 
 
-def test_what_is_no_completed_get_of_an_entry_is_not_observed(site: Site, client: httpx.Client) -> None:
-    etag = client.head(ENTRY).headers["etag"]
-    client.get(ENTRY, headers={"if-none-match": etag})
-    client.post(ENTRY)
-    for path in ("/boot.ipxe", "/ipxe/", USER_DATA, "/nothing", "/api/v1/status"):
-        client.get(path)
-    client.get(ENTRY)
-    assert eventually(lambda: len(site.observed) >= 1)
-    assert len(site.observed) == 1
+def test_what_is_no_get_of_what_meets_a_key_is_not_recorded(once: tuple[Site, httpx.Client]) -> None:
+    site, client = once
+    for _ in range(2):
+        client.head(ENTRY)
+        client.post(ENTRY)
+        for path in ("/boot.ipxe", "/ipxe/", USER_DATA, f"/ignition/{UUID}", "/nothing", "/api/v1/status"):
+            client.get(path)
+    assert site.observed() == []
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_large_entry_is_observed_once_it_was_taken_whole(site: Site, version: str) -> None:
-    large = File(b"x" * 16_000_000)
-    entries = {"boot/large": EntryOf("web01", "a" * 64)}  # type: ignore[arg-type]
-    site.answers = Answers(files={"boot/large": large}, entries=entries)
-    request = f"GET /large HTTP/{version}\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
-    with site.serve() as url:
-        with connect(url, receive_buffer=65536) as leaving:
-            leaving.sendall(request)
-            assert leaving.recv(1000).startswith(b"HTTP/1.1 200")
-            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        with connect(url, receive_buffer=65536) as staying:
-            staying.sendall(request)
-            staying.recv(1000)
-            assert not eventually(lambda: site.observed != [], within_s=0.3)
-            read_all(staying)
-        assert eventually(lambda: len(site.observed) == 1)
+def test_a_boot_that_is_made_as_often_as_asked_for_is_not_recorded(site: Site, client: httpx.Client) -> None:
+    for path in LOOKUPS:
+        assert client.get(path).status_code == 200
+    assert site.observed() == []
+
+
+def test_what_is_recorded_is_never_cached_and_never_answered_304(once: tuple[Site, httpx.Client]) -> None:
+    site, client = once
+    for _ in range(2):
+        for headers in ({}, {"if-none-match": "*"}):
+            found = client.get(ENTRY, headers=headers)
+            assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
+            assert "etag" not in found.headers
+    assert len(site.observed()) == 4
+
+
+def test_without_a_spool_what_is_made_once_is_not_given(site: Site) -> None:
+    site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
+    with site.serve(records=False) as url, httpx.Client(base_url=url) as client:
+        for _ in range(2):
+            for path in LOOKUPS:
+                found = client.get(path)
+                assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
+                assert "boots its local disk" in found.text
+                assert "could not be recorded" in found.text
+                assert client.head(path).headers["content-length"] == str(len(found.content))
+        site.now = START  # what writes no disk is given all the same
+        assert "(Maintenance)" in client.get(ENTRY).text
+        metrics = client.get("/metrics").text
+    assert 'gitboot_unrecorded_fetches_total{answered="fallback"} 12.0' in metrics
+
+
+def test_where_the_policy_always_boots_what_writes_no_disk_that_is_the_fallback(site: Site) -> None:
+    diskless = (
+        *SEED,
+        policy("web", "{matchLabels: {role: web}}", boots="repair"),
+        maintenance("install", "20T20:00 21T04:00", "networkBoot: Once", boots="web"),
+    )
+    site.publish(planned(*diskless))
+    with site.serve(records=False) as url:
+        text = httpx.get(url + ENTRY).text
+    assert "could not be recorded" in text
+    assert "memtest-7/kernel" in text
 
 
 @pytest.mark.parametrize("how", ["closes", "resets"])
-def test_who_leaves_before_the_answer_has_fetched_nothing(site: Site, how: str) -> None:
-    gone = threading.Event()
+def test_who_leaves_before_the_answer_has_fetched_nothing(
+    once: tuple[Site, httpx.Client], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, client = once
+    gone, find = threading.Event(), Answers.find
 
-    class Slow(dict[str, File]):
-        def get(self, path: str, default: File | None = None) -> File | None:  # type: ignore[override]
-            gone.wait(5)
-            return super().get(path, default)
+    def slowly(*given: Any) -> Answer | None:
+        gone.wait(5)
+        return find(*given)
 
-    assert site.answers is not None
-    site.answers = replace(site.answers, files=Slow(site.answers.files))
+    monkeypatch.setattr(Answers, "find", slowly)
+    with connect(str(client.base_url)) as leaving:
+        leaving.sendall(f"GET {ENTRY} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        if how == "resets":
+            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    gone.set()
+    assert client.get(GRUB).status_code == 200
+    assert [observation.path for observation in site.observed()] == [f"boot{GRUB}"]
+
+
+# Where recording fails
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk that takes nothing more."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=100", "none", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    with suppress(OSError), (folder / "all").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_on_a_full_disk_what_is_made_once_is_not_given_until_there_is_space(site: Site, full_disk: Path) -> None:
+    site.publish(planned(*ONCE))
+    site.spool, spool = full_disk, site.spool
     with site.serve() as url:
-        with connect(url) as client:
-            client.sendall(f"GET {ENTRY} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            if how == "resets":
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        gone.set()
-        assert httpx.get(f"{url}{GRUB}").status_code == 200
-        assert eventually(lambda: site.observed != [])
-    assert [observation.path for observation in site.observed] == [f"boot{GRUB}"]
+        assert "boots its local disk" in httpx.get(url + ENTRY).text
+        assert site.observed() == []
+        (full_disk / "all").unlink()
+        assert "(Network)" in httpx.get(url + ENTRY).text
+        assert [observed.path for observed in site.observed()] == [f"boot{ENTRY}"]
+    site.spool = spool
+
+
+def test_a_disk_that_does_not_answer_is_waited_for_until_the_deadline(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.publish(planned(*ONCE))
+    stuck, sync = threading.Event(), os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (stuck.wait(5), sync(fd)))
+    with site.serve(deadline_s=0.2) as url:
+        began = time.monotonic()
+        assert "boots its local disk" in httpx.get(url + ENTRY).text
+        assert httpx.get(f"{url}/boot.ipxe").status_code == 200, "nobody else waits"
+        assert time.monotonic() - began < 2
+        stuck.set()
+    assert site.observed() == [], "what came too late is taken back"
+
+
+# Many, and what changes
+
+
+def test_a_thousand_clients_at_once_are_each_recorded_first(once: tuple[Site, httpx.Client]) -> None:
+    site, client = once
+    request = f"GET {ENTRY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+
+    async def ask(number: int, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request.replace(b"Host: x", b"Host: x\r\nX-Forwarded-For: 10.0.%d.%d" % divmod(number, 250)))
+        text = await reader.read()
+        writer.close()
+        assert b"(Network)" in text
+
+    async def ask_all(port: int) -> None:
+        await asyncio.gather(*(ask(number, port) for number in range(1000)))
+
+    asyncio.run(ask_all(client.base_url.port or 0))
+    observed = site.observed()
+    assert len({each.client for each in observed}) == len(observed) == 1000
+
+
+def test_a_state_that_was_replaced_is_seen_at_the_next_request(once: tuple[Site, httpx.Client]) -> None:
+    site, client = once
+    for version in range(20):
+        site.publish(planned(*ONCE[:-1], policy(f"v{version}", often="Once")), commit=str(version))
+        assert f"BootPolicy/v{version}," in client.get(ENTRY).text
+        assert f"BootPolicy/v{version}," in client.get(BY_UUID).text
+
+
+def test_a_server_that_is_gone_is_404_and_one_that_comes_is_found(site: Site, client: httpx.Client) -> None:
+    gone = planned(*ALWAYS[:1], *ALWAYS[2:], server("web02", "role: web"))
+    for fleet_at_hand, expected in ((FLEET, [200, 404]), (gone, [404, 200]), (FLEET, [200, 404])):
+        site.publish(fleet_at_hand)
+        asked = [client.get(path).status_code for path in (BY_UUID, f"/ipxe/{uuid_of('web02')}")]
+        assert asked == expected
+
+
+@pytest.mark.parametrize("how", ["moved", "swapped"])
+def test_an_address_that_goes_to_another_server_is_never_404(site: Site, client: httpx.Client, how: str) -> None:
+    mac, other = MAC.replace("-", ":"), "52:54:00:00:00:02"
+    second = server("aaa02", "role: web").replace(mac_of("aaa02"), other)
+    here = planned(*ALWAYS, second)
+    first = ALWAYS[1].replace(mac, other if how == "swapped" else "52:54:00:00:00:03")
+    there = planned(*ALWAYS[:1], first, *ALWAYS[2:], second.replace(other, mac))
+    done, seen = threading.Event(), set[tuple[int, str]]()
+
+    def ask() -> None:
+        with httpx.Client(base_url=client.base_url) as own:
+            while not done.is_set():
+                found = own.get(ENTRY)
+                seen.add((found.status_code, "aaa02" if "aaa02" in found.text else "web01"))
+
+    thread = threading.Thread(target=ask)
+    site.publish(here)
+    thread.start()
+    for number in range(30):
+        site.publish((there, here)[number % 2], commit=str(number), at=BEFORE + timedelta(seconds=number))
+    done.set()
+    thread.join()
+    assert seen == {(200, "aaa02"), (200, "web01")}
 
 
 # Files on the disk
 
 
-def test_what_earlier_plans_named_is_served_from_the_disk(site: Site, tmp_path: Path) -> None:
-    digest = "e" * 64
-    (tmp_path / digest).mkdir()
-    (tmp_path / digest / "user-data").write_text("#cloud-config\n")
-    with site.serve(artifacts=tmp_path) as url, httpx.Client(base_url=url) as client:
-        response = client.get(f"/o/{digest}/user-data")
-        assert (response.status_code, response.text) == (200, "#cloud-config\n")
-        assert response.headers["cache-control"] == "public, max-age=31536000, immutable"
-        assert client.get(USER_DATA).headers["content-type"].startswith("text/cloud-config")
-        assert client.get(f"/o/{'d' * 64}/user-data").status_code == 404
+def test_what_earlier_plans_named_is_served_as_long_as_it_lies_there(site: Site, client: httpx.Client) -> None:
+    site.publish(planned(*ALWAYS, templates={"t": '{"ignition": {"version": "3.4.0"}, "x": 1}'}))
+    response = client.get(USER_DATA)
+    assert (response.status_code, response.content) == (200, FLEET.boot_files[USER_DATA].content)
+    assert response.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert response.headers["content-type"] == "application/vnd.coreos.ignition+json"
+    assert client.get(f"/o/{'d' * 64}/user-data").status_code == 404
+
+
+def test_a_large_artifact_is_read_from_the_disk_each_time(site: Site, client: httpx.Client) -> None:
+    kernel = b"k" * 3_000_000
+    path = f"/o/{sha256(kernel).hexdigest()}/vmlinuz"
+    (site.root / f"boot{path}").parent.mkdir(parents=True)
+    (site.root / f"boot{path}").write_bytes(kernel)
+    assert client.get(path).content == kernel
+    assert client.get(path, headers={"range": "bytes=0-9"}).content == kernel[:10]
+
+
+def test_content_that_is_not_what_its_path_says_is_not_served(site: Site, client: httpx.Client) -> None:
+    assert client.get(USER_DATA).status_code == 200
+    (site.root / f"boot{USER_DATA}").write_bytes(b"#cloud-config\nruncmd: []\n")
+    assert client.get(USER_DATA).status_code == 404
+
+
+def test_a_bundle_is_served_as_its_folder_says(site: Site, client: httpx.Client) -> None:
+    cloud = image("flatcar-1", "userData: CloudInit")
+    web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: t}")
+    bundled = planned(ALWAYS[0], ALWAYS[1], cloud, ALWAYS[3], web, *ALWAYS[5:], templates={"t": "#cloud-config\n"})
+    site.publish(bundled)
+    paths = [path for path in bundled.boot_files if path.endswith("-data")]
+    assert len(paths) == 2
+    for path in paths:
+        assert client.get(path).content == bundled.boot_files[path].content
+        assert client.get(path).headers["content-type"] == "text/cloud-config; charset=utf-8"
+
+
+def test_a_shared_file_is_served_as_it_lies_and_others_in_its_folder_are_not(site: Site, client: httpx.Client) -> None:
+    (site.root / "boot/unknown.ipxe").write_bytes(b"#!ipxe\n# newer\n")
+    assert client.get("/unknown.ipxe").content == b"#!ipxe\n# newer\n"
+    (site.root / "boot/mine").write_text("mine")
+    assert client.get("/mine").status_code == 404
+    (site.root / "boot/unknown.ipxe").unlink()
+    assert client.get("/unknown.ipxe").status_code == 404
+    (site.root / "boot/mine").unlink()

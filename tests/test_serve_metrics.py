@@ -4,7 +4,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from gitboot.status import Condition, Status
-from tests.serving import BEFORE, ENTRY, START, Site
+from tests.serving import BEFORE, ENTRY, ONCE, START, planned, site
 
 
 def samples(url: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -19,7 +19,7 @@ def samples(url: str) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_requests_are_counted_by_what_they_were_for() -> None:
-    with Site().serve() as url:
+    with site(planned(*ONCE)) as made, made.serve() as url:
         for path in (ENTRY, ENTRY, "/boot.ipxe", "/healthz", "/nothing", "/also/nothing"):
             httpx.get(url + path)
         httpx.post(f"{url}/nothing")
@@ -42,18 +42,20 @@ def test_what_the_status_says_is_there() -> None:
         phases={"Network": 3, "Disk": 2},
         conditions=(Condition(type="SourceReady", status=False, reason="SourceError", message="", since=BEFORE),),
     )
-    with Site(status=status).serve() as url:
-        found = samples(url)
+    with site() as made:
+        made.say(status.facts())
+        with made.serve() as url:
+            found = samples(url)
     assert found["gitboot_ready"] == {(): 1}
     assert found["gitboot_commit_info"] == {("c0ffee", "applied"): 1, ("bad", "attempted"): 1}
     assert found["gitboot_servers"] == {("Network",): 3, ("Disk",): 2}
-    assert found["gitboot_condition"] == {("SourceError", "SourceReady"): 0}
+    assert found["gitboot_condition"] == {("SourceError", "SourceReady"): 0, ("Read", "TreeRead"): 1}
     assert found["gitboot_planned_timestamp_seconds"] == {(): BEFORE.timestamp()}
     assert found["gitboot_next_transition_timestamp_seconds"] == {(): START.timestamp()}
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
-    with Site(answers=None, status=Status()).serve() as url:
+    with site(None) as made, made.serve() as url:
         found = samples(url)
     assert found["gitboot_ready"] == {(): 0}
     assert "gitboot_planned_timestamp_seconds" not in found

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gitboot.errors import UsageError
 from gitboot.serve import connection, server
-from gitboot.serve.server import Server
-from tests.serving import ENTRY, Site, connect, eventually, exchange, read_all
+from gitboot.serve.server import Server, listen_at, url_of
+from tests.serving import ENTRY, ONCE, connect, eventually, exchange, planned, read_all, site
 
 
 class Slow:
@@ -32,6 +32,15 @@ class Slow:
         await send({"type": "http.response.body", "body": b"slow"})
 
 
+def started(app: ASGIApp) -> tuple[Server, str]:
+    """A server that runs, and its base URL."""
+    where = "127.0.0.1:0"
+    listening = listen_at(where)
+    running = Server(app, listening)
+    running.start()
+    return running, url_of(where, listening)
+
+
 # Listening
 
 
@@ -41,13 +50,13 @@ class Slow:
 )
 def test_what_is_no_address_is_refused(listen: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
-        Server(Slow(0), listen)
+        listen_at(listen)
 
 
 def test_an_address_in_use_is_refused() -> None:
-    with Site().serve() as url:
+    with site() as made, made.serve() as url:
         with pytest.raises(UsageError, match=rf"cannot listen at {url}: Address already in use"):
-            Server(Slow(0), url.removeprefix("http://")).start()
+            listen_at(url.removeprefix("http://"))
         assert httpx.get(url + ENTRY).status_code == 200
 
 
@@ -57,23 +66,21 @@ def test_an_address_in_use_is_refused() -> None:
 )
 def test_an_address_that_is_not_ours_is_refused(listen: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        Server(Slow(0), listen).start()
+        listen_at(listen)
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "0.0.0.0:0", "[::1]:0", "[::]:0"])
 def test_a_free_port_is_taken_and_told(listen: str) -> None:
-    with Site().serve(listen) as url:
+    with site() as made, made.serve(listen) as url:
         assert not url.endswith(":0")
         assert httpx.get(url + ENTRY).status_code == 200
 
 
 def test_one_socket_takes_both_families() -> None:
-    site = Site()
-    with site.serve("[::]:0") as url:
+    with site(planned(*ONCE)) as made, made.serve("[::]:0") as url:
         port = url.rpartition(":")[2]
         assert httpx.get(f"http://127.0.0.1:{port}{ENTRY}").status_code == 200
-        assert eventually(lambda: site.observed != [])
-    assert site.observed[0].client == "127.0.0.1"
+        assert [each.client for each in made.observed()] == ["127.0.0.1"]
 
 
 # Stopping
@@ -81,25 +88,23 @@ def test_one_socket_takes_both_families() -> None:
 
 def test_a_request_under_way_is_answered_before_the_end() -> None:
     slow = Slow(0.4)
-    running = Server(slow, "127.0.0.1:0")
-    running.start()
-    with ThreadPoolExecutor() as pool, httpx.Client(base_url=running.url) as idle:
+    running, url = started(slow)
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=url) as idle:
         idle.get("/")
         slow.asked.clear()
-        answer = pool.submit(httpx.get, running.url)
+        answer = pool.submit(httpx.get, url)
         slow.asked.wait(5)
         running.stop()
         assert not running.alive
         assert answer.result().text == "slow"
     with pytest.raises(ConnectionRefusedError):
-        connect(running.url)
+        connect(url)
 
 
 def test_a_request_that_takes_too_long_is_broken_off(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow(60)
-    running = Server(slow, "127.0.0.1:0")
-    running.start()
-    with connect(running.url) as client:
+    running, url = started(slow)
+    with connect(url) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         slow.asked.wait(5)
         began = time.monotonic()
@@ -111,7 +116,7 @@ def test_a_request_that_takes_too_long_is_broken_off(caplog: pytest.LogCaptureFi
 def test_it_leaves_signals_and_logging_alone() -> None:
     root = logging.getLogger()
     handlers = list(root.handlers)
-    with Site().serve() as url:
+    with site() as made, made.serve() as url:
         httpx.get(url + ENTRY)
     assert root.handlers == handlers
     assert logging.getLogger("uvicorn").handlers == []
@@ -122,7 +127,7 @@ def test_it_leaves_signals_and_logging_alone() -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with Site().serve() as url:
+    with site() as made, made.serve() as url:
         yield url
 
 
@@ -154,7 +159,7 @@ def test_a_body_is_not_waited_for(url: str) -> None:
 def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
     monkeypatch.setattr(server, "_STUCK_CHECK_S", 0.05)
-    with Site().serve() as url:
+    with site() as made, made.serve() as url:
         for sent in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"):
             with connect(url) as client:
                 client.sendall(sent)
@@ -165,7 +170,7 @@ def test_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
     monkeypatch.setattr(server, "_STUCK_CHECK_S", 0.05)
     (tmp_path / "large").write_bytes(b"x" * 30_000_000)
-    with Site().serve(assets=tmp_path) as url, connect(url, receive_buffer=4096) as client:
+    with site() as made, made.serve(assets=tmp_path) as url, connect(url, receive_buffer=4096) as client:
         client.sendall(b"GET /assets/large HTTP/1.1\r\nHost: x\r\n\r\n")
         time.sleep(1)
         assert len(read_all(client)) < 30_000_000
@@ -175,7 +180,7 @@ def test_who_takes_it_slowly_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(connection, "PATIENCE_S", 1.5)
     monkeypatch.setattr(server, "_STUCK_CHECK_S", 0.05)
     (tmp_path / "large").write_bytes(b"x" * 16_000_000)
-    with Site().serve(assets=tmp_path) as url, connect(url, receive_buffer=65536) as client:
+    with site() as made, made.serve(assets=tmp_path) as url, connect(url, receive_buffer=65536) as client:
         client.sendall(b"GET /assets/large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         received = 0
         began = time.monotonic()
@@ -188,7 +193,7 @@ def test_who_takes_it_slowly_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_clients_cannot_use_up_all_files_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "most_connections", lambda: 3)
-    with Site().serve() as url:
+    with site() as made, made.serve() as url:
         clients = [connect(url) for _ in range(3)]
         time.sleep(0.1)
         assert exchange(url, b"GET / HTTP/1.1\r\n\r\n") == b""
@@ -208,10 +213,12 @@ def test_half_of_all_files_is_for_clients() -> None:
     assert 100 < connection.most_connections() <= 1_000_000
 
 
-def test_headers_are_spelt_as_they_are_registered() -> None:
+@pytest.mark.parametrize("path", [b"/healthz", b"/boot.ipxe"])
+def test_headers_are_spelt_as_they_are_registered(path: bytes) -> None:
     """GRUB before 2.12 finds no content-length that is not spelt Content-Length, and waits for the connection's end."""
-    with Site().serve() as url:
-        head, _, _ = exchange(url, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").partition(
+    with site() as made, made.serve() as url:
+        httpx.get(url + path.decode())
+        head, _, _ = exchange(url, b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").partition(
             b"\r\n\r\n"
         )
     names = [line.partition(b":")[0] for line in head.split(b"\r\n")[1:]]

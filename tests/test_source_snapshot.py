@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository, SourceError, UsageError
-from gitboot.load import Irregular, Revision, Snapshot
+from gitboot.load import Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.source import WORKTREE, open_snapshot, tree
 from gitboot.source.repository import Stored
@@ -112,7 +113,7 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
     [
         pytest.param("nowhere", None, "nowhere is not a directory", id="no such directory"),
         pytest.param("fleet/fleet.yaml", None, "is not a directory", id="a file"),
-        pytest.param("fleet", "nope", "has no commit nope", id="no such revision"),
+        pytest.param("fleet", "nope", "has no commit nope$", id="no such revision"),
         pytest.param("fleet", "HEAD^{tree}", r"has no commit HEAD\^\{tree\}", id="a tree"),
         pytest.param("fleet", "0", "has no commit 0", id="too short an id"),
         pytest.param("fleet", "", "has no commit ", id="nothing"),
@@ -335,6 +336,18 @@ def test_an_earlier_snapshot_that_is_no_longer_there_is_no_matter(work: Work, tm
 
 
 # Hostile commits
+
+
+@pytest.mark.parametrize("rev", ["HEAD", "WORKTREE"])
+def test_a_file_that_no_fleet_needs_is_not_read(work: Work, rev: str) -> None:
+    (work.path / "fleet.yaml").write_text("# a fleet\n")
+    (work.path / "huge.yaml").write_bytes(bytes(MAX_FILE_BYTES + 1))  # some KiB in a pack
+    work.git("add", "-A")
+    work.git("commit", "-q", "-m", "Huge")
+    snapshot = open_snapshot(work.path, rev)
+    with pytest.raises(Oversized, match="16,777,217 bytes"):
+        snapshot.read(snapshot.blobs["huge.yaml"])
+    assert snapshot.read(snapshot.blobs["fleet.yaml"]) == b"# a fleet\n"
 
 
 def test_a_tree_that_multiplies_itself_is_refused(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:

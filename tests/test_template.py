@@ -196,6 +196,8 @@ def test_jinja2_s_other_tests_are_not_there(name: str) -> None:
         ("{% block a %}{% endblock %}", "block is not available"),
         ("{% autoescape true %}{% endautoescape %}", "autoescape is not available"),
         ("{% for a in [[]] recursive %}{% endfor %}", "a recursive for is not available"),
+        ("{{ [1] | tojson(indent=4000000000) }}", "unexpected keyword argument 'indent'"),
+        ("{{ [1] | tojson(4000000000) }}", "takes 1 positional argument"),
     ],
 )
 def test_template_fails_with_the_reason(source: str, message: str) -> None:

@@ -36,7 +36,7 @@ from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.offers import offer_of
-from gitboot.ledger.values import Facts
+from gitboot.ledger.entries import Facts
 from gitboot.load import Revision
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -44,7 +44,7 @@ from gitboot.model.server import Lifecycle
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Decision, Phase, Record
 from gitboot.problems.codes import Code
-from gitboot.render import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve import Decisions, decide, plan
 from gitboot.resolve.records import exported, imported
 from tests.fleets import (

@@ -7,12 +7,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Final, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from gitboot.cli.exit import Exit
+
+if TYPE_CHECKING:
+    from gitboot.evaluate.limits import Allowance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -81,10 +84,10 @@ def evaluating() -> Iterator[Begun]:
 
 def _part(seconds: float | None, mebibytes: int | None) -> None:
     """Go on as a child of this process, which waits for it and ends as it does."""
-    from gitboot.evaluate.limits import Allowance, Spent, end_with
+    from gitboot.evaluate.limits import Allowance
+    from gitboot.processes import end_with
 
     global _begun
-    allowance = Allowance(seconds=seconds, mebibytes=mebibytes)
     sys.stdout.flush()
     sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
@@ -93,7 +96,14 @@ def _part(seconds: float | None, mebibytes: int | None) -> None:
         sys.exit(_waited(child))
     end_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    _begun = lambda files: Spent.now().limit(allowance, files)  # noqa: E731
+    _begun = partial(_allow, Allowance(seconds=seconds, mebibytes=mebibytes))
+
+
+def _allow(allowance: Allowance, files: int) -> None:
+    """Give this process from now on what a commit of so many files may take."""
+    from gitboot.evaluate.limits import Spent
+
+    Spent.now().limit(allowance, files)
 
 
 def _waited(child: int) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import Malformed, parse_instant
@@ -72,6 +72,9 @@ credentials_option = click.option(
 )
 
 
+_CONFIG: Final = "gitboot.config"  # in a context: the file that its defaults are from
+
+
 def config_option(command: Command) -> Command:
     """--config: a TOML file with the command's options as keys; flags and variables win over it."""
 
@@ -83,6 +86,8 @@ def config_option(command: Command) -> Command:
             for parameter in context.command.params
             for option in parameter.opts
         }
+        import tomllib  # few give one
+
         try:
             given = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -91,6 +96,7 @@ def config_option(command: Command) -> Command:
             hint = did_you_mean(key, names, f"it may have {', '.join(sorted(names))}")
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
         context.default_map = {names[key] or key: value for key, value in given.items()}
+        context.meta[_CONFIG] = path
         return path
 
     return click.option(
@@ -101,6 +107,19 @@ def config_option(command: Command) -> Command:
         expose_value=False,
         help='A TOML file with these options as keys: output = "/srv/boot". Default: none.',
     )(command)
+
+
+def name_source(error: click.UsageError) -> None:
+    """Let a wrong value be called what it is written as: a key in the file of settings, or a variable."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
+        return
+    match error.ctx.get_parameter_source(error.param.name):
+        case ParameterSource.DEFAULT_MAP:
+            key = max(error.param.opts, key=len).removeprefix("--")
+            error.param_hint = f"{key} in {error.ctx.meta[_CONFIG]}"
+        case ParameterSource.ENVIRONMENT:
+            variables = error.param.envvar or f"{error.ctx.auto_envvar_prefix}_{error.param.name.upper()}"
+            error.param_hint = variables if isinstance(variables, str) else " or ".join(variables)
 
 
 class InstantType(click.ParamType[datetime]):

@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.errors import UsageError
+
+if TYPE_CHECKING:
+    from gitboot.observe.spool import SpoolFile
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
@@ -37,6 +40,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
     however often this is called, and through rotations.
     """
     from gitboot.observe.logfile import LogFile
+    from gitboot.observe.spool import SpoolFile
 
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
@@ -44,16 +48,18 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
         raise UsageError(f"there is no file {', '.join(missing)}")
     spool.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
-    if logs == (_STDIN,):
-        _observe(sys.stdin.buffer, spool, outcomes)
-    else:
-        stop = stopped_by_signal() if follow else None
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        written = SpoolFile(spool)
+        stack.callback(written.close)
+        if logs == (_STDIN,):
+            _observe(sys.stdin.buffer, spool, written, outcomes)
+        else:
+            stop = stopped_by_signal() if follow else None
             files = [stack.enter_context(LogFile(log, spool)) for log in dict.fromkeys(logs)]
             for _ in _passes(stop):
                 for file in files:
                     with closing(file.lines()) as lines:
-                        _observe(lines, spool, outcomes)
+                        _observe(lines, spool, written, outcomes)
     if as_json:
         click.echo(json.dumps(_facts(outcomes), indent=2, sort_keys=True))
     else:
@@ -71,9 +77,9 @@ def _passes(stop: Stop | None) -> Iterator[None]:
 _OBSERVED: Final = "observed"
 
 
-def _observe(lines: Iterable[bytes], spool: Path, outcomes: Counter[str]) -> None:
-    from gitboot.observe import spool as spooled
+def _observe(lines: Iterable[bytes], spool: Path, written: SpoolFile, outcomes: Counter[str]) -> None:
     from gitboot.observe.accesslog import Ignored, read
+    from gitboot.observe.spool import line_of
 
     for line in lines:
         found = read(line)
@@ -81,7 +87,7 @@ def _observe(lines: Iterable[bytes], spool: Path, outcomes: Counter[str]) -> Non
             outcomes[found] += 1
             continue
         try:
-            spooled.append(spool, found, durably=True)
+            written.append(line_of(found))
         except OSError as error:
             raise UsageError(f"{spool} cannot be written: {error.strerror}") from error
         outcomes[_OBSERVED] += 1

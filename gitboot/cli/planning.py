@@ -17,9 +17,11 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
 from gitboot.plan import BootPlan, Cause, Decision, Record
-from gitboot.render import server_files
+from gitboot.render.formats import server_files
+from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve.decide import site_of
 from gitboot.resolve.records import first_records, imported
 from gitboot.source import open_snapshot
 
@@ -45,8 +47,30 @@ class Planned:
         for decision in self.decisions.servers.values():
             yield decision, plan(decision, self.at, self.records.get(decision.uuid))
 
+    def states(self) -> dict[str, ServerState]:
+        """Each server as it is published, its next transitions included."""
+        about = about_all(self.repository)
+        return {
+            name: server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
+            for name, decision in self.decisions.servers.items()
+        }
+
     def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
         return server_files(self.decisions, decision, planned)
+
+
+def about_all(repository: FleetRepository) -> dict[str, About]:
+    """What a repository says of each server that decides nothing."""
+    found = {}
+    for name, server in repository.servers.items():
+        site = site_of(repository, server)
+        addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
+        found[name] = About(
+            site=site.name if site is not None else None,
+            labels=server.metadata.labels,
+            addresses=tuple(sorted(addresses)),
+        )
+    return found
 
 
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:

@@ -29,19 +29,24 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
     OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators.
     """
     from gitboot.publish.directory import Directory
-    from gitboot.render import shared_files
+    from gitboot.render.formats import shared_files
 
     fleet = planned_fleet(path, rev, at or now(), records)
-    files = shared_files(fleet.decisions)
-    plans = {}
-    for decision, plan in fleet.plans():
-        plans[decision.server] = plan
-        files.update(fleet.files(decision, plan))
-    with Directory.open(out, ledger="render") as target:
-        published = target.publish(files, commit=fleet.decisions.revision, at=fleet.at)
+    states = fleet.states()
+    target = Directory.open(out, ledger="render")
+    try:
+        published = target.publish(
+            {name: state.files for name, state in states.items()},
+            shared_files(fleet.decisions),
+            complete=True,
+            commit=fleet.decisions.revision,
+            at=fleet.at,
+        )
+    finally:
+        target.close(and_forget_lock=True)
     click.echo(
         f"{out}: {len(published.written)} files written, {len(published.withdrawn)} withdrawn, "
         f"{published.unchanged} unchanged",
         err=True,
     )
-    tell_held_back(held_back(plans))
+    tell_held_back(held_back({name: state.plan for name, state in states.items()}))

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,13 +17,13 @@ from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import config_option, credentials_option
+from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.telling import tell
+from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
 
 if TYPE_CHECKING:
-    from gitboot.instance.build import Instance
     from gitboot.instance.settings import Settings
-    from gitboot.serve.server import Server
 
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
@@ -48,11 +49,13 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="Where the ledger and gitboot's own clone live. Back up STATE/ledger.sqlite: it cannot be rebuilt.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
+@click.option("--workers", type=_COUNT, default=1, show_default=True, help="Processes that serve, each on a core.")
 @click.option(
     "--records",
     metavar="fresh|adopt|FILE",
-    help="What a new, restored or foreign ledger is told: fresh (no server with provision 1 or more is installed), "
-    "adopt (all are), or a file of exported records (ops/records.json). One that has been told is not changed.",
+    help="What a new, restored or foreign ledger is initialised with: fresh (no server with provision 1 or more is "
+    "installed), adopt (all are), or a file of exported records (ops/records.json). One that is initialised is not "
+    "changed.",
 )
 @credentials_option
 @click.option(
@@ -63,7 +66,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where `gitboot serve --spool` writes fetches of entries. Default: only those of --listen count.",
+    help="Where `gitboot serve --spool` records fetches. Default: STATE/spool, where this instance serves itself.",
 )
 @click.option(
     "--git-credentials",
@@ -177,15 +180,14 @@ def _run(settings: Settings) -> Exit:
     from gitboot.instance.loop import Bell, Loop
 
     bell = Bell()
+    settings = replace(settings, spool=spool_of(settings))
     with running(settings, tell=tell, clock=_clock, wake=bell.ring) as (instance, source):
         loop = Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, bell=bell)
+        reap_orphans(loop.wait)
         _obey_signals(loop.stop, {signal.SIGHUP: loop.fetch_now, signal.SIGUSR1: loop.wake})
-        if settings.listen is None:
-            loop.run()
-        else:
-            with _endpoint(settings, instance, bell.ring) as server:
-                tell(Event(at=_clock(), type="Listening", message=server.url, facts={"url": server.url}))
-                loop.run()
+        ledger = instance.reconciler.status.ledger
+        with watched(settings.spool, bell.ring), serving(settings, ledger or "", bell.ring) as workers:
+            loop.run(serving=workers.counted if workers is not None else None)
         tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
     return Exit.FINE
 
@@ -227,26 +229,6 @@ def _dry_run(settings: Settings) -> Exit:
         for each in instance.reconciler.standing.schedule.appointments.values():
             click.echo(f"{each.name}: {each.message}")
         return _exit_of(instance.reconciler.status)
-
-
-def _endpoint(settings: Settings, instance: Instance, wake: Callable[[], None]) -> Server:
-    from gitboot.observe.observation import Observation
-    from gitboot.serve.app import Endpoint
-    from gitboot.serve.server import Server
-
-    def observe(observation: Observation) -> None:
-        instance.inbox.observe(observation)
-        wake()
-
-    endpoint = Endpoint(
-        answers=lambda: instance.reconciler.answers,
-        status=lambda: instance.reconciler.status,
-        clock=_clock,
-        observe=observe,
-        assets=settings.assets,
-        artifacts=settings.output / "boot" / "o",
-    )
-    return Server(endpoint, settings.listen or "")
 
 
 def _exit_of(status: Status) -> Exit:

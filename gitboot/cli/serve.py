@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import socket
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import click
 
 from gitboot.cli.inputs import config_option
-from gitboot.cli.stopping import stopped_by_signal
+from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
+from gitboot.processes import end_with, python, reap_orphans
 from gitboot.status import Event
 
 
@@ -26,44 +30,118 @@ from gitboot.status import Event
 )
 @click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="Where to listen.")
 @click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that answer, each on a core.",
+)
+@click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write fetches of entries here, for `gitboot run --spool`. Default: they are not recorded.",
+    help="Record fetches here, for `gitboot run --spool`. Default: none is recorded, and what boots once not given.",
 )
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False),
     help="A directory that is served under /assets/. Default: none.",
 )
-def command(output: Path, listen: str, spool: Path | None, assets: Path | None) -> None:
+@click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
+@click.option("--parent", type=int, hidden=True, help="That process.")
+@click.option("--status", type=click.Path(path_type=Path), hidden=True, help="Where the instance leaves its status.")
+@click.option("--ledger", hidden=True, help="The identity of the instance's ledger.")
+def command(
+    output: Path,
+    listen: str,
+    workers: int,
+    spool: Path | None,
+    assets: Path | None,
+    fd: int | None,
+    parent: int | None,
+    status: Path | None,
+    ledger: str | None,
+) -> None:
     """Serve a published tree, and the API over it; as many processes as wanted.
 
-    It follows the tree as it changes, and turns entries at the instant that the tree names.
+    It answers at once whatever the tree's size, sees what is published at the next request, and turns entries at the
+    instants that the tree names.
     """
-    from gitboot.observe import spool as spooled
-    from gitboot.serve.app import Endpoint
-    from gitboot.serve.server import Server
-    from gitboot.serve.tree import PublishedTree
-
+    if parent is not None:
+        end_with(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
     if not output.is_dir():
         raise UsageError(f"{output} is not a directory; give what was published with --output or --out")
     if spool is not None:
-        spool.mkdir(parents=True, exist_ok=True)
-    tree = PublishedTree(output, _clock)
-    tree.refresh()
-    endpoint = Endpoint(
-        answers=lambda: tree.answers,
-        status=lambda: tree.status,
-        clock=_clock,
-        observe=partial(spooled.write, spool) if spool is not None else None,
-        assets=assets,
-        artifacts=output / "boot" / "o",
-    )
-    with ExitStack() as stack:
-        server = stack.enter_context(Server(endpoint, listen))
-        tell(Event(at=_clock(), type="Listening", message=server.url, facts={"url": server.url}))
-        tree.follow(stopped_by_signal().wait)
+        make_spool(spool)
+    stop = stopped_by_signal(signal.SIGTERM) if parent is not None else stopped_by_signal()
+    if fd is not None:
+        _work(output, socket.socket(fileno=fd), spool, assets, stop, status, ledger)
+        return
+    from gitboot.serve.server import listen_at, url_of
+
+    listening = listen_at(listen)
+    url = url_of(listen, listening)
+    tell(Event(at=_clock(), type="Listening", message=url, facts={"url": url}))
+    if spool is None:
+        message = "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count"
+        tell(Event(at=_clock(), type="NotRecording", message=message, warning=True))
+    reap_orphans(stop.wait)
+    if workers == 1:
+        _work(output, listening, spool, assets, stop)
+    else:
+        from gitboot.serve.supervise import Workers
+
+        with Workers(worker_command(output, spool, assets), listening, workers):
+            while not stop.wait(3600):
+                pass
     tell(Event(at=_clock(), type="Stopped", message="the tree stays as it is"))
+
+
+def worker_command(
+    output: Path, spool: Path | None, assets: Path | None, status: Path | None = None, ledger: str | None = None
+) -> list[str]:
+    """The command line of a process that serves at a socket which this one hands down."""
+    arguments = ["--output", str(output.absolute()), "--parent", str(os.getpid())]
+    for name, path in (("--spool", spool), ("--assets", assets), ("--status", status)):
+        if path is not None:
+            arguments += [name, str(path.absolute())]
+    return python("gitboot", "serve", *arguments, *(["--ledger", ledger] if ledger is not None else []))
+
+
+def make_spool(spool: Path) -> None:
+    """Make a spool where it is missing."""
+    try:
+        spool.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
+
+
+def _work(
+    output: Path,
+    listening: socket.socket,
+    spool: Path | None,
+    assets: Path | None,
+    stop: Stop,
+    status: Path | None = None,
+    ledger: str | None = None,
+) -> None:
+    from gitboot.observe.spool import Spool
+    from gitboot.serve.app import DEADLINE_S, Endpoint
+    from gitboot.serve.recording import Recording
+    from gitboot.serve.server import Server
+    from gitboot.serve.tree import PublishedTree
+
+    with ExitStack() as stack:
+        recording = None
+        if spool is not None:
+            spooled = Spool(spool)
+            stack.callback(spooled.close)
+            recording = Recording(spooled, DEADLINE_S)
+        tree = PublishedTree(output, _clock, status=status, ledger=ledger)
+        stack.enter_context(Server(Endpoint(output, tree, _clock, recording, assets=assets), listening))
+        gc.collect()
+        gc.freeze()  # what is there now stays; it need not be looked through again and again
+        tree.follow(stop.wait)
 
 
 def _clock() -> datetime:

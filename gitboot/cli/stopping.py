@@ -27,9 +27,9 @@ class Stop:
         return self.is_set
 
 
-def stopped_by_signal() -> Stop:
-    """An end that SIGINT and SIGTERM ask for from now on."""
+def stopped_by_signal(*numbers: signal.Signals) -> Stop:
+    """An end that these signals ask for from now on; SIGINT and SIGTERM where none is named."""
     stop = Stop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     return stop

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
@@ -18,7 +19,7 @@ from gitboot.diff.shared import SharedChange, changes_all_files, shared_change, 
 from gitboot.load import FleetRepository, Id
 from gitboot.load.machines import BmcAccess, machines
 from gitboot.model.scalars import Digest
-from gitboot.plan import Decision, digest
+from gitboot.plan import Decision
 from gitboot.resolve import Decisions
 
 GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.load import FleetRepository, Id
 from gitboot.model.scalars import Digest
-from gitboot.plan import Boot, Decision, digest
+from gitboot.plan import Boot, Decision
 from gitboot.resolve import Decisions
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from gitboot.canonical import digest
 from gitboot.load import FleetRepository
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest
-from gitboot.plan import digest
 from gitboot.resolve import Decisions
 from gitboot.resolve.hosts import Host
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
-from gitboot.evaluate.limits import Allowance, Spent, end_with, exceeded, lift
+from gitboot.evaluate.limits import Allowance, Spent
 from gitboot.load import Revision
+from gitboot.processes import end_with
 from gitboot.source import Reader
 
 
@@ -29,9 +31,14 @@ def main(state: str, parent: str) -> None:
     answering = _Answering(answers)
     evaluator = Evaluator(reader.snapshot, begun=answering.begun)
     while (frame := wire.read_frame(asked)) is not None:
-        if not _answer(evaluator, wire.question(frame), answering):
-            sys.exit(1)
+        gc.disable()  # nearly all that is made stays
+        _answer(evaluator, wire.question(frame), answering)
         reader.close()
+        gc.collect(_YOUNG)
+        gc.freeze()  # it is not looked at again and again
+
+
+_YOUNG: Final = 1  # what was made before is frozen
 
 
 class _Answering:
@@ -55,8 +62,8 @@ class _Answering:
         wire.write_frame(self._stream, answer)
 
 
-def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering) -> bool:
-    """Answer one question; return whether another can be answered by this process."""
+def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering) -> None:
+    """Answer one question; where that cannot be, this process ends."""
     base = Revision(question.base) if question.base is not None else None
     try:
         answering.begin(question.allowance)
@@ -67,12 +74,9 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
     except SourceError as error:
         answering.send(wire.Unreadable(str(error), isinstance(error, CorruptClone)))
     except MemoryError:
-        lift()
-        answering.send(wire.Refused((exceeded("it takes more memory to evaluate than it may"),)))
-        return False  # what was half made is not trusted
+        os._exit(wire.OUT_OF_MEMORY)  # what was half made is not trusted
     except BrokenPipeError:
-        return False  # whoever asked is gone
-    return True
+        os._exit(0)  # whoever asked is gone
 
 
 if __name__ == "__main__":

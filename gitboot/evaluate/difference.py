@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from gitboot.evaluate.evaluator import Difference, Foundation
-from gitboot.evaluate.wire import Answer, Fleetwide, Result, Server, Servers, encode
+from gitboot.evaluate.evaluator import CommitPair, Foundation
+from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, encode
 from gitboot.load.machines import machine
 from gitboot.plan import Decision
 from gitboot.resolve.decide import site_of
@@ -16,28 +16,28 @@ from gitboot.resolve.optouts import OptOut, holds, pin_of
 _BATCH: Final = 256  # servers a frame
 
 
-def told(difference: Difference) -> Iterator[Answer]:
+def told(difference: CommitPair) -> Iterator[Answer]:
     """The frames that tell a commit to whoever knows its base."""
     servers = _servers(difference)
     while batch := tuple(islice(servers, _BATCH)):
-        yield Servers(batch)
+        yield ServerParts(batch)
     yield _result(difference)
 
 
-def _servers(difference: Difference) -> Iterator[Server]:
+def _servers(difference: CommitPair) -> Iterator[ServerPart]:
     base, head = difference.base, difference.head
     for name in sorted(difference.servers):
         if name in head.decided.repository.servers and (said := _server(base, head, name)) is not None:
             yield said
 
 
-def _server(base: Foundation | None, head: Foundation, name: str) -> Server | None:
+def _server(base: Foundation | None, head: Foundation, name: str) -> ServerPart | None:
     """What is another of one server, if anything."""
     new, new_server = head.decided, head.decided.repository.servers[name]
     decision, network = new.decisions.servers[name], new.decisions.networks[name]
     described, labels = machine(new.repository, new_server), new_server.metadata.labels
     if base is None or name not in base.decided.repository.servers:
-        return Server(
+        return ServerPart(
             name=name,
             decision=encode(decision),
             machine=described,
@@ -46,7 +46,7 @@ def _server(base: Foundation | None, head: Foundation, name: str) -> Server | No
         )
     old, old_server = base.decided, base.decided.repository.servers[name]
     same_network = old.decisions.networks[name] == network
-    said = Server(
+    said = ServerPart(
         name=name,
         decision=None if _same(old.decisions.servers[name], decision) else encode(decision),
         machine=None if machine(old.repository, old_server) == described else described,
@@ -61,7 +61,7 @@ def _same(old: Decision, new: Decision) -> bool:
     return old is new or old.digest == new.digest
 
 
-def _result(difference: Difference) -> Result:
+def _result(difference: CommitPair) -> CommitEnd:
     base, head = difference.base, difference.head
     new = head.decided.repository
     servers = difference.servers
@@ -73,7 +73,7 @@ def _result(difference: Difference) -> Result:
     sites = _sites(head, difference)
     sites_before = _sites(base, difference) if base else {}
     fleetwide = _fleetwide(difference)
-    return Result(
+    return CommitEnd(
         extent=difference.extent,
         fleetwide=fleetwide,
         gone=tuple(sorted(name for name in servers if old and name in old.servers and name not in new.servers)),
@@ -85,7 +85,7 @@ def _result(difference: Difference) -> Result:
     )
 
 
-def _addresses(commit: Foundation, difference: Difference) -> dict[str, str]:
+def _addresses(commit: Foundation, difference: CommitPair) -> dict[str, str]:
     networks = commit.decided.decisions.networks
     return {
         address: name
@@ -96,7 +96,7 @@ def _addresses(commit: Foundation, difference: Difference) -> dict[str, str]:
     }
 
 
-def _sites(commit: Foundation, difference: Difference) -> dict[str, str]:
+def _sites(commit: Foundation, difference: CommitPair) -> dict[str, str]:
     repository = commit.decided.repository
     found = {
         name: site_of(repository, repository.servers[name]) for name in difference.servers if name in repository.servers
@@ -104,7 +104,7 @@ def _sites(commit: Foundation, difference: Difference) -> dict[str, str]:
     return {name: site.name for name, site in found.items() if site is not None}
 
 
-def _fleetwide(difference: Difference) -> Fleetwide | None:
+def _fleetwide(difference: CommitPair) -> FleetPart | None:
     """What is said besides the servers; None where that is what the base says."""
     said = _fleetwide_of(difference.head)
     if difference.base is None:
@@ -113,9 +113,9 @@ def _fleetwide(difference: Difference) -> Fleetwide | None:
     return None if before == said else said
 
 
-def _fleetwide_of(commit: Foundation) -> Fleetwide:
+def _fleetwide_of(commit: Foundation) -> FleetPart:
     repository, decisions = commit.decided.repository, commit.decided.decisions
-    return Fleetwide(
+    return FleetPart(
         fleet=repository.fleet.spec,
         base_url=decisions.base_url,
         outputs=tuple(sorted(decisions.outputs)),

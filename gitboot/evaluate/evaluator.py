@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +37,7 @@ class Foundation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class CommitPair:
     """A commit and its base: what is the same in both need not be looked at."""
 
     base: Foundation | None
@@ -71,7 +69,7 @@ class Evaluator:
         self._register: Register | None = None  # None: not made yet
         self._reach = Reach()
 
-    def evaluate(self, revision: Revision, base: Revision | None) -> Difference:
+    def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
         """What ``revision`` says, and what it changes against ``base``; raises `InvalidRepository`, `SourceError`."""
         self._take_as_base(base)
         snapshot = self._snapshots(revision, self._base.loaded.snapshot if self._base is not None else None)
@@ -105,11 +103,10 @@ class Evaluator:
         self._register.strike(self._step.delta.come)
         self._register.enter(self._step.delta.gone)
 
-    def _whole(self, snapshot: Snapshot) -> Difference:
+    def _whole(self, snapshot: Snapshot) -> CommitPair:
         """A commit of which all is looked at."""
         base = self._base
-        with _uncollected():
-            head = _read(snapshot, base)
+        head = _read(snapshot, base)
         repository, decided = head.loaded.repository, head.decided
         before = base.decided if base is not None else None
         changes = compare(
@@ -119,9 +116,9 @@ class Evaluator:
             repository,
         )
         names = repository.servers.keys() | (before.repository.servers.keys() if before else set())
-        return Difference(base=base, head=head, servers=names, extent=changes.extent)
+        return CommitPair(base=base, head=head, servers=names, extent=changes.extent)
 
-    def _next(self, snapshot: Snapshot) -> Difference | None:
+    def _next(self, snapshot: Snapshot) -> CommitPair | None:
         """A commit of which only what differs is looked at; None where that is not enough."""
         base = self._base
         assert base is not None  # noqa: S101
@@ -152,7 +149,7 @@ class Evaluator:
             loaded.repository,
             Touched(servers=servers, documents=documents, sizes=sizes),
         )
-        return Difference(
+        return CommitPair(
             base=base,
             head=Foundation(loaded=loaded, decided=decided, pinned=_pinned(base, loaded.repository, servers)),
             servers=servers,
@@ -188,14 +185,3 @@ def _pinned(base: Foundation | None, repository: FleetRepository, servers: Colle
         return tuple(sorted(found))
     kept = base.pinned if not servers else tuple(name for name in base.pinned if name not in servers)
     return tuple(sorted((*kept, *found))) if found else kept
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection, for what is made once and stays: it would be looked at again and again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 import resource
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +55,10 @@ class Spent:
     def limit(self, allowance: Allowance, files: int) -> None:
         """End this process, by SIGXCPU and MemoryError, where it takes more than a commit of so many files may."""
         seconds = math.ceil(self.processor_s + allowance.processor_s(files))
-        _lower(resource.RLIMIT_CPU, seconds)
-        _lower(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_CPU, seconds)
+        _limit(resource.RLIMIT_CORE, 0)
         if self.memory is not None:
-            _lower(resource.RLIMIT_DATA, self.memory + allowance.memory(files))
+            _limit(resource.RLIMIT_DATA, self.memory + allowance.memory(files))
 
 
 def lift() -> None:
@@ -70,7 +67,7 @@ def lift() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def _lower(what: int, limit: int) -> None:
+def _limit(what: int, limit: int) -> None:
     """Set a soft limit; the hard one, which cannot be raised again, stays as it was given."""
     hard = resource.getrlimit(what)[1]
     resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
@@ -83,15 +80,6 @@ def _data_size() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
-
-
-def end_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends; prctl(2), PR_SET_PDEATHSIG."""
-    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
-    if prctl is not None:
-        prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
-        os._exit(1)
 
 
 def exceeded(what: str) -> Problem:

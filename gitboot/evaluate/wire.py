@@ -1,7 +1,8 @@
 """What instance and evaluator say to each other: frames of msgpack behind their length.
 
-An instance sends `Question`. The evaluator answers with `Begun`, then any number of `Servers` and one `Result`; or, at
-any time, with `Refused` or `Unreadable`. A frame is never taken for one of another version: both ends are one program.
+An instance sends `Question`. The evaluator answers with `Begun`, then any number of `ServerParts` and one `CommitEnd`;
+or, at any time, with `Refused` or `Unreadable`. A frame is never taken for one of another version: both ends are one
+program.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Begun(msgspec.Struct, frozen=True, tag=True):
     files: int
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
     """What a commit says of one server, where that is not what the base says; None: the same."""
 
     name: str
@@ -48,13 +49,13 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] | None
 
 
-class Servers(msgspec.Struct, frozen=True, tag=True):
+class ServerParts(msgspec.Struct, frozen=True, tag=True):
     """Some of the servers that are others, in the order of their names."""
 
-    servers: tuple[Server, ...]
+    servers: tuple[ServerPart, ...]
 
 
-class Fleetwide(msgspec.Struct, frozen=True, kw_only=True):
+class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
     """What a commit says besides its servers."""
 
     fleet: FleetSpec
@@ -68,11 +69,11 @@ class Fleetwide(msgspec.Struct, frozen=True, kw_only=True):
     opt_outs: tuple[OptOut, ...]
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a commit that holds together."""
 
     extent: Extent
-    fleetwide: Fleetwide | None  # None: the base's
+    fleetwide: FleetPart | None  # None: the base's
     gone: tuple[str, ...]  # servers
     gone_machines: tuple[SystemUuid, ...]  # that no server has any more
     addresses: dict[str, str]  # IP address -> server, of those that are others
@@ -94,7 +95,9 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
     is_corrupt: bool
 
 
-Answer = Begun | Servers | Result | Refused | Unreadable
+Answer = Begun | ServerParts | CommitEnd | Refused | Unreadable
+
+OUT_OF_MEMORY: Final = 12  # the exit status of an evaluator that had to have more than it may; errno(3), ENOMEM
 
 MAX_FRAME: Final = 2**30  # bytes; what would be larger is a fault
 _LENGTH: Final = struct.Struct(">I")

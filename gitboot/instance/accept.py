@@ -19,7 +19,7 @@ from gitboot.review import words
 from gitboot.status import Event, Held
 
 
-class Source(Protocol):
+class CommitSource(Protocol):
     """Where commits come from, as far as accepting one needs it; errors as those of `gitboot.source.Source`."""
 
     def latest(self) -> Revision | None:
@@ -94,7 +94,7 @@ class Accepting:
 
     def __init__(
         self,
-        source: Source,
+        source: CommitSource,
         evaluation: Evaluating,
         *,
         limits: Limits,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Initial, Knowledge, News
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests
+from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.ledger.values import Pending
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.status import Event

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pool import BmcPool, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
-from gitboot.instance.accept import Accepting, Evaluating
-from gitboot.instance.accept import Source as Commits
+from gitboot.instance.accept import Accepting, CommitSource, Evaluating
 from gitboot.instance.bookkeeping import known, write
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
@@ -31,12 +30,12 @@ from gitboot.ledger import facts, overrides, records, requests
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store
 from gitboot.load import Revision, load
-from gitboot.model.scalars import SystemUuid
-from gitboot.publish.directory import Directory, Published
+from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
-from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
 from gitboot.resolve.records import ahead, imported
+from gitboot.serve.tree import status_file
 from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.clone import accepted_snapshot
 from gitboot.status import Event, Status
@@ -54,7 +53,7 @@ def nobody(_: Event) -> None:
 class Outside:
     """What an instance works with and does not own: each real, or a test's."""
 
-    source: Commits
+    source: CommitSource
     evaluation: Evaluating
     target: Target
     published: Revision | None = None  # the commit that the target was made of before
@@ -102,7 +101,7 @@ def assembled(
     dry_run: bool = False,
     wake: Callable[[], None] = lambda: None,
     bmcs_of: MakeBmcs | None = None,
-    report: Callable[[Status], None] = lambda _: None,
+    report: Callable[[Status, datetime], None] = lambda _, __: None,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
@@ -170,7 +169,7 @@ def running(
         outside = Outside(
             source=source,
             evaluation=evaluation,
-            target=WholeTree(tree),
+            target=tree,
             published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
             foreign=foreign,
             observes=settings.observes,
@@ -184,7 +183,7 @@ def running(
                 tell=tell,
                 clock=clock,
                 wake=wake,
-                report=lambda status: state.write_status(settings.state, status.facts()),
+                report=partial(_leave_status, settings.state, tree),
             )
         )
         yield instance, source
@@ -208,7 +207,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         source = Source(remote_of(settings.git), copy)
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True)
         stack.callback(evaluation.close)
-        outside = Outside(source=source, evaluation=evaluation, target=WholeTree(looked), observes=settings.observes)
+        outside = Outside(source=source, evaluation=evaluation, target=looked, observes=settings.observes)
         without_spool = replace(settings, spool=None)  # what is there is for the instance itself
         instance = stack.enter_context(
             assembled(without_spool, store, outside, initial=initial, tell=tell, clock=clock, dry_run=True)
@@ -279,46 +278,18 @@ def remote_of(settings: GitSettings) -> Remote:
     )
 
 
+def _leave_status(directory: Path, tree: Directory, status: Status, at: datetime) -> None:
+    """Leave the status for `gitboot status`, and for the endpoints of the tree."""
+    facts_at = {**status.facts(), "at": format_instant(at)}
+    state.write_status(directory, facts_at)
+    tree.write_status(status_file(facts_at), at)
+
+
 def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
-
-
-class _Trees(Protocol):
-    """A target that is given all files each time."""
-
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:
-        """Bring it to hold exactly ``files``."""
-
-    def dated(self, path: str, file: File, at: datetime) -> int:
-        """What ``path`` is dated once ``file`` was published there ``at`` that instant."""
-
-
-@dataclass(slots=True)
-class WholeTree:
-    """A target that is given what has changed, over one that is given all files each time."""
-
-    trees: _Trees
-    _servers: dict[str, Files] = field(default_factory=dict)
-    _shared: Files = field(default_factory=dict)
-
-    def publish(
-        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
-    ) -> Published:
-        if complete:
-            self._servers.clear()
-        for name, files in servers.items():
-            self._servers.pop(name, None)
-            if files is not None:
-                self._servers[name] = files
-        self._shared = self._shared if shared is None else shared
-        files = {path: file for each in self._servers.values() for path, file in each.items()} | {**self._shared}
-        return self.trees.publish(files, commit=commit, at=at)
-
-    def dated(self, path: str, file: File, at: datetime) -> int:
-        return self.trees.dated(path, file, at)
 
 
 # To look at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gitboot.diff.extent import Extent
 from gitboot.load import FleetRepository, Revision
@@ -27,8 +27,9 @@ class Commit:
     labels: Mapping[str, Mapping[str, str]]  # by server
     addresses: Mapping[str, str]  # IP address -> server
     opt_outs: tuple[OptOut, ...]
-    base: Revision | None = None  # what it was evaluated against
-    touched: frozenset[str] = frozenset()  # servers of which it says anything else than that, gone ones too
+    base: Revision | None = field(default=None, compare=False)  # what it was evaluated against
+    # Servers of which it says anything else than its base, gone ones too.
+    touched: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,12 +12,13 @@ from gitboot.instance.accept import accepted_message, held_message, refused_mess
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
-from gitboot.instance.plans import Plans
+from gitboot.instance.planning import Plans
 from gitboot.instance.provisioning import answers, doubt_of
 from gitboot.instance.standing import Standing
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more
 from gitboot.resolve import Decisions
+from gitboot.serve.supervise import Counted
 from gitboot.status import Condition, Event
 
 _HINTS: Final = {
@@ -36,6 +37,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_the_ledger(standing, at),
         *_of_the_fleet(standing, at),
         *_of_bmcs(standing.schedule, at),
+        *_of_endpoints(standing.serving, at),
     ]
     return carried(standing.conditions, sorted(found, key=lambda each: each.type))
 
@@ -75,6 +77,14 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("CommitAccepted", False, "Invalid", refused_message(attempt), at)
 
 
+def _of_endpoints(serving: Counted | None, at: datetime) -> Iterator[Condition]:
+    if serving is not None:
+        is_whole = serving.alive == serving.wanted
+        restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
+        message = f"{serving.alive} of {count(serving.wanted, 'endpoint')} running{restarts}"
+        yield _condition("Serving", is_whole, "Running" if is_whole else "Restarting", message, at)
+
+
 def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
     knowledge, accepted = standing.knowledge, standing.attempt.accepted
     if standing.unwritable is not None:
@@ -84,7 +94,7 @@ def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
     if accepted is not None and standing.commit is None:
         message = (
             f"the Fleet names the ledger {accepted.fleet.provisioning.ledger} as the one that publishes and sets, and "
-            f"this instance has {knowledge.facts.identity}: nothing is answered, published or set"
+            f"this instance has {knowledge.facts.identity}: nothing is published or set"
         )
         yield _condition("LedgerNamed", False, "AnotherLedger", message, at)
     elif accepted is not None:

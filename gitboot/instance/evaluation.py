@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
 from gitboot.model.scalars import SystemUuid
+from gitboot.processes import python, spawn
 from gitboot.resolve import Decisions
 
 V = TypeVar("V")
@@ -131,12 +131,12 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 
     Raises what it says instead, and EOFError where it does not come to an end.
     """
-    parts = _Parts(base)
+    parts = _Assembly(base)
     for answer in answers:
         match answer:
-            case wire.Servers(servers=servers):
+            case wire.ServerParts(servers=servers):
                 parts.take(servers)
-            case wire.Result() as result:
+            case wire.CommitEnd() as result:
                 return Evaluated(commit=parts.commit(revision, result), changes=result.extent)
             case wire.Refused(problems=problems):
                 raise InvalidRepository(problems)
@@ -147,9 +147,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 
 def _started(state: Path) -> subprocess.Popen[bytes]:
     """An evaluator, which ends with the thread that calls this."""
-    return subprocess.Popen(
-        # -P: what lies in the working directory is not imported
-        [sys.executable, "-P", "-m", "gitboot.evaluate", str(state), str(os.getpid())],
+    return spawn(
+        python("gitboot.evaluate", str(state), str(os.getpid())),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -196,6 +195,8 @@ class _Frames:
             return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
+        if status == wire.OUT_OF_MEMORY:
+            return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, as where a machine has no memory left")
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
@@ -205,7 +206,7 @@ class _Frames:
 _PIECE: Final = 2**20  # bytes
 
 
-class _Parts:
+class _Assembly:
     """A commit while it is put together, of its base and of what is said to be another."""
 
     def __init__(self, base: Commit | None) -> None:
@@ -216,7 +217,7 @@ class _Parts:
         self._machines: dict[SystemUuid, Machine] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
 
-    def take(self, servers: tuple[wire.Server, ...]) -> None:
+    def take(self, servers: tuple[wire.ServerPart, ...]) -> None:
         for server in servers:
             self._touched.append(server.name)
             if server.decision is not None:
@@ -228,7 +229,7 @@ class _Parts:
             if server.labels is not None:
                 self._labels[server.name] = server.labels
 
-    def commit(self, revision: Revision, result: wire.Result) -> Commit:
+    def commit(self, revision: Revision, result: wire.CommitEnd) -> Commit:
         base = self._base if self._base is not None else _nothing(result)
         gone = result.gone
         decisions = replace(
@@ -251,7 +252,7 @@ class _Parts:
         return commit if result.fleetwide is None else _fleetwide(commit, result.fleetwide)
 
 
-def _nothing(result: wire.Result) -> Commit:
+def _nothing(result: wire.CommitEnd) -> Commit:
     """A commit without servers, to begin with."""
     said = result.fleetwide
     assert said is not None  # noqa: S101 - all of a commit is said where there is no base
@@ -279,7 +280,7 @@ def _nothing(result: wire.Result) -> Commit:
     )
 
 
-def _fleetwide(commit: Commit, said: wire.Fleetwide) -> Commit:
+def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
     decisions = replace(
         commit.decisions,
         base_url=said.base_url,

@@ -9,10 +9,10 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, stands
 from gitboot.instance.commit import Commit
-from gitboot.instance.knowledge import Draft, Knowledge
+from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import fetches, offer_of
 from gitboot.instance.provisioning import note_consumed, record_boot
-from gitboot.ledger.values import Pending
+from gitboot.ledger.entries import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
@@ -45,47 +45,47 @@ class Reading:
 # Fetches
 
 
-def take(draft: Draft, fetched: Iterable[Fetch], commit: Commit, at: datetime) -> None:
+def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datetime) -> None:
     """Take in what was fetched since the last time, but for what monitors asked for."""
     spec = commit.fleet.provisioning
     monitors = [ip_network(network) for network in spec.monitors]
     for fetch in fetched:
         if not _is_in(fetch.observation.client, monitors):
-            _take(draft, fetch, commit, spec.evidence, at)
+            _take(learning, fetch, commit, spec.evidence, at)
 
 
-def _take(draft: Draft, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
+def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
     offer, observation = fetch.offer, fetch.observation
     machine = commit.machines.get(offer.uuid)
     has_bmc = machine is not None and machine.bmc is not None
-    if observation.evidence is fleet.Evidence.REPORTED:
+    if observation.is_report:
         if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
-            record_boot(draft, offer, observation.at, "Reported", at)
+            record_boot(learning, offer, observation.at, "Reported", at)
     elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
-        if has_bmc and any(map(_is_set_once, draft.overrides_of(offer.uuid))):
-            _keep(draft, fetch)
+        if has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid))):
+            _keep(learning, fetch)
         else:
-            record_boot(draft, offer, observation.at, "Fetched", at)
+            record_boot(learning, offer, observation.at, "Fetched", at)
     elif kind is fleet.Evidence.PROGRESS and has_bmc:
-        _keep(draft, fetch)
+        _keep(learning, fetch)
 
 
-def _keep(draft: Draft, fetch: Fetch) -> None:
+def _keep(learning: Learning, fetch: Fetch) -> None:
     """Keep it until the machine's BMC was read."""
-    again = any(each.observation == fetch.observation for each in draft.pending_of(fetch.offer.uuid))
+    again = any(each.observation == fetch.observation for each in learning.pending_of(fetch.offer.uuid))
     if not fetch.noted and not again:
-        draft.note(Pending(draft.noted + 1, fetch.observation, fetch.offer))
+        learning.note(Pending(learning.noted + 1, fetch.observation, fetch.offer))
 
 
-def trust_unasked(draft: Draft, unasked: Iterable[SystemUuid], commit: Commit, at: datetime) -> None:
+def trust_unasked(learning: Learning, unasked: Iterable[SystemUuid], commit: Commit, at: datetime) -> None:
     """Take the word of machines whose BMCs nobody asks any more: nothing of gitboot's stands there."""
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(unasked):
-        for pending in draft.pending_of(uuid):
+        for pending in learning.pending_of(uuid):
             trusted = pending.offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED
             if trusted:
-                record_boot(draft, pending.offer, pending.observation.at, "Fetched", at)
-            draft.judge(pending, "Provisioned" if trusted else "Dropped")
+                record_boot(learning, pending.offer, pending.observation.at, "Fetched", at)
+            learning.judge(pending, "Provisioned" if trusted else "Dropped")
 
 
 # Readings of a BMC
@@ -105,56 +105,56 @@ def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Eviden
     return record.consumed_key == plan.key or uuid in knowledge.pending
 
 
-def judge(draft: Draft, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
+def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
     """Note what a reading proves; return whether a fetch was judged by it."""
     judged = False
-    for pending in draft.pending_of(reading.uuid):
+    for pending in learning.pending_of(reading.uuid):
         if pending.id in reading.judges:
-            judged |= _judge(draft, pending, reading, kind, at)
+            judged |= _judge(learning, pending, reading, kind, at)
     if reading.state is not None and not judged:
-        _judge_consumed(draft, reading.state, at)
+        _judge_consumed(learning, reading.state, at)
     if reading.state is not None and kind is fleet.Evidence.PROGRESS:
-        _judge_progress(draft, reading.state, reading.observed, at)
+        _judge_progress(learning, reading.state, reading.observed, at)
     return judged
 
 
-def _judge(draft: Draft, pending: Pending, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
+def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
     observation, offer, seen = pending.observation, pending.offer, reading.observed
-    records = draft.overrides_of(reading.uuid)
+    records = learning.overrides_of(reading.uuid)
     if any(_stood(record, observation) and stands(record.override, seen) for record in records):
         client = observation.client
         message = f"{offer.server}: {client} fetched its entry, but the override still stands: another client"
         facts = {"server": offer.server, "client": client}
-        draft.events.append(Event(at=at, type="FetchIgnored", message=message, facts=facts))
-        draft.judge(pending, "Ignored")
+        learning.events.append(Event(at=at, type="FetchIgnored", message=message, facts=facts))
+        learning.judge(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
-        record_boot(draft, offer, observation.at, "Fetched", at)
-        draft.judge(pending, "Provisioned")
+        record_boot(learning, offer, observation.at, "Fetched", at)
+        learning.judge(pending, "Provisioned")
     elif pending.marks is None:
-        draft.note(pending._replace(marks=seen.marks))
+        learning.note(pending._replace(marks=seen.marks))
         if kind is fleet.Evidence.PROGRESS:  # it is being installed: set now, it would be once more
-            note_consumed(draft, reading.uuid, offer.server, offer.key, at)
+            note_consumed(learning, reading.uuid, offer.server, offer.key, at)
     else:
         return False
     return True
 
 
-def _judge_consumed(draft: Draft, state: ServerState, at: datetime) -> None:
+def _judge_consumed(learning: Learning, state: ServerState, at: datetime) -> None:
     """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or plan.key is None:
         return
-    own = next((each for each in draft.overrides_of(uuid) if each.reason == plan.key), None)
+    own = next((each for each in learning.overrides_of(uuid) if each.reason == plan.key), None)
     if own is None or own.state not in (State.CONSUMED, State.LOST):
         return
     offer = offer_of(state.decision, plan)
     if own.state is State.CONSUMED and not fetches(plan.boot) and offer is not None:
-        record_boot(draft, offer, at, "Consumed", at)
+        record_boot(learning, offer, at, "Consumed", at)
     elif plan.phase is Phase.NETWORK:
-        note_consumed(draft, uuid, state.decision.server, plan.key, at)
+        note_consumed(learning, uuid, state.decision.server, plan.key, at)
 
 
-def _judge_progress(draft: Draft, state: ServerState, seen: Observed, at: datetime) -> None:
+def _judge_progress(learning: Learning, state: ServerState, seen: Observed, at: datetime) -> None:
     """The machine runs its system, and has come up since the boot was set or fetched."""
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.key is None or not seen.runs_os:
@@ -163,15 +163,15 @@ def _judge_progress(draft: Draft, state: ServerState, seen: Observed, at: dateti
         return
     before = [
         each.marks
-        for each in draft.overrides_of(uuid)
+        for each in learning.overrides_of(uuid)
         if each.reason == plan.key and each.state in (State.CONSUMED, State.LOST)
     ]
-    before += [each.marks for each in draft.pending_of(uuid) if each.marks is not None]
+    before += [each.marks for each in learning.pending_of(uuid) if each.marks is not None]
     offer = offer_of(state.decision, plan)
     if offer is not None and any(seen.marks.has_come_up_since(marks) for marks in before):
-        record_boot(draft, offer, at, "Progress", at)
-        for pending in draft.pending_of(uuid):
-            draft.judge(pending, "Provisioned")
+        record_boot(learning, offer, at, "Progress", at)
+        for pending in learning.pending_of(uuid):
+            learning.judge(pending, "Provisioned")
 
 
 def _stood(record: OverrideRecord, observation: Observation) -> bool:

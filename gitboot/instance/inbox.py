@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from typing import Protocol
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.ledger import overrides, requests
+from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store
-from gitboot.ledger.values import Request
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe import spool
 from gitboot.observe.observation import Observation
+
+_logger = logging.getLogger(__name__)
 
 
 class Bmcs(Protocol):
@@ -85,15 +88,28 @@ class Inbox:
     def take(self, taken: Mapping[str, int]) -> Taken:
         """All that waits; ``taken`` is how far the spool was taken in before."""
         observations = tuple(self._observations)
-        spooled, now = take_spool(self._folder, taken) if self._folder is not None else ((), taken)
+        spooled, now = self._spooled(taken)
         return Taken(
             observations=observations,
-            spooled=tuple(spooled),
+            spooled=spooled,
             spool=now,
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
             written=tuple(self._written),
             requests=requests.read(self._store),
         )
+
+    def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:
+        """What the spool has beyond ``taken``, and how far that is; one that cannot be read has nothing now."""
+        if self._folder is None:
+            return (), taken
+        try:
+            found = spool.take(self._folder, taken)
+        except OSError as error:
+            _logger.error("%s cannot be read: %s", self._folder, error.strerror)
+            return (), taken
+        if found.strays:
+            _logger.error("%s: %d lines are no observations", self._folder, found.strays)
+        return tuple(found.observations), found.offsets
 
     def forget(self, taken: Taken) -> None:
         """Drop what was learned and is written down; the spool keeps its own until `forget_spool`."""
@@ -105,14 +121,4 @@ class Inbox:
     def forget_spool(self, taken: Mapping[str, int]) -> None:
         """Drop what of the spool is known to a tree that stands published."""
         if self._folder is not None:
-            forget_spool(self._folder, taken)
-
-
-def take_spool(folder: Path, taken: Mapping[str, int]) -> tuple[list[Observation], Mapping[str, int]]:
-    """What the spool has; the same again until it is forgotten."""
-    return spool.take(folder), taken
-
-
-def forget_spool(folder: Path, taken: Mapping[str, int]) -> None:  # noqa: ARG001 - the spool has one file yet
-    """Delete what was taken."""
-    spool.forget(folder)
+            spool.forget(self._folder, taken)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
-from gitboot.ledger.values import Approval, Facts, Pending, Request
+from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
@@ -89,7 +89,7 @@ class News:
         return not (any(lists) or any(singles) or self.facts != self.facts_before)
 
 
-class Draft:
+class Learning:
     """Knowledge while a batch is learned: what is new lies over what was known, and is put together once, at the end.
 
     It lives as long as one call of `learn`, which is pure by it: nothing outside sees it change.

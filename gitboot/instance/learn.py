@@ -11,9 +11,9 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.instance import evidence, provisioning, requests
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import Fetch, Reading
-from gitboot.instance.knowledge import Draft, Knowledge, News
+from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen
-from gitboot.ledger.values import Request
+from gitboot.ledger.entries import Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.status import Event
 
@@ -48,52 +48,53 @@ class Learnt:
 
 def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     """What is known after ``batch``."""
-    draft = Draft(knowledge)
+    learning = Learning(knowledge)
     for uuid, record in batch.written:
-        draft.note_override(uuid, record, stored=True)
-    requests.carry_out(draft, batch.requests, at)
-    draft.events += batch.events
-    if batch.accepted is not None and batch.accepted[0] != draft.facts.accepted:
-        revision, draft.used_up = batch.accepted
-        draft.facts = replace(draft.facts, accepted=revision)
+        learning.note_override(uuid, record, stored=True)
+    requests.carry_out(learning, batch.requests, at)
+    learning.events += batch.events
+    if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
+        revision, learning.used_up = batch.accepted
+        learning.facts = replace(learning.facts, accepted=revision)
     if batch.commit is not None:
-        _learn_of(draft, batch, batch.commit, at)
-    changed = {*draft.new_records, *draft.new_overrides, *draft.new_pending, *(draft.unseen ^ knowledge.unseen)}
-    if (draft.settled is None) != (knowledge.settled is None):
-        changed |= draft.known.standing | draft.machines.keys()
+        _learn_of(learning, batch, batch.commit, at)
+    unseen = learning.unseen ^ knowledge.unseen
+    changed = {*learning.new_records, *learning.new_overrides, *learning.new_pending, *unseen}
+    if (learning.settled is None) != (knowledge.settled is None):
+        changed |= learning.known.standing | learning.machines.keys()
     return Learnt(
-        knowledge=draft.finished(),
-        news=draft.news(at),
+        knowledge=learning.finished(),
+        news=learning.news(at),
         changed=frozenset(changed),
-        hurried=frozenset(draft.hurried),
-        judged=frozenset(draft.judged),
+        hurried=frozenset(learning.hurried),
+        judged=frozenset(learning.judged),
     )
 
 
-def _learn_of(draft: Draft, batch: Batch, commit: Commit, at: datetime) -> None:
+def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:
     """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
-    if draft.settled != commit.revision:
-        provisioning.settle(draft, commit, batch.changed, at)
+    if learning.settled != commit.revision:
+        provisioning.settle(learning, commit, batch.changed, at)
     kind = commit.fleet.provisioning.evidence
     for uuid, pinned in batch.pins:
-        draft.pin(uuid, pinned)
+        learning.pin(uuid, pinned)
     for reading in batch.readings:
-        if evidence.judge(draft, reading, kind, at):
-            draft.judged.add(reading.uuid)
-    evidence.trust_unasked(draft, batch.unasked, commit, at)
-    evidence.take(draft, batch.fetched, commit, at)
-    draft.taken = batch.taken
-    draft.unseen = _unseen(draft, commit, batch.changed)
+        if evidence.judge(learning, reading, kind, at):
+            learning.judged.add(reading.uuid)
+    evidence.trust_unasked(learning, batch.unasked, commit, at)
+    evidence.take(learning, batch.fetched, commit, at)
+    learning.taken = batch.taken
+    learning.unseen = _unseen(learning, commit, batch.changed)
 
 
-def _unseen(draft: Draft, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
+def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     """The servers whose boot this instance could not see being made."""
     servers, found = commit.decisions.servers, set()
-    uuids = {servers[name].uuid for name in changed if name in servers} | draft.new_records.keys()
+    uuids = {servers[name].uuid for name in changed if name in servers} | learning.new_records.keys()
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]
         decision = servers[machine.name]
-        observes = draft.facts.observes
-        if goes_unseen(decision, machine, draft.record(uuid), commit.decisions.evidence, observes=observes):
+        observes = learning.facts.observes
+        if goes_unseen(decision, machine, learning.record(uuid), commit.decisions.evidence, observes=observes):
             found.add(uuid)
-    return (draft.unseen - uuids) | found if uuids else draft.unseen
+    return (learning.unseen - uuids) | found if uuids else learning.unseen

@@ -17,6 +17,7 @@ from gitboot.errors import OperatorError, TryAgain
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
+from gitboot.serve.supervise import Counted
 from gitboot.source import Source
 from gitboot.status import Event
 
@@ -83,20 +84,24 @@ class Loop:
         self._wakes.ring()
         self._fetches.ring()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `run` has ended, or for so long; say whether it has."""
+        return self._stopped.wait(timeout_s)
+
     def once(self) -> None:
         """Fetch, reconcile, and wait for the jobs at BMCs."""
         self._fetch_once()
         self._reconcile(wait=True)
 
-    def run(self) -> None:
-        """Reconcile again and again, until `stop`."""
+    def run(self, serving: Callable[[], Counted] | None = None) -> None:
+        """Reconcile again and again, until `stop`; ``serving`` tells how the endpoints fare."""
         threads = [threading.Thread(target=self._keep_fetching, name="fetch", daemon=True)]
         if watched := self._source.watch_paths():
             threads.append(threading.Thread(target=self._watch, args=(watched,), name="watch", daemon=True))
         for thread in threads:
             thread.start()
         while not self._stopping:
-            due = self._reconcile()
+            due = self._reconcile(serving=serving() if serving is not None else None)
             timeout_s = self._poll_s
             if due is not None:
                 timeout_s = min(timeout_s, max((due - self._clock()) / timedelta(seconds=1), 0))
@@ -105,8 +110,9 @@ class Loop:
         for thread in threads:
             thread.join(timeout=1)  # one that hangs in the network ends with the process
 
-    def _reconcile(self, *, wait: bool = False) -> datetime | None:
-        return self._reconciler.reconcile(self._clock(), fetched=self._how_fetched(), wait=wait)
+    def _reconcile(self, *, serving: Counted | None = None, wait: bool = False) -> datetime | None:
+        fetched = self._how_fetched()
+        return self._reconciler.reconcile(self._clock(), fetched=fetched, serving=serving, wait=wait)
 
     def _how_fetched(self) -> Fetched | None:
         if self._fetched is None:

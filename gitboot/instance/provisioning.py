@@ -9,7 +9,7 @@ from typing import Final
 
 from gitboot.errors import UsageError
 from gitboot.instance.commit import Commit
-from gitboot.instance.knowledge import Draft, Knowledge
+from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import provisioned, run_made
 from gitboot.load.machines import Machine, taken_over
 from gitboot.model.fleet import Evidence
@@ -43,7 +43,7 @@ def answers(knowledge: Knowledge, doubt: str) -> bool:
     return knowledge.initial is not None and (knowledge.initial != "fresh" or doubt == "NewLedger")
 
 
-def settle(draft: Draft, commit: Commit, changed: Collection[str], at: datetime) -> None:
+def settle(learning: Learning, commit: Commit, changed: Collection[str], at: datetime) -> None:
     """Give each server that the ledger sees for the first time its first record.
 
     ``changed`` are the names of the servers that the commit changes, of all where nothing was settled before. A
@@ -51,40 +51,40 @@ def settle(draft: Draft, commit: Commit, changed: Collection[str], at: datetime)
     initialised, nothing is known of any server.
     """
     decisions = commit.decisions
-    if (doubt := doubt_of(draft.known, decisions)) is not None:
-        if not answers(draft.known, doubt):
-            draft.settled = None
+    if (doubt := doubt_of(learning.known, decisions)) is not None:
+        if not answers(learning.known, doubt):
+            learning.settled = None
             return
-        _initialise(draft, decisions, doubt, at)
+        _initialise(learning, decisions, doubt, at)
     here = [decisions.servers[name] for name in sorted(changed) if name in decisions.servers]
-    _meet(draft, commit, here, at)
-    _adopt_late(draft, here)
+    _meet(learning, commit, here, at)
+    _adopt_late(learning, here)
     if decisions.evidence is Evidence.DECLARED:
-        _declare(draft, here, at)
-    if draft.facts.initialised is None:
-        draft.facts = replace(draft.facts, initialised="adopt")
-    if draft.known.settled is None:
-        draft.prune_before = at - KEPT
-    draft.settled = commit.revision
+        _declare(learning, here, at)
+    if learning.facts.initialised is None:
+        learning.facts = replace(learning.facts, initialised="adopt")
+    if learning.known.settled is None:
+        learning.prune_before = at - KEPT
+    learning.settled = commit.revision
 
 
-def _initialise(draft: Draft, decisions: Decisions, doubt: str, at: datetime) -> None:
+def _initialise(learning: Learning, decisions: Decisions, doubt: str, at: datetime) -> None:
     """Take what this process was started with for what is installed."""
-    initial, servers = draft.known.initial, decisions.servers.values()
-    draft.forget_records()
+    initial, servers = learning.known.initial, decisions.servers.values()
+    learning.forget_records()
     if initial == "adopt":
         for each in servers:
-            draft.write_record(each.uuid, each.server, adopted(each, at))
+            learning.write_record(each.uuid, each.server, adopted(each, at))
     elif initial is not None and not isinstance(initial, str):
         names = {each.uuid: each.server for each in servers}  # one that is not in the fleet now may come back
         for uuid, record in initial.items():
-            draft.write_record(uuid, names.get(uuid, uuid), record)
-        draft.machines |= _bare(servers)  # who is not in the file stays unknown
+            learning.write_record(uuid, names.get(uuid, uuid), record)
+        learning.machines |= _bare(servers)  # who is not in the file stays unknown
     how = initial if isinstance(initial, str) else "records"
-    draft.facts = replace(draft.facts, initialised=how, doubt=None, foreign=False)
+    learning.facts = replace(learning.facts, initialised=how, doubt=None, foreign=False)
     if doubt != "NewLedger":
         what = how if isinstance(initial, str) else "a file of exported records"
-        draft.events.append(
+        learning.events.append(
             Event(at=at, type="RecordsInitialised", message=f"{doubt}: the ledger was initialised with {what}")
         )
 
@@ -93,46 +93,48 @@ def _bare(servers: Iterable[Decision]) -> dict[SystemUuid, Machine]:
     return {each.uuid: Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None) for each in servers}
 
 
-def _meet(draft: Draft, commit: Commit, servers: list[Decision], at: datetime) -> None:
+def _meet(learning: Learning, commit: Commit, servers: list[Decision], at: datetime) -> None:
     """Note which machines there are, and write the first records of those that are seen for the first time."""
-    seen = draft.known.machines
-    fresh = [each for each in servers if each.uuid not in seen and each.uuid not in draft.machines]
+    seen = learning.known.machines
+    fresh = [each for each in servers if each.uuid not in seen and each.uuid not in learning.machines]
     others = taken_over([commit.machines[each.uuid] for each in fresh], seen.values()) if fresh else {}
     for each in fresh:
-        if each.uuid not in others and draft.record(each.uuid) is None:
+        if each.uuid not in others and learning.record(each.uuid) is None:
             for uuid, server, record in first_records([each], {}, adopt_all=False):
-                draft.write_record(uuid, server, record)
+                learning.write_record(uuid, server, record)
     for uuid, (what, value, other) in others.items():
         name = commit.machines[uuid].name
         message = (
             f"{name} ({uuid}) has the {what} {value} of {other.name} ({other.uuid}): a new motherboard? Say what is on "
             f"its disks with gitboot records set {name}"
         )
-        draft.events.append(Event(at=at, type="ServerUnknown", message=message, facts={"server": name}, warning=True))
+        facts = {"server": name}
+        learning.events.append(Event(at=at, type="ServerUnknown", message=message, facts=facts, warning=True))
+    standing = learning.known.standing
     here = {each.uuid: commit.machines[each.uuid] for each in servers}
-    draft.machines |= {
-        uuid: machine for uuid, machine in here.items() if seen.get(uuid) != machine or uuid not in draft.known.standing
+    learning.machines |= {
+        uuid: machine for uuid, machine in here.items() if seen.get(uuid) != machine or uuid not in standing
     }
-    draft.gone |= draft.known.standing - commit.machines.keys()
+    learning.gone |= standing - commit.machines.keys()
 
 
-def _adopt_late(draft: Draft, servers: Iterable[Decision]) -> None:
+def _adopt_late(learning: Learning, servers: Iterable[Decision]) -> None:
     """Adopt what no policy described when it was seen first, parked perhaps: as the first policy wants it."""
     for each in servers:
-        record = draft.record(each.uuid)
+        record = learning.record(each.uuid)
         if record is None or each.policy is None or (record.evidence, record.pool) != ("Adopted", None):
             continue
         if each.provision <= (record.provision or 0):
             late = replace(
                 adopted(each), provision=record.provision, provisioned_at=record.provisioned_at, runs=record.runs
             )
-            draft.write_record(each.uuid, each.server, late)
+            learning.write_record(each.uuid, each.server, late)
 
 
-def _declare(draft: Draft, servers: Iterable[Decision], at: datetime) -> None:
+def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> None:
     """Take Git's word, where that is the evidence; each number is taken once."""
     for each in servers:
-        record, declared = draft.record(each.uuid), each.declared
+        record, declared = learning.record(each.uuid), each.declared
         if declared is None or declared < each.provision:
             continue
         if record is not None and record.provision is not None and record.provision >= declared:
@@ -144,19 +146,19 @@ def _declare(draft: Draft, servers: Iterable[Decision], at: datetime) -> None:
             provisioned_at=at,
             runs=record.runs if record is not None else {},
         )
-        draft.write_record(each.uuid, each.server, now)
+        learning.write_record(each.uuid, each.server, now)
         message = f"{each.server}: provision {declared} is provisioned (Declared)"
         facts = {"server": each.server, "evidence": "Declared"}
-        draft.events.append(Event(at=at, type="Provisioned", message=message, facts=facts))
+        learning.events.append(Event(at=at, type="Provisioned", message=message, facts=facts))
 
 
 # What makes a server provisioned
 
 
-def record_boot(draft: Draft, offer: Offer, made_at: datetime, evidence: str, at: datetime) -> None:
+def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: str, at: datetime) -> None:
     """Record that a boot was made at ``made_at``, if it is one that is made only once. Twice is as once."""
-    record = draft.record(offer.uuid)
-    if record is None or draft.settled is None:
+    record = learning.record(offer.uuid)
+    if record is None or learning.settled is None:
         return
     made_at = min(made_at, at)  # a mirror's clock may be ahead, and would keep the boot served
     if offer.phase is Phase.MAINTENANCE:
@@ -165,26 +167,26 @@ def record_boot(draft: Draft, offer: Offer, made_at: datetime, evidence: str, at
         type, (now, what) = "Provisioned", provisioned(offer, record, made_at, evidence)
     if now is record:
         return
-    draft.write_record(offer.uuid, offer.server, now)
+    learning.write_record(offer.uuid, offer.server, now)
     facts = {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan}
-    draft.events.append(Event(at=at, type=type, message=f"{offer.server}: {what} ({evidence})", facts=facts))
+    learning.events.append(Event(at=at, type=type, message=f"{offer.server}: {what} ({evidence})", facts=facts))
 
 
-def note_consumed(draft: Draft, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
+def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
     """Record that the override for a key was consumed, and that no evidence has followed yet."""
-    record = draft.record(uuid)
-    if record is not None and draft.settled is not None and record.consumed_key != key:
-        draft.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
+    record = learning.record(uuid)
+    if record is not None and learning.settled is not None and record.consumed_key != key:
+        learning.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
 
 
-def set_records(draft: Draft, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
+def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
     """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
-    if not draft.known.is_trusted:
+    if not learning.known.is_trusted:
         raise UsageError(
             "nothing in this ledger is trusted: it has to be initialised first, with gitboot run --records"
         )
     for uuid, server, record in records:
-        draft.write_record(uuid, server, record)
+        learning.write_record(uuid, server, record)
 
 
 # What a commit would install

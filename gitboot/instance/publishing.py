@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
 from gitboot.errors import LedgerError, PublishError
 from gitboot.instance.commit import Commit
 from gitboot.instance.offers import offers_of
-from gitboot.instance.plans import Plans
+from gitboot.instance.planning import Plans
+from gitboot.instance.standing import Publication
 from gitboot.ledger import evidence
 from gitboot.ledger.store import Store
-from gitboot.load import Revision
 from gitboot.model.scalars import Digest
 from gitboot.publish.directory import Published
-from gitboot.render import shared_files
+from gitboot.render.formats import shared_files
+from gitboot.render.paths import ContentType
 from gitboot.render.schedule import ServerState
-from gitboot.render.tree import ContentType, File, Files
+from gitboot.render.tree import File, Files
 from gitboot.resolve.records import exported
 from gitboot.status import Event
 
@@ -36,24 +37,6 @@ class Target(Protocol):
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Publication:
-    """How far the target holds what was planned."""
-
-    applied: Revision | None = None  # the commit that what it holds comes from
-    at: datetime | None = None  # when it was brought up to date last, or was to be
-    complete: bool = False  # whether all files have stood there since this process began
-    owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
-    versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path
-    failure: tuple[str, str] | None = None  # why the last publication failed: a word, and in words
-    unwritable: str | None = None  # why what is offered could not be written down, if that was it
-    events: tuple[Event, ...] = ()  # what there is to say of the last publication
-
-    def stands_for(self, commit: Commit) -> bool:
-        """Whether all that was planned from a commit is what the target holds."""
-        return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
 
 
 def published(
@@ -102,7 +85,7 @@ def shared(plans: Plans, commit: Commit) -> Files:
 def _versions(state: ServerState) -> dict[str, Digest]:
     """Whose boot each path of a server is, of those boots that mean something by being made."""
     offers = {offer.plan for offer in offers_of(state)}
-    return {path: entry.digest for path, entry in state.entries.items() if entry.digest in offers}
+    return {path: digest for path, digest in state.entries.items() if digest in offers}
 
 
 def _note_offers(

@@ -10,7 +10,6 @@ from typing import Final
 from gitboot.bmc.job import Result
 from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
-from gitboot.instance.answers import answers_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
@@ -19,12 +18,12 @@ from gitboot.instance.inbox import Bmcs, Inbox, Taken
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
-from gitboot.instance.plans import Plans, changed_by, replanned
-from gitboot.instance.publishing import Publication, Target, published
-from gitboot.instance.standing import Fetched, Standing, acts_for
+from gitboot.instance.planning import Plans, changed_by, replanned
+from gitboot.instance.publishing import Target, published
+from gitboot.instance.standing import Fetched, Publication, Standing, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.answers import Answers
+from gitboot.serve.supervise import Counted
 from gitboot.status import Event, Status
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
@@ -47,10 +46,9 @@ class Reconciler:
         target: Target,
         bmcs: Bmcs,
         tell: Callable[[Event], None],
-        report: Callable[[Status], None],
+        report: Callable[[Status, datetime], None],
     ) -> None:
         self.standing = standing
-        self.answers: Answers | None = None  # what the endpoint of this process answers from
         self._accepting, self._inbox, self._store = accepting, inbox, store
         self._target, self._bmcs = target, bmcs
         self._tell, self._report = tell, report
@@ -60,13 +58,16 @@ class Reconciler:
         """Where this instance stands, at a glance."""
         return self.standing.status()
 
-    def reconcile(self, at: datetime, *, fetched: Fetched | None = None, wait: bool = False) -> datetime | None:
+    def reconcile(
+        self, at: datetime, *, fetched: Fetched | None = None, serving: Counted | None = None, wait: bool = False
+    ) -> datetime | None:
         """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
 
-        ``fetched`` is how the last fetch of the source went. With ``wait`` what comes of the jobs at BMCs is learned
-        before it ends. A ledger that cannot be written keeps no window open: what was known before is planned.
+        ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare. With ``wait`` what
+        comes of the jobs at BMCs is learned before it ends. A ledger that cannot be written keeps no window open: what
+        was known before is planned.
         """
-        before = replace(self.standing, fetched=fetched or self.standing.fetched, unwritable=None)
+        before = replace(self.standing, fetched=fetched or self.standing.fetched, serving=serving, unwritable=None)
         now = self._learned(before, self._bmcs.finished(), at)
         if (commit := now.commit) is None:
             now = self._stood_back(now)
@@ -112,8 +113,7 @@ class Reconciler:
         )
 
     def _stood_back(self, now: Standing) -> Standing:
-        """Nothing is answered, planned, or asked for: there is no commit, or another instance acts for it."""
-        self.answers = None
+        """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
         self._bmcs.forget(frozenset(now.schedule.asks))
         schedule = Schedule(most_failures=now.schedule.most_failures, jitter=now.schedule.jitter)
         return replace(
@@ -128,7 +128,6 @@ class Reconciler:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = now.publication, now.unwritable
         if different or not publication.stands_for(commit):
-            self.answers = answers_of(now.plans, commit)
             publication = published(publication, now.plans, commit, different, self._target, self._store, at)
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken)
@@ -136,10 +135,12 @@ class Reconciler:
 
     def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
         """Ask BMCs for what was published: a machine that resets at once finds its files."""
-        before, knowledge, suspension = now.schedule, now.knowledge, now.knowledge.facts.suspension
+        knowledge, suspension = now.knowledge, now.knowledge.facts.suspension
         may_set = now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
-        schedule, machines = arranged(before, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set)
-        self._bmcs.forget(frozenset(before.asks.keys() - schedule.asks.keys()))
+        schedule, machines = arranged(
+            now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set
+        )
+        self._bmcs.forget(machines - schedule.asks.keys())
         schedule = hurried(schedule, self._with_other_credentials(schedule), at)
         made, schedule = jobs(schedule, knowledge, machines, at)
         taken = self._bmcs.submit(made)
@@ -168,7 +169,7 @@ class Reconciler:
         for event in events:
             self._tell(event)
         self.standing = replace(now, conditions=found, publication=replace(now.publication, events=()))
-        self._report(self.status)
+        self._report(self.status, at)
         if now.unwritable is not None:
             return at + LEDGER_RETRY
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None

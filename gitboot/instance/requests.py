@@ -11,9 +11,9 @@ from gitboot.bmc.identity import accept, is_another_system
 from gitboot.bmc.marks import NO_MARKS
 from gitboot.bmc.override import OFF, OverrideRecord, State
 from gitboot.errors import UsageError
-from gitboot.instance.knowledge import Draft
+from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import set_records
-from gitboot.ledger.values import Approval, Request, Suspension
+from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
 from gitboot.plan import Record
 from gitboot.resolve.records import record_of
@@ -29,60 +29,60 @@ SUSPEND: Final = "suspend"  # {"reason", "until"}
 RESUME: Final = "resume"  # {}
 
 
-def carry_out(draft: Draft, requests: Iterable[Request], at: datetime) -> None:
+def carry_out(learning: Learning, requests: Iterable[Request], at: datetime) -> None:
     """Do what was asked for, each once; a request that makes no sense is refused, and noted as that."""
     for request in requests:
         try:
-            outcome = _do(draft, request, at)
+            outcome = _do(learning, request, at)
         except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"refused: {error}"
         message, facts = f"{request.who}: {outcome}", {"who": request.who, "request": request.what}
-        draft.events.append(Event(at=at, type="Requested", message=message, facts=facts))
-        draft.outcomes.append((request, outcome))
+        learning.events.append(Event(at=at, type="Requested", message=message, facts=facts))
+        learning.outcomes.append((request, outcome))
 
 
-def _do(draft: Draft, request: Request, at: datetime) -> str:
+def _do(learning: Learning, request: Request, at: datetime) -> str:
     facts = request.facts
     match request.what:
         case "records":
-            return _set_records(draft, request)
+            return _set_records(learning, request)
         case "resolve":
-            return _resolve(draft, facts)
+            return _resolve(learning, facts)
         case "accept":
-            return _accept(draft, facts, at)
+            return _accept(learning, facts, at)
         case "replace":
-            return _replace(draft, facts, at)
+            return _replace(learning, facts, at)
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
-            draft.hurried.update(uuids)
+            learning.hurried.update(uuids)
             return f"{len(uuids)} BMCs are asked now"
         case "approve":
             approval = Approval(facts["digest"], tuple(facts["guards"]), at, request.who, facts["reason"])
-            draft.approved.append(approval)
+            learning.approved.append(approval)
             return (
                 f"{', '.join(approval.guards)} acknowledged for the changes {approval.digest[:12]} ({approval.reason})"
             )
         case "suspend":
             until = datetime.fromisoformat(facts["until"])
-            draft.facts = replace(draft.facts, suspension=Suspension(request.who, facts["reason"], until))
+            learning.facts = replace(learning.facts, suspension=Suspension(request.who, facts["reason"], until))
             return f"suspended until {format_instant(until)}: {facts['reason']}"
         case "resume":
-            was = draft.facts.suspension
-            draft.facts = replace(draft.facts, suspension=None)
+            was = learning.facts.suspension
+            learning.facts = replace(learning.facts, suspension=None)
             return "resumed" if was is not None else "it was not suspended"
     raise UsageError(f"this gitboot knows no request {request.what!r}")
 
 
-def _set_records(draft: Draft, request: Request) -> str:
+def _set_records(learning: Learning, request: Request) -> str:
     facts = request.facts
     items = [(parse_uuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
     for uuid, server, record in items:
-        if record.provision is None and _was_provisioned_since(draft, request, uuid):
+        if record.provision is None and _was_provisioned_since(learning, request, uuid):
             raise UsageError(f"{server} was provisioned after that was asked for; ask again if it is meant still")
-    set_records(draft, items)
+    set_records(learning, items)
     for uuid, _, record in items:
         if record.provision is None:  # what was set before says nothing of the boot that is asked for now
-            _settle(draft, uuid, State.WITHDRAWN, _is_provision)
+            _settle(learning, uuid, State.WITHDRAWN, _is_provision)
     reason = f" ({facts['reason']})" if facts.get("reason") else ""
     if len(items) == 1:
         _, server, record = items[0]
@@ -90,9 +90,9 @@ def _set_records(draft: Draft, request: Request) -> str:
     return f"{len(items)} records are set{reason}"
 
 
-def _was_provisioned_since(draft: Draft, request: Request, uuid: SystemUuid) -> bool:
+def _was_provisioned_since(learning: Learning, request: Request, uuid: SystemUuid) -> bool:
     """Whether a boot has overtaken a request."""
-    record = draft.record(uuid)
+    record = learning.record(uuid)
     return (
         record is not None
         and record.provision is not None
@@ -101,10 +101,10 @@ def _was_provisioned_since(draft: Draft, request: Request, uuid: SystemUuid) -> 
     )
 
 
-def _resolve(draft: Draft, facts: Mapping[str, Any]) -> str:
+def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
     uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
     consumed, bmc, reason = facts["consumed"], facts["bmc"], facts["reason"]
-    pinned = draft.pinned(uuid)
+    pinned = learning.pinned(uuid)
     seen = pinned.seen if pinned is not None else None
 
     def is_meant(each: OverrideRecord) -> bool:
@@ -114,48 +114,48 @@ def _resolve(draft: Draft, facts: Mapping[str, Any]) -> str:
         closed = each.reason == key and not each.state.is_open
         return elsewhere or closed or each.state is State.RECORDED
 
-    record = draft.record(uuid) if draft.known.is_trusted else None
+    record = learning.record(uuid) if learning.known.is_trusted else None
     if not consumed and record is not None and record.consumed_key == key and key is not None:
-        set_records(draft, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
-    if not _settle(draft, uuid, State.LOST if consumed else State.WITHDRAWN, is_meant):
+        set_records(learning, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
+    if not _settle(learning, uuid, State.LOST if consumed else State.WITHDRAWN, is_meant):
         return f"{server}: there was nothing to resolve"
     what = "is consumed, and is not set again" if consumed else "was never set, and is set where wanted"
     return f"{server}: its override counts as one that {what} ({reason})"
 
 
-def _accept(draft: Draft, facts: Mapping[str, Any], at: datetime) -> str:
+def _accept(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
     """Take a person's word that what a BMC shows is its server, if it still shows what the person saw."""
     uuid, server = parse_uuid(facts["uuid"]), facts["server"]
-    pinned = draft.pinned(uuid)
+    pinned = learning.pinned(uuid)
     if pinned is None or [pinned.seen.uuid, pinned.seen.serial] != facts["shown"]:
         seen = pinned.seen if pinned is not None else "nothing"
         raise UsageError(f"the BMC of {server} shows {seen} by now; look again")
-    draft.pin(uuid, accept(pinned, at=at))
-    draft.hurried.add(uuid)
+    learning.pin(uuid, accept(pinned, at=at))
+    learning.hurried.add(uuid)
     return f"{server}: it is the machine whose BMC shows {pinned.seen} ({facts['reason']})"
 
 
-def _replace(draft: Draft, facts: Mapping[str, Any], at: datetime) -> str:
+def _replace(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
     """Let what somebody else has set give way to what the plan wants."""
     uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
-    own = next((each for each in draft.overrides_of(uuid) if each.reason == key), None)
+    own = next((each for each in learning.overrides_of(uuid) if each.reason == key), None)
     if key is None or (own is not None and own.state not in (State.WITHDRAWN, State.CONSUMED)):
         return f"{server}: there was nothing to replace"
     opened = own or OverrideRecord(reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=at)
-    draft.note_override(uuid, replace(opened, state=State.OPENED, at=at))
-    draft.hurried.add(uuid)
+    learning.note_override(uuid, replace(opened, state=State.OPENED, at=at))
+    learning.hurried.add(uuid)
     return f"{server}: whatever its BMC shows gives way to {key} ({facts['reason']})"
 
 
-def _settle(draft: Draft, uuid: SystemUuid, state: State, which: Callable[[OverrideRecord], bool]) -> int:
+def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[[OverrideRecord], bool]) -> int:
     """Take an operator's word for what became of overrides; return of how many.
 
     Withdrawn: it was never consumed, and its reason is open again. Lost: it was, and is never set again.
     """
-    meant = [each for each in draft.overrides_of(uuid) if each.state is not state and which(each)]
+    meant = [each for each in learning.overrides_of(uuid) if each.state is not state and which(each)]
     for each in meant:
-        draft.note_override(uuid, replace(each, state=state, corrections=()))
-    draft.hurried.add(uuid)
+        learning.note_override(uuid, replace(each, state=state, corrections=()))
+    learning.hurried.add(uuid)
     return len(meant)
 
 

@@ -45,6 +45,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     records: str | None = None  # fresh, adopt, or a file of exported records: what a ledger in doubt is told
     listen: str | None = None  # HOST:PORT; None: nothing is served
+    workers: int = 1  # processes that serve
     assets: Path | None = None  # what is served under /assets/
     spool: Path | None = None  # where endpoints leave what was fetched from them
     poll_s: float = 60

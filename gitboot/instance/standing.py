@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -9,10 +10,11 @@ from gitboot.instance.accept import Attempt
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
-from gitboot.instance.plans import Plans
-from gitboot.instance.publishing import Publication
-from gitboot.model.scalars import SystemUuid
-from gitboot.status import Condition, Status
+from gitboot.instance.planning import Plans
+from gitboot.load import Revision
+from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.serve.supervise import Counted
+from gitboot.status import Condition, Event, Status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +24,24 @@ class Fetched:
     reason: str = "Fetched"
     message: str = "the source was fetched"
     failed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """How far the target holds what was planned."""
+
+    applied: Revision | None = None  # the commit that what it holds comes from
+    at: datetime | None = None  # when it was brought up to date last, or was to be
+    complete: bool = False  # whether all files have stood there since this process began
+    owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
+    versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path
+    failure: tuple[str, str] | None = None  # why the last publication failed: a word, and in words
+    unwritable: str | None = None  # why what is offered could not be written down, if that was it
+    events: tuple[Event, ...] = ()  # what there is to say of the last publication
+
+    def stands_for(self, commit: Commit) -> bool:
+        """Whether all that was planned from a commit is what the target holds."""
+        return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +55,7 @@ class Standing:
     schedule: Schedule = field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
+    serving: Counted | None = None  # how the endpoints fare; None: it starts none
     unwritable: str | None = None  # why the ledger took nothing the last time
     conditions: tuple[Condition, ...] = ()
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from gitboot.ledger import rows
+from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.ledger.values import Pending
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gitboot.ledger import rows
+from gitboot.ledger.entries import Approval, Facts, Suspension
 from gitboot.ledger.store import Store, Transaction
-from gitboot.ledger.values import Approval, Facts, Suspension
 from gitboot.model.scalars import format_instant
 
 

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from gitboot.ledger import rows
+from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, Transaction
-from gitboot.ledger.values import Request
 from gitboot.model.scalars import format_instant
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from gitboot.document import MAX_FILE_BYTES, Place, locate, parse
 from gitboot.load.documents import Broken, checked
+from gitboot.load.findings import Finding
 from gitboot.load.problems import START, problem_at
 from gitboot.load.resources import Id, Resource
 from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.problems.codes import Code
+from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
 
 
@@ -20,7 +23,8 @@ class ParsedBlob:
     """What one blob says wherever it lies: resources by document, problems without a path."""
 
     resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...]  # the first ones, sorted
+    more: int  # that lie behind those
     broken: tuple[Id, ...]  # documents that have problems of their own, but a name
     nameless: bool  # some document's kind or name could not be told
 
@@ -32,24 +36,42 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     """What a file says: each of its documents as a resource, or with its problems."""
     if is_lfs_pointer(data):
         problem = problem_at(path, START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
-        return ParsedBlob(resources=(), problems=(problem,), broken=(), nameless=True)
-    documents, parse_problems = parse(data, path)
+        return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), nameless=True)
+    parsed = parse(data, path)
     resources: list[tuple[int, Resource]] = []
-    problems = list(parse_problems)
+    problems: list[Problem] = []
+    more = parsed.more
     broken: list[Id] = []
-    nameless = bool(parse_problems)
-    for document in documents:
+    nameless = bool(parsed.problems)
+    for document in parsed.documents:
         found = checked(document.value)
         if not isinstance(found, Broken):
             resources.append((document.index, found))
             continue
-        for code, message, hint, at, key in found.findings:
-            problems.append(problem_at(path, locate(data, document.index, at, key=key), code, message, hint))
+        shown = _problems(data, path, document.index, found.findings, MAX_KEPT - len(problems))
+        problems += shown
+        more += len(found.findings) - len(shown)
         if found.id is not None:
             broken.append(found.id)
         else:
             nameless = True
-    return ParsedBlob(resources=tuple(resources), problems=tuple(problems), broken=tuple(broken), nameless=nameless)
+    problems = sorted([*problems, *parsed.problems])
+    return ParsedBlob(
+        resources=tuple(resources),
+        problems=tuple(problems[:MAX_KEPT]),
+        more=more + len(problems[MAX_KEPT:]),
+        broken=tuple(broken),
+        nameless=nameless,
+    )
+
+
+def _problems(data: bytes, path: str, index: int, findings: Iterable[Finding], at_most: int) -> list[Problem]:
+    """The first findings of a document, by their places."""
+    if at_most <= 0:
+        return []
+    placed = [(locate(data, index, each.at, key=each.key), each) for each in findings]
+    placed.sort(key=itemgetter(0))
+    return [problem_at(path, place, *each.word()) for place, each in placed[:at_most]]
 
 
 def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
@@ -57,13 +79,16 @@ def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
     try:
         return parse_blob(snapshot.read(blob), path)
     except Oversized as error:
-        return ParsedBlob(resources=(), problems=(oversized(path, START, error),), broken=(), nameless=True)
+        return ParsedBlob(resources=(), problems=(oversized(path, START, error),), more=0, broken=(), nameless=True)
 
 
 def oversized(path: str, at: Place, error: Oversized) -> Problem:
-    """The problem of a file that was not read, or of who names it."""
-    message = f"the file has {error.size:,} bytes, over {MAX_FILE_BYTES:,}"
-    return problem_at(path, at, Code.FILE_TOO_LARGE, message)
+    """The problem of a file that was not read."""
+    return problem_at(path, at, Code.FILE_TOO_LARGE, too_large(error))
+
+
+def too_large(error: Oversized) -> str:
+    return f"the file has {error.size:,} bytes, over {MAX_FILE_BYTES:,}"
 
 
 def is_lfs_pointer(data: bytes) -> bool:

@@ -2,80 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
+from itertools import groupby
+from typing import Final
 
 from gitboot.document import Path
-from gitboot.load.blobs import is_lfs_pointer, oversized
+from gitboot.load.blobs import is_lfs_pointer, too_large
 from gitboot.load.draft import Draft
 from gitboot.load.identities import Identity, identities, place_of
 from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
+from gitboot.load.remarks import Remark
 from gitboot.load.resources import Id
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import is_placeholder_uuid, shown
 from gitboot.model.server import Server, is_placeholder_serial
-from gitboot.phrases import did_you_mean
+from gitboot.phrases import near
 from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
 
 
-def check(draft: Draft) -> Iterator[Problem]:
-    """Everything that is wrong between resources; the files that they name are read into the draft."""
-    yield from _missing_fleet(draft)
-    yield from _duplicate_identities(draft)
-    yield from _ambiguous_bmcs(draft)
-    yield from _reports_of_nothing(draft)
-    yield from _dangling_references(draft)
+def check(draft: Draft) -> None:
+    """Note everything that is wrong between resources; the files that they name are read into the draft."""
+    if not draft.nameless and not any(key.kind == "Fleet" for key in draft.known()):
+        message = "the repository has no document of kind Fleet"
+        draft.problems.append(problem_at("fleet.yaml", START, Code.NO_FLEET, message))
+    draft.remarks += _second_fleets(draft)
+    draft.remarks += _duplicate_identities(draft)
+    draft.remarks += _ambiguous_bmcs(draft)
+    draft.remarks += _reports_of_nothing(draft)
+    draft.remarks += _dangling_references(draft)
 
 
-def _missing_fleet(draft: Draft) -> Iterator[Problem]:
+def _second_fleets(draft: Draft) -> Iterator[Remark]:
     fleets = [key for key, _ in draft.of(Fleet)]
-    if not fleets and not draft.nameless and not any(key.kind == "Fleet" for key in draft.known()):
-        yield problem_at("fleet.yaml", START, Code.NO_FLEET, "the repository has no document of kind Fleet")
     for other in fleets[1:]:
-        file, place = draft.place(fleets[0], ("metadata", "name"))
-        yield draft.problem(
-            Code.DUPLICATE_NAME,
-            f"there is one Fleet a repository, and {fleets[0]} stands at {file}:{place.line}",
-            "keep one of the two",
-            other,
-            ("metadata", "name"),
+        yield Remark(
+            spot=draft.spot(other, ("metadata", "name")),
+            code=Code.DUPLICATE_NAME,
+            message=lambda first: f"there is one Fleet a repository, and {fleets[0]} stands at {first}",
+            hint="keep one of the two",
+            other=draft.spot(fleets[0], ("metadata", "name")),
         )
 
 
-def _duplicate_identities(draft: Draft) -> Iterator[Problem]:
+def _duplicate_identities(draft: Draft) -> Iterator[Remark]:
     first: dict[tuple[str, str], tuple[Id, Identity]] = {}
     for key, server in draft.of(Server):
         for identity in identities(server):
             holder, held = first.setdefault((identity.what, identity.same), (key, identity))
             if held is not identity:
-                file, place = draft.place(holder, held.path)
-                spelt = f", as {held.value}" if held.value != identity.value else ""
-                yield draft.problem(
-                    Code.DUPLICATE_IDENTITY,
-                    f"{identity.what} {identity.value} is {holder}'s at {file}:{place.line} already{spelt}",
-                    "correct the one that is wrong, or remove the document of a machine that is gone",
-                    key,
-                    identity.path,
+                yield Remark(
+                    spot=draft.spot(key, identity.path),
+                    code=Code.DUPLICATE_IDENTITY,
+                    message=partial(_held, identity, holder, held),
+                    hint="correct the one that is wrong, or remove the document of a machine that is gone",
+                    other=draft.spot(holder, held.path),
                 )
 
 
-def _ambiguous_bmcs(draft: Draft) -> Iterator[Problem]:
+def _held(identity: Identity, holder: Id, held: Identity, place: str) -> str:
+    spelt = f", as {held.value}" if held.value != identity.value else ""
+    return f"{identity.what} {identity.value} is {holder}'s at {place} already{spelt}"
+
+
+def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
     """Servers that mean the only system of a BMC of which another server names one."""
     servers = [(key, server.spec.bmc) for key, server in draft.of(Server) if server.spec.bmc is not None]
     named = {place_of(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
         if bmc.system is None and (other := named.get(place_of(bmc.address, None))):
-            message = f"the BMC {bmc.address} is {other}'s too, which names its system there"
-            hint = "name the system of this server as well, or correct the address"
-            yield draft.problem(Code.DUPLICATE_IDENTITY, message, hint, key, ("spec", "bmc", "address"))
+            yield Remark(
+                spot=draft.spot(key, ("spec", "bmc", "address")),
+                code=Code.DUPLICATE_IDENTITY,
+                message=f"the BMC {bmc.address} is {other}'s too, which names its system there",
+                hint="name the system of this server as well, or correct the address",
+            )
 
 
-def _reports_of_nothing(draft: Draft) -> Iterator[Problem]:
+def _reports_of_nothing(draft: Draft) -> Iterator[Remark]:
     for key, server in draft.of(Server):
         for at, message in reports_of_nothing(server):
-            yield draft.problem(Code.COMBINATION, message, "leave it out: it is never compared", key, at)
+            yield Remark(
+                spot=draft.spot(key, at),
+                code=Code.COMBINATION,
+                message=message,
+                hint="leave it out: it is never compared",
+            )
 
 
 def reports_of_nothing(server: Server) -> Iterator[tuple[Path, str]]:
@@ -92,33 +107,62 @@ def reports_of_nothing(server: Server) -> Iterator[tuple[Path, str]]:
         yield (*at, "serial"), f"{shown(reports.serial)} is what boards show on which nobody has set one"
 
 
-def _dangling_references(draft: Draft) -> Iterator[Problem]:
+def _dangling_references(draft: Draft) -> Iterator[Remark]:
     known = draft.known()
+    names = _Names(known, draft.snapshot.blobs)
     for key, resource in sorted(draft.resources.items()):
         for kind, name, at in references(resource):
             if kind == "file":
-                yield from _missing_file(draft, key, name, at)
+                yield from _missing_file(draft, names, key, name, at)
             elif Id(kind, name) not in known and not draft.nameless:
-                names = (other.name for other in known if other.kind == kind)
-                hint = did_you_mean(name, names, f"add a {kind} of this name, or correct the name")
-                yield draft.problem(Code.UNKNOWN_REFERENCE, f'there is no {kind} named "{name}"', hint, key, at)
+                yield Remark(
+                    spot=draft.spot(key, at),
+                    code=Code.UNKNOWN_REFERENCE,
+                    message=f'there is no {kind} named "{name}"',
+                    hint=partial(names.hint, kind, name, f"add a {kind} of this name, or correct the name"),
+                )
 
 
-def _missing_file(draft: Draft, key: Id, name: str, at: Path) -> Iterator[Problem]:
+def _missing_file(draft: Draft, names: _Names, key: Id, name: str, at: Path) -> Iterator[Remark]:
     blobs = draft.snapshot.blobs
     if name not in blobs:
-        if any(f"{name}/".startswith(f"{irregular}/") for irregular in draft.irregular):
-            return
-        hint = did_you_mean(name, blobs, "add the file; paths start at the fleet's root")
-        yield draft.problem(Code.UNKNOWN_REFERENCE, f"there is no file {shown(name)}", hint, key, at)
+        if not draft.could_hold(name):
+            yield Remark(
+                spot=draft.spot(key, at),
+                code=Code.UNKNOWN_REFERENCE,
+                message=f"there is no file {shown(name)}",
+                hint=partial(names.hint, "file", name, "add the file; paths start at the fleet's root"),
+            )
         return
     try:
         data = draft.snapshot.read(blobs[name])
     except Oversized as error:
-        yield oversized(*draft.place(key, at), error)
+        yield Remark(spot=draft.spot(key, at), code=Code.FILE_TOO_LARGE, message=too_large(error))
         return
     if is_lfs_pointer(data):
         message = f"{shown(name)} is a Git LFS pointer"
-        yield draft.problem(Code.LFS_POINTER, message, Code.LFS_POINTER.hint, key, at)
+        yield Remark(spot=draft.spot(key, at), code=Code.LFS_POINTER, message=message)
     else:
         draft.files[name] = data
+
+
+class _Names:
+    """What references may have meant."""
+
+    def __init__(self, known: Iterable[Id], files: Collection[str]) -> None:
+        self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
+        for kind, each in groupby(sorted(known), key=lambda key: key.kind):
+            self._names[kind] = [key.name for key in each]
+        self._near: dict[tuple[str, str], str | None] = {}
+        self._left = _COMPARISONS
+
+    def hint(self, kind: str, name: str, otherwise: str) -> str:
+        """The name that is nearest; ``otherwise`` where none is, or where too many were looked for already."""
+        if (kind, name) not in self._near and self._left > 0:
+            self._left -= len(self._names[kind])
+            self._near[kind, name] = near(name, self._names[kind])
+        meant = self._near.get((kind, name))
+        return f"did you mean {meant}?" if meant else otherwise
+
+
+_COMPARISONS: Final = 50_000  # each takes microseconds, and a commit may have a million

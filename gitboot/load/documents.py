@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import ValidationError
 
 from gitboot.document import Value
-from gitboot.load.findings import Finding, findings
+from gitboot.load.findings import Finding, Wording, findings
 from gitboot.load.resources import KINDS, Id, Resource
 from gitboot.load.schemas import adapter
 from gitboot.model.envelope import API_VERSION
@@ -29,10 +30,10 @@ def checked(value: dict[str, Value]) -> Resource | Broken:
     """A document against the schema of its kind."""
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
-        return Broken(findings=(_no_kind(kind),))
+        return Broken(findings=(Finding(("kind",), partial(_no_kind, kind)),))
     kind = str(kind)
     if version != API_VERSION:
-        return Broken(findings=(_other_version(version),), id=_id(kind, value))
+        return Broken(findings=(Finding(("apiVersion",), partial(_other_version, version)),), id=_id(kind, value))
     try:
         resource: Resource = adapter(kind).validate_python(value)
     except ValidationError as error:
@@ -40,19 +41,19 @@ def checked(value: dict[str, Value]) -> Resource | Broken:
     return resource
 
 
-def _no_kind(found: Value) -> Finding:
+def _no_kind(found: Value) -> Wording:
     if found is None:
         message, code = "every document says its kind", Code.MISSING_FIELD
     else:
         message, code = f"there is no kind {shown(found)}", Code.KIND
     hint = did_you_mean(found, KINDS, f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore")
-    return Finding(code, message, hint, ("kind",))
+    return Wording(code, message, hint)
 
 
-def _other_version(found: Value) -> Finding:
+def _other_version(found: Value) -> Wording:
     code = Code.MISSING_FIELD if found is None else Code.API_VERSION
     message = f"expected apiVersion {API_VERSION}, found {shown(found)}"
-    return Finding(code, message, f"write apiVersion: {API_VERSION}", ("apiVersion",))
+    return Wording(code, message, f"write apiVersion: {API_VERSION}")
 
 
 def _id(kind: str, value: dict[str, Value]) -> Id | None:

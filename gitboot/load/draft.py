@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from gitboot.document import Path, Place, locate
+from gitboot.document import Path
 from gitboot.load.blobs import ParsedBlob
-from gitboot.load.problems import problem_at
+from gitboot.load.remarks import Remark, Spot
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id, Origin, Resource
 from gitboot.load.snapshot import Snapshot
@@ -24,33 +25,39 @@ class Draft:
 
     def __init__(self, snapshot: Snapshot, irregular: tuple[str, ...]) -> None:
         self.snapshot = snapshot
-        self.irregular = irregular
+        self._irregular = frozenset(irregular)
+        self._lengths = {len(path) for path in irregular}
         self.nameless = bool(irregular)  # what could not be read may be any resource
         self.resources: dict[Id, Resource] = {}
         self.files: dict[str, bytes] = {}  # that resources name
+        self.remarks: list[Remark] = []
+        self.problems: list[Problem] = []
+        self.more: Counter[str] = Counter()  # by path, problems of the file that are not among these
         self._origins: dict[Id, Origin] = {}
         self._broken: set[Id] = set()
 
-    def add(self, path: str, parsed: ParsedBlob) -> list[Problem]:
-        """Take in what the file at ``path`` says; return what is wrong with it."""
-        problems = [replace(problem, path=path) for problem in parsed.problems]
+    def add(self, path: str, parsed: ParsedBlob) -> None:
+        """Take in what the file at ``path`` says, and what is wrong with it."""
+        self.problems += (replace(problem, path=path) for problem in parsed.problems)
+        self.more[path] = parsed.more
         self._broken.update(parsed.broken)
         self.nameless |= parsed.nameless
         for index, resource in parsed.resources:
             key = Id(type(resource).__name__, resource.metadata.name)
             origin = Origin(path, self.snapshot.blobs[path], index)
             if key in self.resources:
-                problems.append(self._duplicate_name(key, origin))
+                self.remarks.append(self._duplicate_name(key, origin))
             else:
                 self.resources[key], self._origins[key] = resource, origin
-        return problems
 
-    def _duplicate_name(self, key: Id, origin: Origin) -> Problem:
+    def _duplicate_name(self, key: Id, origin: Origin) -> Remark:
         at: Path = ("metadata", "name")
-        file, place = self.place(key, at)
-        message = f"{key} stands at {file}:{place.line} already"
-        return problem_at(
-            origin.path, self._located(origin, at), Code.DUPLICATE_NAME, message, "rename or remove one of the two"
+        return Remark(
+            spot=(origin, at),
+            code=Code.DUPLICATE_NAME,
+            message=lambda first: f"{key} stands at {first} already",
+            hint="rename or remove one of the two",
+            other=self.spot(key, at),
         )
 
     def of(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
@@ -61,15 +68,13 @@ class Draft:
         """Every resource that there is, with those that are broken: to name one of these is no second problem."""
         return self._broken | self.resources.keys()
 
-    def place(self, resource: Id, at: Path) -> tuple[str, Place]:
-        origin = self._origins[resource]
-        return origin.path, self._located(origin, at)
+    def could_hold(self, path: str) -> bool:
+        """Whether a path is, or would lie below, one at which there may be anything."""
+        prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
+        return any(prefix in self._irregular for prefix in prefixes)
 
-    def _located(self, origin: Origin, at: Path) -> Place:
-        return locate(self.snapshot.read(origin.blob), origin.document, at)
-
-    def problem(self, code: Code, message: str, hint: str, resource: Id, at: Path) -> Problem:
-        return problem_at(*self.place(resource, at), code, message, hint)
+    def spot(self, resource: Id, at: Path) -> Spot:
+        return self._origins[resource], at
 
     def finished(self) -> FleetRepository:
         """The repository, once nothing is wrong with it."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
@@ -15,28 +18,38 @@ from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
 
 
-class Finding(NamedTuple):
-    """One thing that is wrong with a document, wherever that lies."""
+class Wording(NamedTuple):
+    """What a problem says."""
 
     code: Code
     message: str
     hint: str
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a document: where in it, and what, put into words only where it is shown."""
+
     at: Path
+    word: Callable[[], Wording]
     key: bool = False  # it is the key at this path that is wrong, not its value
 
 
 def findings(kind: str, error: ValidationError) -> tuple[Finding, ...]:
     """Everything that is wrong with a document of ``kind``, without what only follows from it."""
     found = error.errors(include_url=False)
-    return tuple(_finding(kind, each) for each in found if not _is_consequence(each, found))
-
-
-def _is_consequence(error: Any, errors: list[Any]) -> bool:
-    """A list is also too short where its items are malformed."""
-    loc = error["loc"]
-    return error["type"] == "too_short" and any(
-        other is not error and other["loc"][: len(loc)] == loc for other in errors
+    consequences = _consequences([each["loc"] for each in found if each["type"] == "too_short"], found)
+    return tuple(
+        _finding(kind, each) for each in found if each["type"] != "too_short" or each["loc"] not in consequences
     )
+
+
+def _consequences(short: Collection[Path], errors: list[Any]) -> set[Path]:
+    """Where a list is too short only because its items are malformed: those are errors as well."""
+    found = Counter(short)
+    for error in errors:
+        loc = error["loc"]
+        found.update(loc[:length] for length in range(len(loc)) if loc[:length] in found)
+    return {loc for loc, count in found.items() if count > 1}
 
 
 def _finding(kind: str, error: Any) -> Finding:
@@ -45,18 +58,17 @@ def _finding(kind: str, error: Any) -> Finding:
         at = at[:-1]
     match error["type"]:
         case "value_error":
-            return _malformed(error["ctx"]["error"], at, key)
+            malformed = error["ctx"]["error"]
+            return Finding(at + malformed.at, partial(_malformed, malformed, at), key)
         case "missing":
-            message = f"{dotted(at[:-1])} needs {at[-1]}"
-            return Finding(Code.MISSING_FIELD, message, f"add {at[-1]}", at[:-1], key=True)
+            return Finding(at[:-1], partial(_missing, at), key=True)
         case "unexpected_keyword_argument":
-            return _unknown_field(kind, at)
+            return Finding(at, partial(_unknown_field, kind, at), key=True)
         case "enum" | "literal_error":
-            return _choice(kind, error, at, key)
+            return Finding(at, partial(_choice, kind, error, at, key), key)
         case "too_short":
-            return Finding(Code.EMPTY, f"{dotted(at)} needs at least one item", "add one", at)
-    message = f"{dotted(at)}: expected {_SHAPES[error['type']]}, found {shown(error['input'])}"
-    return Finding(Code.SHAPE, message, Code.SHAPE.hint, at)
+            return Finding(at, partial(_empty, at))
+    return Finding(at, partial(_shape, error, at))
 
 
 _TAGS: Final = frozenset({"(profile)", "(selector)", "(word)"})  # the branch of a union, in pydantic's paths
@@ -70,24 +82,37 @@ _SHAPES: Final = {
 }
 
 
-def _malformed(error: Malformed, at: Path, key: bool) -> Finding:
-    return Finding(error.code, f"{dotted(at)}: {error.message}", error.hint or error.code.hint, at + error.at, key)
+def _malformed(error: Malformed, at: Path) -> Wording:
+    return Wording(error.code, f"{dotted(at)}: {error.message}", error.hint or error.code.hint)
 
 
-def _unknown_field(kind: str, at: Path) -> Finding:
+def _missing(at: Path) -> Wording:
+    return Wording(Code.MISSING_FIELD, f"{dotted(at[:-1])} needs {at[-1]}", f"add {at[-1]}")
+
+
+def _empty(at: Path) -> Wording:
+    return Wording(Code.EMPTY, f"{dotted(at)} needs at least one item", "add one")
+
+
+def _shape(error: Any, at: Path) -> Wording:
+    message = f"{dotted(at)}: expected {_SHAPES[error['type']]}, found {shown(error['input'])}"
+    return Wording(Code.SHAPE, message, Code.SHAPE.hint)
+
+
+def _unknown_field(kind: str, at: Path) -> Wording:
     fields = schema_at(kind, at[:-1]).get("properties", {})
     message = f"{dotted(at[:-1])} has no field {shown(at[-1])}"
     hint = did_you_mean(at[-1], fields, f"it has {', '.join(sorted(fields))}")
-    return Finding(Code.UNKNOWN_FIELD, message, hint, at, key=True)
+    return Wording(Code.UNKNOWN_FIELD, message, hint)
 
 
-def _choice(kind: str, error: Any, at: Path, key: bool) -> Finding:
+def _choice(kind: str, error: Any, at: Path, key: bool) -> Wording:
     words = _QUOTED.findall(error["ctx"]["expected"])
     fields = {} if key else schema_at(kind, at).get("properties", {})
     mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
     message = f"expected one of {', '.join(words)}{mapping}, found {shown(error['input'])}"
     hint = did_you_mean(error["input"], words, f"write one of {', '.join(words)}{mapping}")
-    return Finding(Code.CHOICE, message, hint, at, key)
+    return Wording(Code.CHOICE, message, hint)
 
 
 _QUOTED: Final = re.compile(r"'([^']*)'")  # pydantic: 'A' or 'B', or <Choice.A: 'A'>

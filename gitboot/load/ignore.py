@@ -13,8 +13,8 @@ from typing import Final
 
 from gitboot.load.patterns import (
     SLASH,
+    AnyFolders,
     Bytes,
-    Folders,
     Line,
     NoPattern,
     One,
@@ -100,7 +100,7 @@ class _States:
                 state = self._state()
                 self.stars.append(state)
                 self.crossing += [state] * crosses
-            case Folders():
+            case AnyFolders():
                 self.entries.append(self._state())
                 self._add(Star(crosses=True))
                 self._add(One(1 << SLASH))

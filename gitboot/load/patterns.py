@@ -58,11 +58,11 @@ class Star(NamedTuple):
     crosses: bool  # "/" as well
 
 
-class Folders(NamedTuple):
+class AnyFolders(NamedTuple):
     """Takes any folders, each with its "/", or none."""
 
 
-Token = One | Star | Folders
+Token = One | Star | AnyFolders
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ def _tokens(glob: bytes, is_path: bool) -> list[Token]:
             case "*":
                 begins = is_path and (position == literal or glob[position - 1] == SLASH)
                 position, token = _stars(glob, position, begins)
-                if not (isinstance(token, Folders) and tokens and isinstance(tokens[-1], Folders)):
+                if not (isinstance(token, AnyFolders) and tokens and isinstance(tokens[-1], AnyFolders)):
                     tokens.append(token)
             case "[":
                 position, members = _class(glob, position + 1)
@@ -115,12 +115,12 @@ def _tokens(glob: bytes, is_path: bool) -> list[Token]:
     return tokens
 
 
-def _stars(glob: bytes, position: int, begins: bool) -> tuple[int, Star | Folders]:
+def _stars(glob: bytes, position: int, begins: bool) -> tuple[int, Star | AnyFolders]:
     """Where a run of stars ends, and what it takes: more than a name only as a name of its own."""
     beyond = next((index for index in range(position, len(glob)) if glob[index] != glob[position]), len(glob))
     if begins and beyond - position > 1:
         if glob.startswith(b"/", beyond):
-            return beyond + 1, Folders()
+            return beyond + 1, AnyFolders()
         if beyond == len(glob) or glob.startswith(b"\\/", beyond):
             return beyond, Star(crosses=True)
     return beyond, Star(crosses=False)

@@ -18,6 +18,6 @@ def problem_at(path: str, place: Place, code: Code, message: str, hint: str = ""
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: spec.interfaces[0].mac."""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    """A path as people write it: spec.interfaces[0].mac; keys that go on and on do not."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return one_line("".join(steps)).removeprefix(".") or "the document"

@@ -104,7 +104,7 @@ def succeed(before: Loaded, register: Register, snapshot: Snapshot, cache: Parse
     ), delta
 
 
-class _Files:
+class _ChangedFiles:
     """The documents' files that differ: what they say now."""
 
     def __init__(self, changed: frozenset[str], parsed: Mapping[str, ParsedBlob], origins: Mapping[Id, Origin]) -> None:
@@ -133,7 +133,7 @@ class _Files:
         return documents
 
 
-def _read_files(before: Loaded, snapshot: Snapshot, cache: ParseCache) -> _Files | None:
+def _read_files(before: Loaded, snapshot: Snapshot, cache: ParseCache) -> _ChangedFiles | None:
     """What the files that differ say; None where one of them is broken, or two name one resource."""
     changed = snapshot.changed or frozenset()
     looked_at = {path: snapshot.blobs[path] for path in (*changed, _IGNORE) if path in snapshot.blobs}
@@ -155,10 +155,10 @@ def _read_files(before: Loaded, snapshot: Snapshot, cache: ParseCache) -> _Files
     known = before.repository.origins
     if any(key in known and known[key].path not in changed for key in origins):
         return None
-    return _Files(changed, parsed, origins)
+    return _ChangedFiles(changed, parsed, origins)
 
 
-def _origins(before: Loaded, files: _Files, was: Mapping[Id, Resource]) -> Mapping[Id, Origin]:
+def _origins(before: Loaded, files: _ChangedFiles, was: Mapping[Id, Resource]) -> Mapping[Id, Origin]:
     if not was and not files.origins:
         return before.repository.origins
     origins = dict(before.repository.origins)

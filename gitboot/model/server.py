@@ -25,7 +25,7 @@ from gitboot.model.fields import (
     Variable,
     VariableName,
 )
-from gitboot.model.scalars import MacAddress, Malformed
+from gitboot.model.scalars import MacAddress, Malformed, shown
 from gitboot.problems.codes import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
@@ -108,7 +108,7 @@ class Bmc(Struct):
         if self.system is not None and not self.system.startswith("/"):
             raise Malformed(
                 Code.URL,
-                f'expected a Redfish path, found "{self.system}"',
+                f"expected a Redfish path, found {shown(self.system)}",
                 "write it from the root: /redfish/v1/Systems/1",
                 ("system",),
             )

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from gitboot.observe.observation import Observation
+from gitboot.render.paths import evidence_expression
 
 
 class Ignored(StrEnum):
@@ -36,13 +37,7 @@ class _Request(NamedTuple):
     whole: bool
 
 
-_UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_MAC: Final = r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}"
-_EVIDENCE: Final = re.compile(
-    rf"(?:.*/)?"  # a mirror may lie below a path of its own
-    rf"(v1/boot/{_MAC}/(?:[^/]+|provisioned/[0-9a-f]{{64}})|(?:ipxe/|ignition/|grub\.cfg-){_UUID}"
-    rf"|(?:grub\.cfg-01-|pxelinux\.cfg/01-){_MAC}|ipxe/serial/[A-Za-z0-9][A-Za-z0-9._-]*)"
-)
+_EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may lie below a path of its own
 
 
 def read(line: bytes) -> Observation | Ignored:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import Digest
-from gitboot.render.provisioned import is_report
+from gitboot.render.paths import is_report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +26,6 @@ class Observation:
             raise ValueError("an observation has either a plan's digest or a file's date")
 
     @property
-    def evidence(self) -> Evidence:
-        """What it is evidence of, as its path says: a fetched boot, or an installer's report."""
-        return Evidence.REPORTED if is_report(self.path) else Evidence.FETCHED
+    def is_report(self) -> bool:
+        """Whether it is an installer's last word, as its path says, not the fetch of a boot."""
+        return is_report(self.path)

@@ -1,107 +1,257 @@
-"""Observations on their way from endpoints and mirrors of a published tree to the instance that publishes it.
+"""Fetches on their way from endpoints and mirrors to the instance: a folder, in it a file for each who writes.
 
-A folder with one file of JSON lines, to which any number of processes append. The instance takes the file
-away, and deletes it when it has made use of it: a crash in between means that it is read once more.
+A line stands durably before its boot is answered. A file is one writer's, who holds a lock on it for as long as it
+lives, so that a file without a lock is one that nothing is added to any more. The instance reads each whole line once:
+how far it came it knows itself (`take`), and it deletes what it has wholly taken (`forget`).
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
-import logging
 import os
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from queue import SimpleQueue
+from secrets import token_hex
+from typing import Final, NamedTuple
 
+from gitboot.canonical import canonical
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import canonical
 
-_logger = logging.getLogger(__name__)
-
-_WRITTEN: Final = "observations.jsonl"
-_TAKEN: Final = "observations.taken.jsonl"
+MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
+_MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
+_SUFFIX: Final = ".jsonl"
 
 
-def write(spool: Path, observation: Observation) -> None:
-    """Append one observation; what the disk refuses is logged, for the machine has its boot already."""
+# Writing
+
+
+class SpoolFile:
+    """One writer's files in the spool, one after the other; not for several threads."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._folder, self._most_bytes = folder, most_bytes
+        self._fd: int | None = None
+        self._size = 0
+
+    def append(self, lines: bytes) -> int:
+        """Write whole lines, durably; return where they begin in their file. Raises OSError where none of it counts."""
+        if self._fd is None or self._size >= self._most_bytes:
+            self._begin()
+        assert self._fd is not None  # noqa: S101
+        try:
+            if os.write(self._fd, lines) < len(lines):
+                raise OSError("only a part was written")
+            os.fdatasync(self._fd)
+        except OSError:
+            self._take_back()
+            raise
+        self._size += len(lines)
+        return self._size - len(lines)
+
+    def close(self) -> None:
+        """Let the instance delete what is there, once it has taken it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _begin(self) -> None:
+        """Open a file under a new name; it is locked before it can be seen."""
+        self.close()
+        name = f"{os.getpid()}-{token_hex(8)}"
+        hidden, path = self._folder / f".{name}", self._folder / f"{name}{_SUFFIX}"
+        fd = os.open(hidden, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            hidden.rename(path)
+            _sync_folder(self._folder)
+        except BaseException:
+            os.close(fd)
+            for each in (hidden, path):
+                each.unlink(missing_ok=True)
+            raise
+        self._fd, self._size = fd, 0
+
+    def _take_back(self) -> None:
+        """Leave nothing of what was not written wholly; after a failed sync the file itself is trusted no more."""
+        assert self._fd is not None  # noqa: S101
+        with suppress(OSError):
+            os.ftruncate(self._fd, self._size)
+            os.fsync(self._fd)
+        self.close()
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        append(spool, observation)
-    except OSError as error:
-        _logger.error("%s: an observation of %s is lost: %s", spool, observation.server, error.strerror)
-
-
-def append(spool: Path, observation: Observation, *, durably: bool = False) -> None:
-    """Append one observation, or none of it where the disk refuses: then this raises OSError."""
-    line = canonical(_facts(observation)) + b"\n"
-    while not _append(spool / _WRITTEN, line, durably):
-        pass  # it was taken away between opening and locking
-
-
-def _append(path: Path, line: bytes, durably: bool) -> bool:
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        found = os.fstat(fd)
-        if not _stands_at(path, found):
-            return False
-        if os.write(fd, line) < len(line):
-            os.ftruncate(fd, found.st_size)  # half a line would spoil the next
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if durably:
-            os.fsync(fd)
-        return True
+        os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def _stands_at(path: Path, found: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(found, path.stat())
-    except FileNotFoundError:
-        return False
+class _Entry(NamedTuple):
+    line: bytes
+    written: Future[None]
 
 
-def take(spool: Path) -> list[Observation]:
-    """What was written since it was last forgotten; the same again until it is."""
-    taken = spool / _TAKEN
-    if not taken.exists():
-        with suppress(FileNotFoundError):
-            (spool / _WRITTEN).rename(taken)
-    try:
-        with taken.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # whoever was about to append has done so
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return []
-    observations = [observation for line in lines if (observation := _parse(line)) is not None]
-    if strays := len(lines) - len(observations):
-        _logger.error("%s: %d of %d lines are no observations", taken, strays, len(lines))
-    return observations
+class Spool:
+    """Records fetches from any thread, many with one sync: `record` at once, its future when it stands durably.
+
+    Who can wait no longer cancels the future: what has not been written by then never is, and what has is followed
+    by a line that takes it back.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._file = SpoolFile(folder, most_bytes)
+        self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
+        self._thread.start()
+
+    def record(self, observation: Observation) -> Future[None]:
+        """What is done once the observation stands; it fails with OSError where it cannot."""
+        entry = _Entry(line_of(observation), Future())
+        self._queue.put(entry)
+        return entry.written
+
+    def close(self) -> None:
+        """Write what is waiting, and end."""
+        self._queue.put(None)
+        self._thread.join()
+        self._file.close()
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            entries, ends = self._more(first)
+            self._write([each for each in entries if not each.written.cancelled()])
+            if ends:
+                return
+
+    def _more(self, first: _Entry) -> tuple[list[_Entry], bool]:
+        """All that waits by now, and whether the end is asked for."""
+        entries = [first]
+        while len(entries) < _MOST_AT_ONCE and not self._queue.empty():
+            if (entry := self._queue.get()) is None:
+                return entries, True
+            entries.append(entry)
+        return entries, False
+
+    def _write(self, entries: list[_Entry]) -> None:
+        if not entries:
+            return
+        try:
+            offset = self._file.append(b"".join(entry.line for entry in entries))
+        except OSError as error:
+            for entry in entries:
+                if entry.written.set_running_or_notify_cancel():
+                    entry.written.set_exception(error)
+            return
+        late = b""
+        for entry in entries:
+            if entry.written.set_running_or_notify_cancel():
+                entry.written.set_result(None)
+            else:
+                late += canonical({"not": offset}) + b"\n"
+            offset += len(entry.line)
+        if late:
+            with suppress(OSError):
+                self._file.append(late)
 
 
-def forget(spool: Path) -> None:
-    """Delete what was taken."""
-    (spool / _TAKEN).unlink(missing_ok=True)
-
-
-def _facts(observation: Observation) -> dict[str, str | int]:
+def line_of(observation: Observation) -> bytes:
+    """An observation as it is written."""
     version = {"digest": observation.digest, "modified": observation.modified}
-    return {
+    facts = {
         "at": format_instant(observation.at),
         "client": observation.client,
         "path": observation.path,
         "server": observation.server,
         **{name: value for name, value in version.items() if value is not None},
     }
+    return canonical(facts) + b"\n"
 
 
-def _parse(line: bytes) -> Observation | None:
+# Reading
+
+
+class Taken(NamedTuple):
+    """What was taken from a spool."""
+
+    observations: list[Observation]  # in their order: by instant, then file and place
+    offsets: dict[str, int]  # by file: how far it was read, from the next time on
+    strays: int  # lines that are no observations
+
+
+def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
+    """What stands in a spool beyond ``offsets``: whole lines, each once.
+
+    The new offsets have the files that are there, and no others. Raises OSError where it cannot be read.
+    """
+    found: list[tuple[datetime, str, int, Observation]] = []
+    read: dict[str, int] = {}
+    strays = 0
+    for path in _files(folder):
+        begin = offsets.get(path.name, 0)
+        lines = dict(_whole_lines(path, begin))
+        read[path.name] = begin + sum(map(len, lines.values()))
+        parsed = {offset: parse(line) for offset, line in lines.items()}
+        taken_back = {each for each in parsed.values() if isinstance(each, int)}
+        for offset, each in parsed.items():
+            if each is None:
+                strays += 1
+            elif isinstance(each, Observation) and offset not in taken_back:
+                found.append((each.at, path.name, offset, each))
+    found.sort(key=lambda each: each[:3])
+    return Taken([each[3] for each in found], read, strays)
+
+
+def forget(folder: Path, offsets: Mapping[str, int]) -> None:
+    """Delete the files that were taken wholly and to which nothing is added any more.
+
+    Only once a tree that knows what they say stands published.
+    """
+    for path in _files(folder):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            taken = offsets.get(path.name, -1)
+            file.seek(max(taken, 0))
+            if taken >= 0 and b"\n" not in file.read():  # half a line at its end was never acknowledged
+                path.unlink()
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX and path.is_file())
+    except FileNotFoundError:
+        return []
+
+
+def _whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield begin, line
+                    begin += len(line)
+    except FileNotFoundError:  # another instance has forgotten it
+        return
+
+
+def parse(line: bytes) -> Observation | int | None:
+    """The observation that a line is, the place of one that it takes back, or None."""
     try:
         match json.loads(line):
+            case {"not": int(offset)}:
+                return offset
             case {
                 "at": str(at),
                 "client": str(client),
@@ -118,6 +268,6 @@ def _parse(line: bytes) -> Observation | None:
                     digest=Digest(digest) if isinstance(digest, str) else None,
                     modified=modified if isinstance(modified, int) else None,
                 )
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -11,139 +12,343 @@ from gitboot.errors import PublishError
 from gitboot.phrases import some
 from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.folders import InTheWay
-from gitboot.publish.manifest import Listing, listing
-from gitboot.publish.tree import Tree, is_record
-from gitboot.render.tree import File, Files, is_immutable
+from gitboot.publish.index import INDEX, Shard, changed, index_of, parse_shard, shard_path
+from gitboot.publish.tree import Tree, damaged, is_record
+from gitboot.render.paths import is_immutable
+from gitboot.render.state import Listed, parse, server_of, state_path
+from gitboot.render.tree import File, Files
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
 
 _SHOWN: Final = 10  # of the paths in the way
 
+Pair = tuple[str, str]  # an identity and the server that it may mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """What a publication is to bring a tree to."""
+
+    servers: Mapping[str, Files | None]  # those that may have changed; None: the server is gone
+    shared: Files | None  # the files that are no server's; None: as they are
+    complete: bool  # whether these are all servers
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What one pass does; paths are sorted."""
+    """What one publication does; paths are sorted, but for states."""
 
     at: datetime  # UTC, in whole seconds
-    listings: Mapping[str, Listing | None]  # what the manifest says from now on; None: nothing any more
+    digests: Mapping[str, str | None]  # of the states that the manifest lists anew, by server; None: no more
+    shared: Mapping[str, Listed] | None  # what the manifest says of shared files; None: what it says now
+    content: Mapping[str, tuple[str, ...]]  # what each server names in o/ from now on
+    planned: int  # files that were looked at
     written: tuple[str, ...]
+    states: tuple[str, ...]  # of those written, in the order in which no identity is without its server
     withdrawn: tuple[str, ...]
-    retired: tuple[str, ...]  # content that leaves the manifest, and stays for GRACE
+    retired: tuple[str, ...]  # content that leaves the tree, and stays for GRACE
     expired: tuple[str, ...]  # content that has stayed for GRACE
     batches: tuple[datetime, ...]  # whose lists of retired content are done with
+    joined: Mapping[str, Shard]  # shards of the index that have who came, and still who goes
+    parted: Mapping[str, Shard]  # and then without these; empty: the shard goes
+    gone: frozenset[Pair]  # what leaves the index
 
     @property
     def paths(self) -> set[str]:
-        """The paths that are between two versions until the pass ends."""
-        return {*self.listings, *self.written, *self.withdrawn, *self.retired, *self.expired}
+        """The paths that are between two versions until the publication ends."""
+        return {*self.written, *self.withdrawn, *self.retired, *self.expired, *self.joined, *self.parted}
 
     @property
     def is_nothing(self) -> bool:
-        return not (self.paths or self.batches)
+        return not (self.paths or self.batches or self.digests or self.shared is not None)
 
 
-def survey(disk: Disk, tree: Tree, files: Files) -> set[str]:
-    """The paths where plan, manifest and disk do not all agree; the disk by existence and size."""
-    unlisted = set(files)
-    differing = set()
-    for name in tree.shards:
-        for path, text in tree.shard(name).items():
-            unlisted.discard(path)
-            file = files.get(path)
-            if file is None or listing(file) != text or disk.size(path) != len(file.content):
-                differing.add(path)
-    return differing | unlisted
+class NamedContent:
+    """Which content in o/ each server names: it goes when nobody does any more."""
+
+    def __init__(self) -> None:
+        self._by_server: dict[str, tuple[str, ...]] = {}
+        self._counts = Counter[str]()
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._counts
+
+    def note(self, server: str, paths: tuple[str, ...]) -> None:
+        """What ``server`` names from now on."""
+        for path in self._by_server.pop(server, ()):
+            self._counts[path] -= 1
+            if not self._counts[path]:
+                del self._counts[path]
+        self._counts.update(paths)
+        if paths:
+            self._by_server[server] = paths
+
+    def clear(self) -> None:
+        self._by_server.clear()
+        self._counts.clear()
+
+    def by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
+        """Those of ``paths`` that a server names which is none of ``servers``."""
+        own = Counter(path for server in servers for path in self._by_server.get(server, ()))
+        return {path for path in paths if self._counts[path] > own[path]}
 
 
-def decide(disk: Disk, tree: Tree, files: Files, paths: Iterable[str], at: datetime) -> Changes:
-    """What brings ``paths``, and what a crash left between two versions, to what ``files`` has there.
+SHARED: Final = ""  # stands for a server where files are no server's
 
-    Each is compared with what lies there by its content, so that nothing is written that stands already. Raises
-    PublishError with everything that is in the way.
+
+def decide(
+    disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, gone: Collection[Pair], at: datetime
+) -> Changes:
+    """What brings a tree, and what a crash left between two versions, to what is wanted.
+
+    Each file of a server that changed is compared with what lies there by its content, so that nothing is written
+    that stands already; of a server whose state stands, by existence and size. ``gone`` is what is owed to leave the
+    index. Raises PublishError with everything that is in the way.
     """
-    decision = _Decision(disk, tree, at.astimezone(UTC).replace(microsecond=0))
-    for path in sorted({*paths, *tree.pending_files}):
-        if (file := files.get(path)) is not None:
-            decision.plan(path, file)
-        elif tree.owns(path):
-            decision.withdraw(path)
-    decision.expire(files)
-    return decision.changes()
+    decision = _Decision(disk, tree, named, wanted, at.astimezone(UTC).replace(microsecond=0))
+    decision.look()
+    decision.compare()
+    decision.withdraw()
+    decision.expire()
+    return decision.changes(frozenset(gone))
 
 
 class _Decision:
-    """Changes in the making, path by path."""
+    """Changes in the making."""
 
-    def __init__(self, disk: Disk, tree: Tree, at: datetime) -> None:
-        self._disk, self._tree, self._at = disk, tree, at
-        self._listings: dict[str, Listing | None] = {}
+    def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
+        self._disk, self._tree, self._named, self._wanted, self._at = disk, tree, named, wanted, at
+        self._digests: dict[str, str | None] = {}
+        self._shared: Mapping[str, Listed] | None = None
+        self._content: dict[str, tuple[str, ...]] = {}
+        self._suspects: dict[str, File] = {}  # planned files that may not stand
+        self._planned = 0
+        self._owned: set[str] = set()  # what these servers had
+        self._identities: dict[str, tuple[str, ...]] = {}  # what each is found by from now on
+        self._gone: set[Pair] = set()
+        self._come: set[Pair] = set()
         self._written: list[str] = []
         self._withdrawn: list[str] = []
         self._retired: list[str] = []
         self._expired: list[str] = []
         self._batches: list[datetime] = []
-        self._in_the_way: set[str] = set()
 
-    def plan(self, path: str, file: File) -> None:
-        top, *names = path.split("/")
-        if top not in ("boot", "ops") or not names or {"", ".", ".."}.intersection(names) or is_record(path):
-            raise ValueError(f"no file of a tree can be at {path}")
-        if (planned := listing(file)) != self._tree.listing(path):
-            self._listings[path] = planned
-        try:
-            stands = self._disk.look(path)
-        except InTheWay as error:
-            self._in_the_way.add(error.path)
-            return
-        if is_file(stands) and stands.st_size == len(file.content) and self._disk.read(path) == file.content:
-            return
-        if stands is None or (is_file(stands) and self._tree.owns(path)):
-            self._written.append(path)
-        else:
-            self._in_the_way.add(path)
+    # What may have changed
 
-    def withdraw(self, path: str) -> None:
-        is_listed = self._tree.listing(path) is not None
-        if is_listed:
-            self._listings[path] = None
-        if not self._is_file(path):
-            return
-        if not is_immutable(path):
-            self._withdrawn.append(path)
-        elif is_listed or path not in self._tree.retired:
-            self._retired.append(path)
+    def look(self) -> None:
+        for server, digest in self._listed():
+            files = self._wanted.servers.get(server)
+            if files is None:
+                self._take_leave(server)
+            else:
+                self._look_at(server, files, digest)
+        if self._wanted.shared is not None:
+            self._look_at_shared(self._wanted.shared)
 
-    def expire(self, files: Files) -> None:
+    def _listed(self) -> Iterator[tuple[str, str | None]]:
+        """Each server in question, with the digest that the manifest has of its state."""
+        if not self._wanted.complete:
+            yield from ((server, self._tree.digest(server)) for server in self._wanted.servers)
+            return
+        listed = dict(self._tree.servers())
+        cut_short = (server_of(path) for path in self._tree.pending_files)
+        for server in sorted({*self._wanted.servers, *listed, *(each for each in cut_short if each is not None)}):
+            yield server, listed.get(server)
+
+    def _look_at(self, server: str, files: Files, digest: str | None) -> None:
+        path = state_path(server)
+        now = files[path].sha256
+        self._planned += len(files)
+        self._content[server] = tuple(filter(is_immutable, files))
+        self._identities[server] = parse(files[path].content).identities
+        if now != digest:
+            self._digests[server] = now
+        if self._wanted.complete and now == digest:
+            differing = {path: file for path, file in files.items() if self._may_differ(path, file)}
+            self._owned |= differing.keys()
+            self._suspects |= differing
+            return
+        self._suspects |= files
+        self._note_before(server, digest)
+        self._come |= {(identity, server) for identity in self._identities[server]}
+
+    def _take_leave(self, server: str) -> None:
+        self._content[server] = ()
+        if (digest := self._tree.digest(server)) is not None:
+            self._digests[server] = None
+        self._note_before(server, digest)
+
+    def _note_before(self, server: str, digest: str | None) -> None:
+        """What the server had is gitboot's, and goes where it is no longer planned."""
+        path = state_path(server)
+        if digest is None and path not in self._tree.pending:
+            return
+        self._owned.add(path)
+        if (before := self._tree.state(server)) is not None:
+            self._owned |= before.files.keys()
+            self._gone |= {(identity, server) for identity in before.identities}
+        else:  # damaged: what it listed is most likely what is planned now
+            self._owned |= (self._wanted.servers.get(server) or {}).keys()
+
+    def _look_at_shared(self, files: Files) -> None:
+        before = self._tree.shared()
+        now = {path: Listed(file.sha256, len(file.content)) for path, file in files.items()}
+        if now != before:
+            self._shared = now
+        self._planned += len(files)
+        self._content[SHARED] = tuple(filter(is_immutable, files))
+        self._owned |= before.keys()
+        differing = files
+        if self._wanted.complete:
+            differing = {
+                path: file
+                for path, file in files.items()
+                if now[path] != before.get(path) or self._may_differ(path, file)
+            }
+        self._suspects |= differing
+
+    def _may_differ(self, path: str, file: File) -> bool:
+        return path in self._tree.pending or self._disk.size(path) != len(file.content)
+
+    # What has
+
+    def compare(self) -> None:
+        in_the_way: set[str] = set()
+        for path, file in sorted(self._suspects.items()):
+            _check(path)
+            try:
+                stands = self._disk.look(path)
+            except InTheWay as error:
+                in_the_way.add(error.path)
+                continue
+            if is_file(stands) and stands.st_size == len(file.content) and self._disk.read(path) == file.content:
+                continue
+            if stands is None or (is_file(stands) and self._owns(path)):
+                self._written.append(path)
+            else:
+                in_the_way.add(path)
+        if in_the_way:
+            raise _obstructed(self._disk, sorted(in_the_way))
+
+    def _owns(self, path: str) -> bool:
+        """Whether what lies at ``path`` was written by gitboot."""
+        return path in self._owned or path in self._tree.pending or path in self._tree.retired or path in self._named
+
+    # What goes
+
+    def withdraw(self) -> None:
+        for path in sorted(self._left_over({*self._owned, *self._tree.pending_files})):
+            if not self._is_file(path):
+                continue
+            if not is_immutable(path):
+                self._withdrawn.append(path)
+            elif path in self._owned or path not in self._tree.retired:
+                self._retired.append(path)
+
+    def _left_over(self, paths: set[str]) -> set[str]:
+        """Those of ``paths`` that nobody has from now on."""
+        for files in (*self._wanted.servers.values(), self._wanted.shared):
+            if files is not None:
+                paths -= files.keys()
+        if self._wanted.shared is None:
+            paths -= self._tree.shared().keys()
+        return paths if self._wanted.complete else paths - self._named.by_others(self._content, paths)
+
+    def expire(self) -> None:
         """Content that is named again stays; the list that has it is done with all the same."""
         self._batches = sorted(since for since in self._tree.batches if since + GRACE <= self._at)
-        if self._batches:
-            self._expired = sorted(
-                path
-                for path, since in self._tree.retired.items()
-                if since in self._batches
-                and path not in files
-                and self._tree.listing(path) is None
-                and self._is_file(path)
-            )
-
-    def changes(self) -> Changes:
-        if self._in_the_way:
-            raise _obstructed(self._disk, sorted(self._in_the_way))
-        return Changes(
-            at=self._at,
-            listings=self._listings,
-            written=tuple(self._written),
-            withdrawn=tuple(self._withdrawn),
-            retired=tuple(self._retired),
-            expired=tuple(self._expired),
-            batches=tuple(self._batches),
-        )
+        over = {path for path, since in self._tree.retired.items() if since in self._batches}
+        retired = set(self._retired)
+        self._expired = sorted(path for path in self._left_over(over) if path not in retired and self._is_file(path))
 
     def _is_file(self, path: str) -> bool:
         try:
             return is_file(self._disk.look(path))
         except InTheWay:
             return False
+
+    # The index
+
+    def changes(self, owed: frozenset[Pair]) -> Changes:
+        gone = frozenset((self._gone | owed) - self._come)
+        joined, parted = self._whole_index() if self._wanted.complete else self._index(gone)
+        given_up = {identity for identity, _ in gone}
+        states = [path for path in self._written if server_of(path) is not None]
+        return Changes(
+            at=self._at,
+            digests=self._digests,
+            shared=self._shared,
+            content=self._content,
+            planned=self._planned,
+            written=tuple(self._written),
+            states=tuple(sorted(states, key=lambda path: not self._takes_over(path, given_up))),
+            withdrawn=tuple(self._withdrawn),
+            retired=tuple(self._retired),
+            expired=tuple(self._expired),
+            batches=tuple(self._batches),
+            joined=joined,
+            parted=parted,
+            gone=gone,
+        )
+
+    def _takes_over(self, path: str, given_up: set[str]) -> bool:
+        """Whether a state claims what another gives up: it comes first, so that there is always one that does."""
+        return not given_up.isdisjoint(self._identities.get(server_of(path) or "", ()))
+
+    def _index(self, gone: Collection[Pair]) -> tuple[dict[str, Shard], dict[str, Shard]]:
+        joined: dict[str, Shard] = {}
+        parted: dict[str, Shard] = {}
+        leaving, coming = _by_shard(gone), _by_shard(self._come)
+        for path in sorted({*leaving, *coming}):
+            data = self._disk.read(path)
+            try:
+                before = parse_shard(data) if data is not None else {}
+            except ValueError as error:
+                raise damaged(self._disk, path) from error
+            union = changed(before, (), coming.get(path, ()))
+            after = changed(union, leaving.get(path, ()), ())
+            if union != before or path in self._tree.pending:
+                joined[path] = union
+            if after != union:
+                parted[path] = after
+        return joined, parted
+
+    def _whole_index(self) -> tuple[dict[str, Shard], dict[str, Shard]]:
+        """The same where all servers are known: what is there besides goes, what is damaged is made anew."""
+        wanted: dict[str, dict[str, tuple[str, ...]]] = index_of(self._identities)
+        joined: dict[str, Shard] = {}
+        parted: dict[str, Shard] = {}
+        for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in self._disk.names(INDEX))}):
+            before = self._shard(path)
+            after = wanted.get(path, {})
+            if before is not None and before == after and after:
+                continue
+            union = changed(before or {}, (), ((identity, name) for identity, names in after.items() for name in names))
+            if union != before:
+                joined[path] = union
+            if after != union or not after:
+                parted[path] = after
+        return joined, parted
+
+    def _shard(self, path: str) -> Shard | None:
+        """A shard as it stands; None where there is none, or something that is none."""
+        try:
+            return parse_shard(self._disk.read(path) or b"")
+        except ValueError:
+            return None
+
+
+def _by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(shard_path(pair[0]), []).append(pair)
+    return found
+
+
+def _check(path: str) -> None:
+    top, *names = path.split("/")
+    if top not in ("boot", "ops") or not names or {"", ".", ".."}.intersection(names) or is_record(path):
+        raise ValueError(f"no file of a tree can be at {path}")
 
 
 def _obstructed(disk: Disk, paths: list[str]) -> PublishError:

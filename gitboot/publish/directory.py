@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
 from gitboot import __version__
+from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
-from gitboot.plan import canonical
-from gitboot.publish.changes import Changes, decide, survey
+from gitboot.publish.amend import amended
+from gitboot.publish.changes import Changes, NamedContent, Pair, Publication, decide
 from gitboot.publish.disk import Disk, is_file, make_root
-from gitboot.publish.manifest import Stamp, amend, parse_listing
+from gitboot.publish.index import Shard, render_shard
+from gitboot.publish.manifest import STATUS, Stamp
 from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
-from gitboot.render.tree import File, Files, is_immutable
+from gitboot.render.paths import is_immutable
+from gitboot.render.tree import File, Files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """What a pass did to a tree; paths are sorted."""
+    """What a publication did to a tree; paths are sorted."""
 
     written: tuple[str, ...]
     withdrawn: tuple[str, ...]  # no longer planned, and gone
     expired: tuple[str, ...]  # content that nothing has named for GRACE, and gone
-    unchanged: int  # planned files that stand as they are
+    unchanged: int  # planned files that were looked at, and stand as they are
 
 
 class Directory:
@@ -37,8 +40,9 @@ class Directory:
         self._ledger = ledger
         self._may_take_over = may_take_over
         self._tree = Tree(disk)
-        self._last: dict[str, File] | None = None  # what was published last; None: the disk has to tell
-        self._owed: set[str] = set()  # what passes that failed had to look at
+        self._named = NamedContent()
+        self._owed: Publication | None = None  # what publications that failed were to bring about
+        self._owed_gone: frozenset[Pair] = frozenset()  # and what they were to take out of the index
 
     @classmethod
     def open(cls, root: Path, *, ledger: str, may_take_over: bool = False) -> Directory:
@@ -57,7 +61,10 @@ class Directory:
             disk.close()
             raise
 
-    def close(self) -> None:
+    def close(self, *, and_forget_lock: bool = False) -> None:
+        """Let others publish here; ``and_forget_lock`` leaves nothing behind that says who did."""
+        if and_forget_lock:
+            self._disk.remove(LOCK)
         self._disk.close()
 
     def __enter__(self) -> Directory:
@@ -70,8 +77,8 @@ class Directory:
 
     @property
     def stamp(self) -> Stamp | None:
-        """Of what the tree was made; None if no pass has ended here."""
-        return self._tree.head.stamp if self._tree.head else None
+        """Of what the tree was made; None if no publication has ended here."""
+        return self._tree.stamp
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
@@ -80,87 +87,91 @@ class Directory:
             return int(stands.st_mtime)  # it is not written anew
         return self._disk.dated(path, at)
 
-    def publish(self, files: Files, *, commit: str, at: datetime, changed: Collection[str] | None = None) -> Published:
-        """Bring the tree to hold exactly ``files``; return what was written and withdrawn.
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+    ) -> Published:
+        """Bring the files of these servers, and the shared ones, to what they are to be; say what was done.
 
-        The first pass compares all files with the manifest, and with the disk by existence and size; later ones
-        compare them with the last. Where ``changed`` tells the only paths that may differ, each is compared with
-        what lies there, and no other costs anything. Publishing the same files twice writes nothing.
+        A server's files hold its state; None is a server that is gone, or shared files that stay as they are. The
+        first publication of a process has to be ``complete``: these are then all servers, whatever the tree holds
+        besides goes, and what does not have its size is made good. Later ones are given what may have changed, and no
+        other server costs anything. Publishing the same files twice writes nothing.
 
         Everything is decided, and everything in the way found, before anything is written. A crash or a failure
-        leaves each file whole, of one of the two versions, and all the content that an entry names; the next pass
-        completes the rest. Each version of a file is dated a second or more after the one before, so that an
-        access log tells them apart. Raises ForeignTree and PublishError.
+        leaves each file whole, of one of the two versions, and all the content that an entry names; the next
+        publication completes the rest. Each version of a file is dated a second or more after the one before, so
+        that an access log tells them apart. Raises ForeignTree and PublishError.
         """
-        self._owed.update(changed or ())
+        wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete))
+        self._owed = wanted
         _refuse_foreign(self._disk, self._tree, self._ledger, self._may_take_over)
         try:
             self._discard(self._tree.pending)
-            if changed is None:
-                self._owed |= self._differing(files)
-            changes = decide(self._disk, self._tree, files, self._owed, at)
-            self._carry_out(changes, files, Stamp(commit=commit, gitboot=__version__, ledger=self._ledger))
+            changes = decide(self._disk, self._tree, self._named, wanted, self._owed_gone, at)
+            self._owed_gone = changes.gone
+            self._carry_out(changes, wanted, Stamp(commit=commit, gitboot=__version__, ledger=self._ledger))
         finally:
             self._disk.rest()
-        self._remember(files, all_of_them=changed is None)
-        return _published(changes, files)
+        self._note(changes, wanted)
+        return _published(changes)
 
-    def lost(self) -> tuple[str, ...]:
-        """Listed files that are missing, or not of their size: paths to publish as ``changed``."""
-        return tuple(
-            path
-            for name in self._tree.shards
-            for path, text in self._tree.shard(name).items()
-            if self._disk.size(path) != parse_listing(text).size
-        )
+    def write_status(self, content: bytes, at: datetime) -> None:
+        """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
+        with suppress(PublishError):
+            _refuse_foreign(self._disk, self._tree, self._ledger, self._may_take_over)
+            self._disk.stage(STATUS, content, at)
+            self._disk.place(STATUS)
+        self._disk.rest()
 
-    def _differing(self, files: Files) -> set[str]:
-        if (last := self._last) is None:
-            return survey(self._disk, self._tree, files)
-        differing = {path for path, file in files.items() if (before := last.get(path)) is not file and before != file}
-        return differing | (last.keys() - files.keys())
+    def _note(self, changes: Changes, wanted: Publication) -> None:
+        if wanted.complete:
+            self._named.clear()
+        for server, paths in changes.content.items():
+            self._named.note(server, paths)
+        self._owed, self._owed_gone = None, frozenset()
 
-    def _remember(self, files: Files, *, all_of_them: bool) -> None:
-        if all_of_them:
-            self._last = dict(files)
-        elif self._last is not None:
-            for path in self._owed:
-                if (file := files.get(path)) is None:
-                    self._last.pop(path, None)
-                else:
-                    self._last[path] = file
-        self._owed.clear()
-
-    def _carry_out(self, changes: Changes, files: Files, stamp: Stamp) -> None:
+    def _carry_out(self, changes: Changes, wanted: Publication, stamp: Stamp) -> None:
         disk, tree = self._disk, self._tree
-        shards = tree.amended(changes.listings)
-        head, manifest = amend(tree.head, stamp, shards)
+        head, manifest = amended(tree, stamp, changes.digests, changes.shared)
         if head == tree.head and changes.is_nothing and not tree.pending:
             return
-        content = {path: files[path].content for path in changes.written}
+        content = _content(changes, wanted)
         batch = _batch(tree, changes)
+        joined, parted = _rendered(changes.joined), _rendered(changes.parted)
         tree.begin({*changes.paths, *batch, *manifest})
         try:
             self._stage({PENDING: canonical(sorted(tree.pending))}, changes.at)
             disk.sync()
             disk.place(PENDING)
             disk.sync()
-            self._stage({**content, **batch, **manifest}, changes.at)
+            self._stage({**content, **batch, **joined, **manifest}, changes.at)
             disk.sync()
             self._place(path for path in content if is_immutable(path))
             disk.sync()
-            self._place(path for path in (*content, *batch) if not is_immutable(path))
+            self._place(joined)
+            self._place(changes.states)
+            states = set(changes.states)
+            self._place(path for path in (*content, *batch) if not is_immutable(path) and path not in states)
+            if parted:
+                self._stage(parted, changes.at)
+                disk.sync()
+                self._replace(parted)
             self._remove((*changes.withdrawn, *changes.expired))
             self._remove(batch_path(since) for since in changes.batches)
-            self._remove(path for path, data in manifest.items() if data is None)
-            self._place(path for path, data in manifest.items() if data is not None)
+            self._replace(manifest)
             disk.sync()
             disk.remove(PENDING)
         except PublishError:
             with suppress(PublishError):
                 self._discard({*tree.pending, PENDING})
             raise
-        tree.settle(head, shards)
+        tree.settle(head)
         tree.retire(changes.retired, changes.at)
         tree.forget(changes.batches)
 
@@ -168,6 +179,11 @@ class Directory:
         for path, content in contents.items():
             if content is not None:
                 self._disk.stage(path, content, at)
+
+    def _replace(self, contents: Mapping[str, bytes | None]) -> None:
+        """Put what was staged in its place, after what goes."""
+        self._remove(path for path, content in contents.items() if content is None)
+        self._place(path for path, content in contents.items() if content is not None)
 
     def _place(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -182,29 +198,60 @@ class Directory:
             self._disk.discard(path)
 
 
-def would_change(files: Files, root: Path, *, ledger: str, at: datetime, may_take_over: bool = False) -> Published:
-    """What ``publish`` would do, without doing any of it. Raises as it does."""
+def would_change(
+    servers: Mapping[str, Files], shared: Files, root: Path, *, ledger: str, at: datetime, may_take_over: bool = False
+) -> Published:
+    """What a complete publication would do, without doing any of it. Raises as it does."""
+    wanted = Publication(servers=servers, shared=shared, complete=True)
     if not root.exists():
-        return Published(written=tuple(sorted(files)), withdrawn=(), expired=(), unchanged=0)
+        paths = sorted(path for files in (*servers.values(), shared) for path in files)
+        return Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
         _refuse_foreign(disk, tree, ledger, may_take_over)
-        return _published(decide(disk, tree, files, survey(disk, tree, files), at), files)
+        return _published(decide(disk, tree, NamedContent(), wanted, (), at))
 
 
-def _published(changes: Changes, files: Files) -> Published:
+def _joined(owed: Publication | None, wanted: Publication) -> Publication:
+    """What is wanted now, and what is still owed."""
+    if owed is None or wanted.complete:
+        return wanted
+    return replace(
+        owed,
+        servers={**owed.servers, **wanted.servers},
+        shared=owed.shared if wanted.shared is None else wanted.shared,
+    )
+
+
+def _published(changes: Changes) -> Published:
     return Published(
         written=changes.written,
         withdrawn=changes.withdrawn,
         expired=changes.expired,
-        unchanged=len(files) - len(changes.written),
+        unchanged=changes.planned - len(changes.written),
     )
 
 
+def _content(changes: Changes, wanted: Publication) -> dict[str, bytes]:
+    """What is written, by path, in its order."""
+    written = set(changes.written)
+    found = {
+        path: files[path].content
+        for files in (*wanted.servers.values(), wanted.shared)
+        if files is not None
+        for path in files.keys() & written
+    }
+    return {path: found[path] for path in changes.written}
+
+
+def _rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
+    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
+
+
 def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, may_take_over: bool) -> None:
-    if tree.head and tree.head.stamp.ledger != ledger and not may_take_over:
+    if tree.stamp is not None and tree.stamp.ledger != ledger and not may_take_over:
         raise ForeignTree(
-            f"{disk.root} is a tree of the ledger {tree.head.stamp.ledger}, not of {ledger} "
+            f"{disk.root} is a tree of the ledger {tree.stamp.ledger}, not of {ledger} "
             "(choose another directory, or say what is installed with --records to take it over)"
         )
 

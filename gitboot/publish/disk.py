@@ -76,18 +76,25 @@ class Disk:
     @_named
     def lock(self, path: str) -> str:
         """Keep other processes out until ``close``; where one is in already, return who it is, else nothing."""
-        folder, name = _split(path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._lock = os.open(name, flags, 0o644, dir_fd=self._folders.make(folder))
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return os.pread(self._lock, 1000, 0).decode(errors="replace").strip() or "another process"
+        while True:
+            self._lock = self._open_lock(path)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return os.pread(self._lock, 1000, 0).decode(errors="replace").strip() or "another process"
+            stands = self.look(path)
+            if stands is not None and os.path.samestat(os.fstat(self._lock), stands):
+                break
+            os.close(self._lock)  # its holder has just removed it
         us = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
         with suppress(OSError):  # it only tells who has the lock, which a full disk does not undo
             os.pwrite(self._lock, us, 0)
             os.ftruncate(self._lock, len(us))
         return ""
+
+    def _open_lock(self, path: str) -> int:
+        folder, name = _split(path)
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=self._folders.make(folder))
 
     @_named
     def look(self, path: str) -> os.stat_result | None:

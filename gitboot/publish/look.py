@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -14,12 +15,33 @@ class Looked:
 
     def __init__(self, root: Path, *, ledger: str, may_take_over: bool) -> None:
         self._root, self._ledger, self._may_take_over = root, ledger, may_take_over
+        self._servers: dict[str, Files] = {}
+        self._shared: Files = {}
         self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
     def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
         """What ``path`` would be dated; what exactly matters to nobody."""
         return int(at.timestamp())
 
-    def publish(self, files: Files, *, commit: str, at: datetime) -> Published:  # noqa: ARG002 - as a Directory has it
-        self.seen = would_change(files, self._root, ledger=self._ledger, at=at, may_take_over=self._may_take_over)
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,  # noqa: ARG002 - as a Directory has it
+        at: datetime,
+    ) -> Published:
+        """Say what all that was given so far would do."""
+        if complete:
+            self._servers = {}
+        for server, files in servers.items():
+            if files is None:
+                self._servers.pop(server, None)
+            else:
+                self._servers[server] = files
+        self._shared = self._shared if shared is None else shared
+        self.seen = would_change(
+            self._servers, self._shared, self._root, ledger=self._ledger, at=at, may_take_over=self._may_take_over
+        )
         return self.seen

@@ -1,32 +1,33 @@
-"""The manifest: which files of a published tree are gitboot's, and what each has to be.
+"""The manifest: what a published tree has to hold, server by server.
 
-``ops/manifest.json``, the head, names the commit and the digest of each shard; ``ops/manifest/<00-ff>.json`` is a
-shard: the files whose path's sha256 begins with that byte, one a line, sorted. A shard without files has no file.
-No instant and nothing of the tree's past stands in them: the same files of the same commit give the same bytes.
+``ops/manifest.json``, the head, names the commit, and the digest of each node. A node, ``ops/manifest/<xx>.json``, has
+the digests of its leaves; a leaf, ``ops/manifest/<xx>/<yy>.json``, that of the state of each server whose name's sha256
+begins with those two times six bits; and a state, ``ops/servers/<name>.json``, lists the server's own files.
+``ops/manifest/shared.json`` lists all others. What lists nothing has no file. So a change of one server rewrites a few
+kilobytes, whatever the size of the fleet. No instant and nothing of the tree's past stands here: the same files of the
+same commit give the same bytes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, NewType
+from typing import Any, Final
 
-from gitboot.plan import canonical
-from gitboot.render.tree import File
+from gitboot.canonical import canonical
+from gitboot.render.state import Listed
 
 MANIFEST: Final = "ops/manifest.json"
-_SHARDS: Final = "ops/manifest/"
-_VERSION: Final = 1
+SHARED: Final = "ops/manifest/shared.json"
+STATUS: Final = "ops/status.json"  # the instance's own word on itself, which no manifest lists
+_NODES: Final = "ops/manifest/"
+_PART: Final = re.compile(rf"{_NODES}([0-9a-f]{{2}})(?:/([0-9a-f]{{2}}))?\.json")
+FORMAT: Final = 2
 
-# How a shard lists a file: canonical JSON. It stays text because it is compared and copied far more often than
-# it is read.
-Listing = NewType("Listing", str)
-Shard = Mapping[str, Listing]  # by path
-
-_FIRST_KEY: Final = ':{"contentType":'  # no path and no value can hold it: their quotes are escaped
-_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode
+Digests = Mapping[str, str]  # sha256 by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,83 +44,80 @@ class Head:
     """What ``manifest.json`` says."""
 
     stamp: Stamp
-    shards: Mapping[str, str]  # the sha256 of each shard that lists files, by its name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Listed:
-    """What the manifest says of one file."""
-
-    sha256: str
-    size: int  # in bytes
-    content_type: str
+    nodes: Digests  # of each node that has leaves
+    shared: str | None  # of the listing of shared files; None: there is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What the head and all its shards say."""
+    """What a tree says of all its files."""
 
     stamp: Stamp
-    files: Mapping[str, Listed]  # by path, sorted
+    files: Mapping[str, Listed]  # by path, sorted; states included
+
+
+class UnknownFormat(ValueError):
+    """A manifest that another version of gitboot wrote."""
 
 
 def is_of_manifest(path: str) -> bool:
-    return path == MANIFEST or path.startswith(_SHARDS)
+    return path == MANIFEST or path.startswith(_NODES)
 
 
-def shard_of(path: str) -> str:
-    """The name of the shard that lists ``path``: 00 to ff."""
-    return sha256(path.encode()).hexdigest()[:2]
+def place_of(server: str) -> tuple[str, str]:
+    """The node and the leaf that list a server's state."""
+    digest = sha256(server.encode()).digest()
+    return f"{digest[0] >> 2:02x}", f"{digest[1] >> 2:02x}"
 
 
-def shard_path(name: str) -> str:
-    return f"{_SHARDS}{name}.json"
+def node_path(node: str) -> str:
+    return f"{_NODES}{node}.json"
 
 
-def listing(file: File) -> Listing:
-    content_type = _quoted(str(file.content_type))
-    return Listing(f'{{"contentType":{content_type},"sha256":"{file.sha256}","size":{len(file.content)}}}')
+def leaf_path(node: str, leaf: str) -> str:
+    return f"{_NODES}{node}/{leaf}.json"
 
 
-def parse_listing(text: Listing) -> Listed:
-    value = json.loads(text)
-    return Listed(sha256=value["sha256"], size=value["size"], content_type=value["contentType"])
+def part_of(path: str) -> tuple[str | None, str | None]:
+    """Which node, and which leaf of it, a path is; None: it is none."""
+    found = _PART.fullmatch(path)
+    return (found[1], found[2]) if found else (None, None)
 
 
-def amend(before: Head | None, stamp: Stamp, shards: Mapping[str, Shard]) -> tuple[Head, dict[str, bytes | None]]:
-    """The head when ``shards`` have changed, and the files of the manifest that change with them, the head last.
-
-    None is a shard that lists nothing any more, and so has no file.
-    """
-    rendered = {name: render_shard(shard) if shard else None for name, shard in sorted(shards.items())}
-    digests = dict(before.shards) if before else {}
-    for name, data in rendered.items():
-        digests.pop(name, None)
-        if data is not None:
-            digests[name] = sha256(data).hexdigest()
-    head = Head(stamp=stamp, shards=digests)
-    files = {shard_path(name): data for name, data in rendered.items()}
-    return head, files | {MANIFEST: render_head(head)}
+def digest_of(content: bytes) -> str:
+    return sha256(content).hexdigest()
 
 
-def render_shard(shard: Shard) -> bytes:
-    lines = [f"{_quoted(path)}:{text}" for path, text in sorted(shard.items())]
+def render_digests(digests: Digests) -> bytes:
+    """A node or a leaf."""
+    return canonical(dict(digests)) + b"\n"
+
+
+def parse_digests(data: bytes) -> dict[str, str]:
+    """What ``render_digests`` wrote; ValueError for anything else."""
+    found = json.loads(data)
+    if not isinstance(found, dict) or not all(isinstance(digest, str) for digest in found.values()):
+        raise ValueError("not a part of a manifest")
+    return found
+
+
+def render_listing(files: Mapping[str, Listed]) -> bytes:
+    """The listing of shared files."""
+    lines = (f"{json.dumps(path, ensure_ascii=False)}:{_listed(each)}" for path, each in sorted(files.items()))
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def parse_shard(data: bytes) -> dict[str, Listing]:
-    """What ``render_shard`` wrote; ValueError for anything else, other layouts of the same JSON included."""
-    lines = data.decode().split("\n")
-    if lines[0] != "{" or lines[-2:] != ["}", ""]:
-        raise ValueError("not a shard of a manifest")
-    return dict(map(_parse_line, lines[1:-2]))
+def _listed(each: Listed) -> str:
+    return f'{{"sha256":"{each.sha256}","size":{each.size}}}'
 
 
-def _parse_line(line: str) -> tuple[str, Listing]:
-    path, key, rest = line.removesuffix(",").partition(_FIRST_KEY)
-    if not key:
-        raise ValueError(f"not a line of a shard: {line}")
-    return json.loads(path), Listing(key[1:] + rest)
+def parse_listing(data: bytes) -> dict[str, Listed]:
+    """What ``render_listing`` wrote; ValueError for anything else."""
+    found = json.loads(data)
+    try:
+        return {path: Listed(each["sha256"], each["size"]) for path, each in found.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("not a listing of files") from error
 
 
 def render_head(head: Head) -> bytes:
@@ -127,21 +125,26 @@ def render_head(head: Head) -> bytes:
         "commit": head.stamp.commit,
         "gitboot": head.stamp.gitboot,
         "ledger": head.stamp.ledger,
-        "shards": dict(head.shards),
-        "version": _VERSION,
+        "nodes": dict(head.nodes),
+        "shared": head.shared,
+        "version": FORMAT,
     }
     return canonical(value) + b"\n"
 
 
 def parse_head(data: bytes) -> Head:
-    """What ``render_head`` wrote; ValueError for anything else, another version's manifest included."""
-    match json.loads(data):
+    """What ``render_head`` wrote; ValueError for anything else, UnknownFormat where another version wrote it."""
+    found: Any = json.loads(data)
+    match found:
         case {
             "commit": str(commit),
             "gitboot": str(gitboot),
             "ledger": str(ledger),
-            "shards": dict(shards),
-            "version": 1,
+            "nodes": dict(nodes),
+            "shared": str() | None as shared,
+            "version": 2,
         }:
-            return Head(stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger), shards=shards)
-    raise ValueError(f"not a manifest of version {_VERSION}")
+            return Head(stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger), nodes=nodes, shared=shared)
+        case {"version": int(version)} if version != FORMAT:
+            raise UnknownFormat(f"a manifest of format {version}; this version of gitboot knows format {FORMAT}")
+    raise ValueError(f"not a manifest of format {FORMAT}")

@@ -3,19 +3,18 @@
 ``ops/.gitboot/`` is the publisher's own and no part of what is published:
 
 - ``lock`` tells who publishes here;
-- ``pending.json`` lists the paths that the pass under way touches, or that one cut short has touched. The manifest
-  is believed about all others, so that nobody has to read a whole tree to change one file;
+- ``pending.json`` lists the paths that the publication under way touches, or that one cut short has touched. The
+  manifest is trusted about all others, so that nobody has to read a whole tree to change one file;
 - ``retired/<instant>.json`` lists content that nothing names since that instant.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -23,19 +22,25 @@ from gitboot.errors import PublishError
 from gitboot.model.scalars import format_instant, parse_instant
 from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.folders import InTheWay
+from gitboot.publish.index import index_of, is_of_index, render_shard
 from gitboot.publish.manifest import (
     MANIFEST,
+    SHARED,
+    STATUS,
+    Digests,
     Head,
-    Listing,
     Manifest,
-    Shard,
+    digest_of,
     is_of_manifest,
+    leaf_path,
+    node_path,
+    parse_digests,
     parse_head,
     parse_listing,
-    parse_shard,
-    shard_of,
-    shard_path,
+    place_of,
 )
+from gitboot.publish.older import read_older
+from gitboot.render.state import Listed, PublishedServer, parse, state_path
 
 _OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{_OWN}/lock"
@@ -60,8 +65,13 @@ class Tree:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self.head = _read(disk, MANIFEST, parse_head)
+        older = read_older(disk)
+        self.head = _read(disk, MANIFEST, parse_head) if older is None else None
+        self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
+        self.outdated: frozenset[str] = frozenset()  # parts of a manifest of another version
+        if older is not None:  # all of it is between two versions
+            self.pending, self.outdated = self.pending | older.files, older.parts
         self.batches = {
             _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
             for name in disk.names(_RETIRED)
@@ -70,59 +80,59 @@ class Tree:
         self.retired = {  # path -> since when nothing names it
             path: since for since in sorted(self.batches) for path in _read(disk, batch_path(since), _parse_paths) or ()
         }
-        self._shards: dict[str, Shard] = {}
 
     @property
     def pending_files(self) -> set[str]:
-        """The files that a pass which was cut short has changed, or has not."""
+        """The files that a publication which was cut short has changed, or has not."""
         return {path for path in self.pending if not is_record(path)}
 
-    @property
-    def shards(self) -> list[str]:
-        """The names of the shards that may list files."""
-        return sorted({*(self.head.shards if self.head else ()), *map(shard_of, self.pending_files)})
+    def servers(self) -> Iterator[tuple[str, str]]:
+        """Each server that is listed, with its state's digest."""
+        for node in sorted(self.head.nodes if self.head else ()):
+            for leaf in sorted(self.node(node)):
+                yield from sorted(self.leaf(node, leaf).items())
 
-    def shard(self, name: str) -> Shard:
-        if name not in self._shards:
-            self._shards[name] = self._read_shard(name)
-        return self._shards[name]
+    def node(self, node: str) -> dict[str, str]:
+        """The digests of a node's leaves."""
+        expected = self.head.nodes.get(node) if self.head else None
+        return self._part(node_path(node), expected, parse_digests) or {}
 
-    def _read_shard(self, name: str) -> Shard:
-        path = shard_path(name)
-        data = self._disk.read(path)
-        expected = self.head.shards.get(name) if self.head else None
-        # A pass replaces its shards before the head; what one that was cut short has left is no damage.
-        if (data and _digest(data)) != expected and path not in self.pending:
-            raise _damaged(self._disk, path)
-        return _parse(self._disk, path, data, parse_shard) if data is not None else {}
+    def leaf(self, node: str, leaf: str) -> dict[str, str]:
+        """The digests of the states that a leaf lists."""
+        return self._part(leaf_path(node, leaf), self.node(node).get(leaf), parse_digests) or {}
 
-    def listing(self, path: str) -> Listing | None:
-        return self.shard(shard_of(path)).get(path)
+    def digest(self, server: str) -> str | None:
+        """What a server's state has to be; None: it is not listed."""
+        return self.leaf(*place_of(server)).get(server)
 
-    def owns(self, path: str) -> bool:
-        """Whether what lies at ``path`` was written by gitboot."""
-        return path in self.pending or path in self.retired or self.listing(path) is not None
+    def shared(self) -> dict[str, Listed]:
+        """The files that are no server's."""
+        return self._part(SHARED, self.head.shared if self.head else None, parse_listing) or {}
 
-    def amended(self, listings: Mapping[str, Listing | None]) -> Mapping[str, Shard]:
-        """The shards as they are with these listings; those that a pass which was cut short may have replaced too."""
-        names = {path: shard_of(path) for path in {*listings, *self.pending_files}}
-        shards = {name: dict(self.shard(name)) for name in names.values()}
-        for path, text in listings.items():
-            if text is None:
-                del shards[names[path]][path]
-            else:
-                shards[names[path]][path] = text
-        return shards
+    def state(self, server: str) -> PublishedServer | None:
+        """A server as it was published last; None where nothing is known of it, or its state is damaged."""
+        data = self._disk.read(state_path(server))
+        if data is None:
+            return None
+        with suppress(ValueError):
+            return parse(data)
+        return None
+
+    def _part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
+        data = self._disk.read(path) if path not in self.outdated else None
+        # A publication replaces its parts before the head; what one that was cut short has left is no damage.
+        if (digest_of(data) if data else None) != expected and path not in self.pending:
+            raise damaged(self._disk, path)
+        return _parse(self._disk, path, data, parse_part) if data is not None else None
 
     def begin(self, paths: Iterable[str]) -> None:
-        """Believe the manifest no more about these paths, until ``settle``."""
+        """Trust the manifest no more about these paths, until ``settle``."""
         self.pending = self.pending.union(paths)
 
-    def settle(self, head: Head, shards: Mapping[str, Shard]) -> None:
-        """Take note that a pass has ended, and all is as the manifest says."""
-        self.pending = frozenset()
-        self.head = head
-        self._shards.update(shards)
+    def settle(self, head: Head) -> None:
+        """Take note that a publication has ended, and all is as the manifest says."""
+        self.pending = self.outdated = frozenset()
+        self.head, self.stamp = head, head.stamp
 
     def retire(self, paths: Collection[str], since: datetime) -> None:
         if paths:
@@ -137,7 +147,7 @@ class Tree:
 
 def is_record(path: str) -> bool:
     """Whether ``path`` is taken by what is written about the tree."""
-    return path.startswith(f"{_OWN}/") or is_of_manifest(path)
+    return path.startswith(f"{_OWN}/") or is_of_manifest(path) or is_of_index(path) or path == STATUS
 
 
 def batch_path(since: datetime) -> str:
@@ -146,56 +156,104 @@ def batch_path(since: datetime) -> str:
 
 
 def read_manifest(root: Path) -> Manifest | None:
-    """What the tree at ``root`` should hold; None if no pass has ended there.
+    """What the tree at ``root`` should hold; None if no publication has ended there.
 
-    It may be read while somebody publishes: what the pass has not reached yet is then as it was before.
+    It may be read while somebody publishes: what the publication has not reached yet is then as it was before.
     """
     if not root.is_dir():
         return None
     with closing(Disk(root)) as disk:
-        manifest, differences, is_settled = _read_whole(disk)
-        if differences and is_settled:
-            raise _damaged(disk, differences[0].path)
-    return manifest
+        found = _read_whole(disk)
+        if found is not None and found.differences and found.is_settled:
+            raise damaged(disk, found.differences[0].path)
+    return found.manifest if found is not None else None
 
 
 def verify(root: Path) -> tuple[Difference, ...]:
     """Every file that is not what the manifest lists, sorted by path; each is read in full.
 
-    While somebody publishes, or after a crash, these are the files that the pass has changed so far.
+    While somebody publishes, or after a crash, these are the files that the publication has changed so far.
     """
     with closing(Disk(root)) as disk:
-        manifest, differences, _ = _read_whole(disk)
-        if manifest is None:
+        found = _read_whole(disk)
+        if found is None:
             raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
-        for path, listed in manifest.files.items():
+        differences = list(found.differences)
+        for path, listed in found.manifest.files.items():
             if difference := _compare(path, listed.sha256, _content(disk, path)):
                 differences.append(difference)
-    return tuple(sorted(differences, key=lambda difference: difference.path))
+        for path, shard in index_of(found.identities).items():
+            if difference := _compare(path, digest_of(render_shard(shard)), _content(disk, path)):
+                differences.append(difference)
+    return tuple(sorted(set(differences), key=lambda difference: difference.path))
 
 
-def _read_whole(disk: Disk) -> tuple[Manifest | None, list[Difference], bool]:
-    """The manifest, its shards that are not what the head says, and whether no pass is under way or was cut short."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Whole:
+    """All that a tree says of itself."""
+
+    manifest: Manifest
+    identities: Mapping[str, tuple[str, ...]]  # by server
+    differences: list[Difference]  # parts of the manifest, and states, that are not what is said above them
+    is_settled: bool  # whether no publication is under way or was cut short
+
+
+class _Reading:
+    """A manifest on its way from the head to the files, with what is not as it is said above."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.differences: list[Difference] = []
+        self.files: dict[str, Listed] = {}
+        self.identities: dict[str, tuple[str, ...]] = {}
+
+    def read(self, head: Head) -> None:
+        for node, node_digest in head.nodes.items():
+            for leaf, leaf_digest in self._digests(node_path(node), node_digest).items():
+                for server, digest in self._digests(leaf_path(node, leaf), leaf_digest).items():
+                    self._server(server, digest)
+        if head.shared is not None:
+            self.files |= self._part(SHARED, head.shared, parse_listing) or {}
+
+    def _server(self, server: str, digest: str) -> None:
+        path = state_path(server)
+        state = self._part(path, digest, parse)
+        if state is not None:
+            size = self._disk.size(path)
+            self.files |= {**state.files, path: Listed(digest, size or 0)}
+            self.identities[server] = state.identities
+
+    def _digests(self, path: str, expected: str) -> Digests:
+        return self._part(path, expected, parse_digests) or {}
+
+    def _part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
+        data = _content(self._disk, path)
+        if difference := _compare(path, expected, data):
+            self.differences.append(difference)
+        with suppress(ValueError):
+            return parse_part(data or b"")
+        return None
+
+
+def _read_whole(disk: Disk) -> _Whole | None:
     while (data := disk.read(MANIFEST)) is not None:
         head = _parse(disk, MANIFEST, data, parse_head)
-        listings: dict[str, Listing] = {}
-        differences: list[Difference] = []
-        for name, expected in head.shards.items():
-            shard = disk.read(path := shard_path(name))
-            if difference := _compare(path, expected, shard):
-                differences.append(difference)
-            with suppress(ValueError):
-                listings |= parse_shard(shard or b"")
+        reading = _Reading(disk)
+        reading.read(head)
         is_settled = disk.look(PENDING) is None
-        # A pass may have ended since the head was read.
-        if not (differences and is_settled) or disk.read(MANIFEST) == data:
-            files = {path: parse_listing(text) for path, text in sorted(listings.items())}
-            return Manifest(stamp=head.stamp, files=files), differences, is_settled
-    return None, [], True
+        # A publication may have ended since the head was read.
+        if not (reading.differences and is_settled) or disk.read(MANIFEST) == data:
+            return _Whole(
+                manifest=Manifest(stamp=head.stamp, files=dict(sorted(reading.files.items()))),
+                identities=reading.identities,
+                differences=reading.differences,
+                is_settled=is_settled,
+            )
+    return None
 
 
 def _compare(path: str, expected: str, content: bytes | None) -> Difference | None:
-    found = "no file" if content is None else _digest(content)
+    found = "no file" if content is None else digest_of(content)
     return None if found == expected else Difference(path=path, expected=expected, found=found)
 
 
@@ -207,16 +265,16 @@ def _content(disk: Disk, path: str) -> bytes | None:
         return None
 
 
-def _read(disk: Disk, path: str, parse: Callable[[bytes], _T]) -> _T | None:
+def _read(disk: Disk, path: str, parse_file: Callable[[bytes], _T]) -> _T | None:
     data = disk.read(path)
-    return None if data is None else _parse(disk, path, data, parse)
+    return None if data is None else _parse(disk, path, data, parse_file)
 
 
-def _parse(disk: Disk, path: str, data: _S, parse: Callable[[_S], _T]) -> _T:
+def _parse(disk: Disk, path: str, data: _S, parse_file: Callable[[_S], _T]) -> _T:
     try:
-        return parse(data)
+        return parse_file(data)
     except ValueError as error:
-        raise _damaged(disk, path) from error
+        raise damaged(disk, path) from error
 
 
 def _parse_paths(data: bytes) -> list[str]:
@@ -226,11 +284,8 @@ def _parse_paths(data: bytes) -> list[str]:
     return paths
 
 
-def _digest(content: bytes) -> str:
-    return sha256(content).hexdigest()
-
-
-def _damaged(disk: Disk, path: str) -> PublishError:
+def damaged(disk: Disk, path: str) -> PublishError:
+    """What is raised where the tree's word on itself does not hold."""
     return PublishError(
         f"{disk.root / path}: expected what gitboot wrote, found something else "
         "(bring it back from a copy, or move boot/ and ops/ away and publish anew)"

@@ -11,8 +11,9 @@ from typing import Final
 
 from gitboot.model.fleet import Output
 from gitboot.render.loaders import CLIENTS, LoaderOffer, Mirror, mirrors, offers
+from gitboot.render.paths import ContentType
 from gitboot.render.reservations import Reservation, reservations
-from gitboot.render.tree import ContentType, File
+from gitboot.render.tree import File
 from gitboot.resolve import Decisions
 from gitboot.resolve.hosts import Host
 

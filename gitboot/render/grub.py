@@ -7,13 +7,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import MacAddress, byte_orders
+from gitboot.model.scalars import byte_orders
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import grub_arguments, grub_text, grub_word
-from gitboot.render import disk
+from gitboot.render import disk, paths
 from gitboot.render.header import heading
-from gitboot.render.tree import ContentType, File
+from gitboot.render.paths import ContentType
+from gitboot.render.tree import File
 from gitboot.resolve import Decisions
 from gitboot.resolve.hosts import idle
 
@@ -29,18 +30,14 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     """
     configuration = _file(decision, plan)
     if plan is not None and not (plan.boot is None and plan.restrict):
-        yield from ((f"boot/v1/boot/{mac}/grub.cfg", configuration) for mac in plan.macs)
-    yield from ((_by_mac(mac), configuration) for mac in decision.macs)
+        yield from ((paths.GRUB_BY_MAC.of(mac), configuration) for mac in plan.macs)
+    yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in decision.macs)
 
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """``grub.cfg-<uuid>`` in both byte orders, for every Server document."""
     configuration = _file(decision, plan)
-    yield from ((f"boot/grub.cfg-{uuid}", configuration) for uuid in byte_orders(decision.uuid))
-
-
-def _by_mac(mac: MacAddress) -> str:
-    return f"boot/grub.cfg-01-{mac}"  # 01 is Ethernet, as ARP numbers hardware
+    yield from ((paths.GRUB_BY_UUID.of(uuid), configuration) for uuid in byte_orders(decision.uuid))
 
 
 def _tombstone(server: str, why: str) -> File:
@@ -137,7 +134,7 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     if not decisions.unknown_not_found:
         yield "boot/unknown.grub.cfg", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
     for host, nic in idle(decisions.hosts):
-        yield _by_mac(nic.mac), _tombstone(host.server, "may not boot from this interface")
+        yield paths.GRUB_LOOKUP.of(nic.mac), _tombstone(host.server, "may not boot from this interface")
 
 
 NICS: Final = 4  # that a machine is looked up by; GRUB has no way to count them

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.plan import BootPlan, Decision, canonical
-from gitboot.render.tree import ContentType, File
+from gitboot.canonical import canonical
+from gitboot.plan import BootPlan, Decision
+from gitboot.render import paths
+from gitboot.render.paths import ContentType
+from gitboot.render.tree import File
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -13,4 +16,4 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if plan is None or plan.boot is None or (file := plan.boot.http_boot_file) is None:
         return
     answer = canonical({"SystemUUID": plan.uuid, "UKIURL": file.url})
-    yield f"boot/httpboot/{plan.uuid}.json", File(answer + b"\n", ContentType.JSON)
+    yield paths.HTTP_BOOT.of(plan.uuid), File(answer + b"\n", ContentType.JSON)

@@ -9,9 +9,10 @@ from gitboot.model.scalars import byte_orders
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Decision
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
-from gitboot.render import disk
+from gitboot.render import disk, paths
 from gitboot.render.header import heading
-from gitboot.render.tree import ContentType, File
+from gitboot.render.paths import ContentType
+from gitboot.render.tree import File
 from gitboot.resolve import Decisions
 
 _ATTEMPTS: Final = 5
@@ -26,8 +27,8 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     """
     script = _file(decision, plan)
     if plan is not None and not (plan.boot is None and plan.restrict):
-        yield from ((f"boot/v1/boot/{mac}/boot.ipxe", script) for mac in plan.macs)
-    yield from ((f"boot/ipxe/{uuid}", script) for uuid in byte_orders(decision.uuid))
+        yield from ((paths.IPXE_BY_MAC.of(mac), script) for mac in plan.macs)
+    yield from ((paths.IPXE_BY_UUID.of(uuid), script) for uuid in byte_orders(decision.uuid))
 
 
 def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -41,11 +42,7 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
         script = File(f"#!ipxe\n{header}echo {ipxe_text(f'gitboot: {why}')}\n{disk.IPXE}".encode(), ContentType.TEXT)
     else:
         script = _file(decision, plan)
-    yield path_by_serial(decision.serial), script
-
-
-def path_by_serial(serial: str) -> str:
-    return f"boot/ipxe/serial/{serial}"
+    yield paths.IPXE_BY_SERIAL.of(decision.serial), script
 
 
 def _file(decision: Decision, plan: BootPlan | None) -> File:
@@ -156,8 +153,9 @@ imgexec --autofree entry && exit 0 || exit 1
 
 
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``boot.ipxe``, and ``unknown.ipxe`` but where unknown servers are answered 404."""
-    yield "boot/boot.ipxe", File(first_script().encode(), ContentType.TEXT)
+    """``boot.ipxe``, the same one level down, and ``unknown.ipxe`` but where unknown servers are answered 404."""
+    yield paths.FIRST_SCRIPT, File(first_script().encode(), ContentType.TEXT)
+    yield paths.CHAIN, File(first_script("../").encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:
         yield "boot/unknown.ipxe", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
 

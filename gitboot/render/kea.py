@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from gitboot.model.fleet import Output
 from gitboot.render.loaders import Client, LoaderOffer, Mirror, mirrors, offers
+from gitboot.render.paths import ContentType
 from gitboot.render.reservations import Reservation, reservations
-from gitboot.render.tree import ContentType, File
+from gitboot.render.tree import File
 from gitboot.resolve import Decisions
 from gitboot.resolve.hosts import Host
 

@@ -15,9 +15,6 @@ from urllib.parse import urlsplit
 from gitboot.model.fleet import Output
 from gitboot.resolve import Decisions
 
-# What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).
-PXELINUX_CORE: Final = "ldlinux.c32"
-
 
 class Platform(StrEnum):
     """What a loader is built for."""

@@ -5,13 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gitboot.render.paths import ARTIFACT_TYPES, BUNDLED, IGNITION
 from gitboot.render.tree import File
 
 
 def shared() -> Iterator[tuple[str, File]]:
     """``ops/serve/``: a configuration for each server, the same in every tree."""
-    yield "ops/serve/nginx.conf", File(_NGINX.encode())
-    yield "ops/serve/Caddyfile", File(_CADDY.encode())
+    yield "ops/serve/nginx.conf", File(_filled(_NGINX).encode())
+    yield "ops/serve/Caddyfile", File(_filled(_CADDY).encode())
+
+
+def _filled(text: str) -> str:
+    """A configuration with what the table of paths says in the place of its @marks@."""
+    marks = {
+        "ignition": IGNITION.text.partition("/")[0],
+        "ignition_type": IGNITION.content_type,
+        "bundled": "|".join(BUNDLED),
+        "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
+        "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in _by_type()),
+        "type_headers": "".join(_type_header(type, endings) for type, endings in _by_type()),
+    }
+    for mark, value in marks.items():
+        text = text.replace(f"@{mark}@", value)
+    return text
+
+
+def _by_type() -> list[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for ending, type in ARTIFACT_TYPES.items():
+        found.setdefault(type, []).append(ending)
+    return list(found.items())
+
+
+def _type_header(type: str, endings: list[str]) -> str:
+    name = f"@{endings[0]}"
+    return f'\t\t{name} path {" ".join(f"*.{each}" for each in endings)}\n\t\theader {name} Content-Type "{type}"\n'
 
 
 _NGINX: Final = r"""# A mirror of boot/ by nginx 1.18 or newer, which answers as gitboot's endpoint does.
@@ -60,13 +88,7 @@ server {
 
     # UEFI HTTP boot goes by the type of what it fetches.
     types {
-        application/efi efi;
-        application/vnd.efi-iso iso;
-        application/vnd.efi-img img;
-        application/json json;
-        application/vnd.coreos.ignition+json ign;
-        "text/plain; charset=utf-8" cfg ipxe;
-    }
+@types@    }
 
     location / {
         default_type "text/plain; charset=utf-8";
@@ -74,8 +96,8 @@ server {
         try_files $uri @nothing;
     }
 
-    location /ignition/ {
-        default_type application/vnd.coreos.ignition+json;
+    location /@ignition@/ {
+        default_type @ignition_type@;
         max_ranges 0;
         try_files $uri @nothing;
     }
@@ -85,7 +107,7 @@ server {
         return 404;
     }
 
-    location ~ ^/o/[^/]+/(user|meta)-data$ {
+    location ~ ^/o/[^/]+/(@bundled@)$ {
         default_type "text/cloud-config; charset=utf-8";
         try_files $uri @nothing;
     }
@@ -167,21 +189,11 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 		header Content-Type "text/plain; charset=utf-8"
 		@artifact path /o/* /assets/*
 		header @artifact Content-Type application/octet-stream
-		@ignition path /ignition/* *.ign
-		header @ignition Content-Type application/vnd.coreos.ignition+json
-		@cloud_config path /o/*/user-data /o/*/meta-data
+		@ignition path /@ignition@/*
+		header @ignition Content-Type @ignition_type@
+		@cloud_config path @bundled_paths@
 		header @cloud_config Content-Type "text/cloud-config; charset=utf-8"
-		@text path *.cfg *.ipxe
-		header @text Content-Type "text/plain; charset=utf-8"
-		@json path *.json
-		header @json Content-Type application/json
-		@efi path *.efi
-		header @efi Content-Type application/efi
-		@iso path *.iso
-		header @iso Content-Type application/vnd.efi-iso
-		@img path *.img
-		header @img Content-Type application/vnd.efi-img
-
+@type_headers@
 		file_server {
 			disable_canonical_uris
 		}

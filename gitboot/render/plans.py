@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gitboot.model.scalars import format_instant
-from gitboot.plan import BootPlan, Decision, canonical
-from gitboot.render.tree import ContentType, File
+from gitboot.plan import BootPlan, Decision
 
 
-def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``ops/plans/<server>.json``: the decision, the plan, and their digests."""
-    document = {
+def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
+    """The decision, the plan, and their digests."""
+    return {
         "apiVersion": "gitboot.dev/v1alpha1",
         "decision": decision.facts(),
         "decisionDigest": decision.digest,
@@ -20,7 +19,6 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         "digest": plan.digest if plan else None,
         "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
     }
-    yield f"ops/plans/{decision.server}.json", File(canonical(document) + b"\n", ContentType.JSON)
 
 
 def summary(decision: Decision, plan: BootPlan | None, files: Mapping[str, str]) -> dict[str, Any]:

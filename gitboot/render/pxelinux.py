@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from gitboot.model.scalars import MacAddress
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import command_line, ipxe_text
-from gitboot.render import disk
+from gitboot.render import disk, paths
 from gitboot.render.header import heading
-from gitboot.render.tree import ContentType, File
+from gitboot.render.paths import ContentType
+from gitboot.render.tree import File
 from gitboot.resolve import Decisions
 from gitboot.resolve.hosts import idle
 
@@ -28,7 +28,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         header = "".join(f"# {line}\n" for line in heading(plan))
         who = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
         text = header + _configuration(plan.boot, who)
-    yield from ((_by_mac(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
+    yield from ((paths.PXELINUX.of(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
 
 
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
@@ -43,11 +43,7 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
         yield "boot/pxelinux.cfg/default", File(text.encode(), ContentType.TEXT)
     for host, nic in idle(decisions.hosts):
         text = _tombstone(host.server, "may not boot from this interface")
-        yield _by_mac(nic.mac), File(text.encode(), ContentType.TEXT)
-
-
-def _by_mac(mac: MacAddress) -> str:
-    return f"boot/pxelinux.cfg/01-{mac}"  # 01 is Ethernet, as ARP numbers hardware
+        yield paths.PXELINUX.of(nic.mac), File(text.encode(), ContentType.TEXT)
 
 
 _TO_DISK: Final = f"default disk\nprompt 0\n{disk.PXELINUX}"

@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from gitboot.model.scalars import Digest, format_instant
-from gitboot.plan import BootPlan, Decision, Record, canonical
-from gitboot.render import server_files
-from gitboot.render.answers import EntryOf, Turn
-from gitboot.render.plans import summary
-from gitboot.render.provisioned import is_report
-from gitboot.render.tree import ContentType, File, is_immutable
+from gitboot.model.scalars import Digest, byte_orders
+from gitboot.plan import BootPlan, Decision, Record
+from gitboot.render import state
+from gitboot.render.formats import server_files
+from gitboot.render.paths import BOOT, ContentType, Kind, Role, identity_of, is_immutable, kind_of
+from gitboot.render.plans import document, summary
+from gitboot.render.state import Listed, PublishedServer, Turn, state_path
+from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan, transition
+from gitboot.resolve.instant import fallback
 from gitboot.resolve.records import drift, record_facts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What a commit says of a server that decides nothing: operators and the network find it by this."""
+
+    site: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+
+
+def about_servers(
+    sites: Mapping[str, str], labels: Mapping[str, Mapping[str, str]], addresses: Mapping[str, str]
+) -> dict[str, About]:
+    """Each server's own, where ``addresses`` has whose each is, and ``labels`` every server."""
+    of: dict[str, list[str]] = {}
+    for address, name in addresses.items():
+        of.setdefault(name, []).append(address)
+    return {
+        name: About(site=sites.get(name), labels=each, addresses=tuple(sorted(of.get(name, ()))))
+        for name, each in labels.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,23 +48,33 @@ class ServerState:
 
     decision: Decision
     record: Record | None
+    about: About
     plan: BootPlan | None
     later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plans from them on
-    files: Mapping[str, File]  # all of the server's, ops/ and what comes next included
-    turns: Mapping[str, tuple[Turn, ...]]  # by path
-    entries: Mapping[str, EntryOf]  # by path
-    summary: Mapping[str, Any]
+    files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
+    published: PublishedServer  # what its state says
 
     @property
     def transition(self) -> datetime | None:
         """The next instant at which the plan changes by itself."""
         return self.later[0][0] if self.later else None
 
-    def holds(self, decision: Decision, record: Record | None, at: datetime) -> bool:
+    @property
+    def entries(self) -> dict[str, Digest]:
+        """Of which plan, or which report, a completed GET of a file is evidence: by the file's path."""
+        found = {path: versions[0] for path, versions in self.published.paths.items()}
+        return {
+            path: Digest(version.digest)
+            for path, version in found.items()
+            if version.since is None and version.digest is not None
+        }
+
+    def holds(self, decision: Decision, record: Record | None, at: datetime, about: About = About()) -> bool:
         """Whether planning anew at ``at``, not before this state was planned, gives the same."""
         return (
             self.decision.digest == decision.digest
             and self.record == record
+            and self.about == about
             and (self.transition is None or at < self.transition)
         )
 
@@ -50,44 +84,42 @@ class ServerState:
 AHEAD: Final = 4
 
 
-def server_state(decisions: Decisions, decision: Decision, record: Record | None, at: datetime) -> ServerState:
+def server_state(
+    decisions: Decisions, decision: Decision, record: Record | None, at: datetime, about: About = About()
+) -> ServerState:
     """Plan and render one server for ``at`` and for the transitions after it.
 
     What they will name is among the files already, so that nothing is missing when they come.
     """
     now = plan(decision, at, record)
-    files = server_files(decisions, decision, now)
-    entries = _entries(decision, now, files)
     later = tuple(_later(decision, at, record))
-    announced: dict[str, File] = {}
-    turns: dict[str, tuple[Turn, ...]] = {}
-    before = {path: (files[path], entries.get(path)) for path in _in_place(files)}
-    for instant, planned in later:
-        rendered = server_files(decisions, decision, planned)
-        announced |= {path: file for path, file in rendered.items() if is_immutable(path)}
-        after = {
-            path: (rendered[path], _entries(decision, planned, rendered).get(path)) for path in _in_place(rendered)
-        }
-        for path in sorted(before.keys() | after.keys()):
-            if before.get(path) != after.get(path):
-                file, entry = after.get(path, (None, None))
-                turns[path] = (*turns.get(path, ()), Turn(instant, file, entry))
-        before = after
-    if later:
-        announced |= _announcement(decision, turns)
-    return ServerState(
-        decision=decision,
-        record=record,
-        plan=now,
-        later=later,
-        files={**announced, **files},
-        turns=turns,
-        entries=entries,
+    renderings = [_rendered(decisions, decision, instant, planned) for instant, planned in ((None, now), *later)]
+    announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
+    files = {**announced, **renderings[0].files}
+    published = PublishedServer(
+        server=decision.server,
+        identities=tuple(sorted(_identities(decision, about))),
         summary={
-            **summary(decision, now, _digests(files)),
+            **{name: value for name, value in summary(decision, now, {}).items() if name != "files"},
+            "site": about.site,
+            "role": about.labels.get("role"),
+            "labels": dict(about.labels),
             "provisioned": record_facts(record) if record is not None else None,
             "drift": drift(decision, record),
         },
+        plan=document(decision, now),
+        files={path: Listed(file.sha256, len(file.content)) for path, file in sorted(files.items())},
+        contents=_contents(renderings, announced),
+        paths=_turns(renderings),
+    )
+    return ServerState(
+        decision=decision,
+        record=record,
+        about=about,
+        plan=now,
+        later=later,
+        files={**files, state_path(decision.server): File(state.render(published), ContentType.JSON)},
+        published=published,
     )
 
 
@@ -99,54 +131,85 @@ def _later(decision: Decision, at: datetime, record: Record | None) -> Iterator[
         at = instant
 
 
-def _digests(files: Mapping[str, File]) -> dict[str, Digest]:
-    return {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
+class _Rendering(NamedTuple):
+    """The files of one plan."""
+
+    since: datetime | None  # None: of the plan at hand
+    files: Mapping[str, File]
+    instead: Mapping[str, File]  # where the boot is made once: what is answered where that cannot be recorded
+    plan: BootPlan | None
 
 
-# Where loaders look a server's entry up.
-_LOOKED_UP: Final = ("boot/v1/boot/", "boot/ipxe/", "boot/grub.cfg-", "boot/pxelinux.cfg/01-")
+def _rendered(decisions: Decisions, decision: Decision, since: datetime | None, planned: BootPlan | None) -> _Rendering:
+    instead: Mapping[str, File] = {}
+    if planned is not None and planned.is_made_once:
+        instead = server_files(decisions, decision, fallback(decision, planned))
+    return _Rendering(since, server_files(decisions, decision, planned), instead, planned)
 
 
-def _entries(decision: Decision, planned: BootPlan | None, files: Mapping[str, File]) -> dict[str, EntryOf]:
-    """The paths whose completed GET is evidence: that the machine boots from the network, or has been provisioned.
+def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Turn, ...]]:
+    """What each path that changes in place answers, and from when on."""
+    turns: dict[str, tuple[Turn, ...]] = {}
+    for path in sorted({path for each in renderings for path in each.files if not is_immutable(path)}):
+        versions: list[Turn] = []
+        for each in renderings:
+            version = _version(path, each)
+            before = versions[-1]._replace(since=version.since) if versions else None
+            if version != before and (versions or version.content is not None):
+                versions.append(version)
+        turns[path] = tuple(versions)
+    return turns
 
-    A report is of no plan but of the boot that it names: its digest is its token.
+
+def _version(path: str, rendering: _Rendering) -> Turn:
+    kind = kind_of(path)
+    assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
+    file, instead = rendering.files.get(path), rendering.instead.get(path)
+    digest = _evidence(kind.role, path, rendering.plan) if file is not None else None
+    once = digest is not None and kind.role is Role.ENTRY and bool(rendering.plan and rendering.plan.is_made_once)
+    return Turn(
+        since=rendering.since,
+        content=file.sha256 if file is not None else None,
+        content_type=str(file.content_type if file is not None else kind.content_type),
+        role=kind.role,
+        digest=digest,
+        once=once,
+        fallback=instead.sha256 if once and instead is not None else None,
+    )
+
+
+def _evidence(role: Role, path: str, planned: BootPlan | None) -> Digest | None:
+    """Of which plan a completed GET is evidence: that its boot was made, or that it was reported.
+
+    A report is of no plan but of the boot that it names: its digest is its token. A boot that is made as often as it
+    is asked for meets nothing by it.
     """
-    reports = {path: EntryOf(decision.server, Digest(path.rpartition("/")[2])) for path in files if is_report(path)}
-    if planned is None or planned.boot is None:
-        return reports
+    if role is Role.REPORT:
+        return Digest(path.rpartition("/")[2])
+    if planned is None or planned.boot is None or planned.key is None:
+        return None
     by_uuid = planned.boot.asks_by_uuid
     if planned.boot.direct and planned.boot.direct_uki is None and not by_uuid:
-        return reports  # no loader can boot an iso: its entry goes on to the disk
-    prefixes = ("boot/ignition/",) if by_uuid else _LOOKED_UP
-    entry = EntryOf(planned.server, planned.digest)
-    return {path: entry for path in files if path.startswith(prefixes)} | reports
+        return None  # no loader can boot an iso: its entry goes on to the disk
+    return planned.digest if role is (Role.DATA if by_uuid else Role.ENTRY) else None
 
 
-def _in_place(files: Mapping[str, File]) -> set[str]:
-    return {path for path in files if path.startswith("boot/") and not is_immutable(path)}
+def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[str, str]:
+    """What is answered in place, by its sha256, but for what lies in o/ anyway."""
+    lies_there = {file.sha256 for file in stored.values()}
+    in_place = [
+        file
+        for each in renderings
+        for files in (each.files, each.instead)
+        for path, file in files.items()
+        if path.startswith(BOOT) and not is_immutable(path)
+    ]
+    return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in lies_there}
 
 
-def _announcement(decision: Decision, turns: Mapping[str, tuple[Turn, ...]]) -> dict[str, File]:
-    """``ops/next/<server>.json``, and the content that it names, which is published ahead of its instant.
-
-    By instant: what each path answers from then on (content in ``o/``, or null for 404), and the digest of the
-    plan whose boot it is, where a completed GET is evidence of that.
-    """
-    files: dict[str, File] = {}
-    instants: dict[str, dict[str, Any]] = {}
-    for path, each in sorted(turns.items()):
-        for instant, file, entry in each:
-            stored = None
-            if file is not None:
-                stored = f"o/{file.sha256}/{path.rpartition('/')[2]}"
-                files[f"boot/{stored}"] = file
-            turn = {"content": stored, "digest": entry.digest if entry is not None else None}
-            instants.setdefault(format_instant(instant), {})[path.removeprefix("boot/")] = turn
-    document = {
-        "apiVersion": "gitboot.dev/v1alpha1",
-        "server": decision.server,
-        "items": [{"at": instant, "files": instants[instant]} for instant in sorted(instants)],
-    }
-    files[f"ops/next/{decision.server}.json"] = File(canonical(document) + b"\n", ContentType.JSON)
-    return files
+def _identities(decision: Decision, about: About) -> Iterator[str]:
+    yield from (identity_of(Kind.MAC, mac) for mac in decision.macs)
+    yield from (identity_of(Kind.UUID, uuid) for uuid in byte_orders(decision.uuid))
+    yield from (identity_of(Kind.ADDRESS, address) for address in about.addresses)
+    if decision.serial is not None:
+        yield identity_of(Kind.SERIAL, decision.serial)

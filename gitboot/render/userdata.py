@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars import byte_orders
 from gitboot.plan import BootPlan, Decision, UserDataFiles
-from gitboot.render.tree import ContentType, File
-from gitboot.resolve.userdata import family
-
-_CONTENT_TYPES = {
-    UserDataFormat.IGNITION: ContentType.IGNITION,
-    UserDataFormat.CLOUD_INIT: ContentType.CLOUD_CONFIG,
-    UserDataFormat.AUTOINSTALL: ContentType.CLOUD_CONFIG,
-}
+from gitboot.render import paths
+from gitboot.render.paths import ContentType
+from gitboot.render.tree import File
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -27,11 +21,10 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         yield from immutable(plan.ignition)
         document = File("".join(plan.ignition.files.values()).encode(), ContentType.IGNITION)
         for uuid in byte_orders(plan.uuid):
-            yield f"boot/ignition/{uuid}", document
+            yield paths.IGNITION.of(uuid), document
 
 
 def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
     """User data's own files, below their digest."""
-    content_type = _CONTENT_TYPES.get(family(user_data.format), ContentType.TEXT)
     for name, text in user_data.files.items():
-        yield f"boot/{user_data.folder}/{name}", File(text.encode(), content_type)
+        yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.artifact_type(name))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from gitboot.load import FleetRepository, Id
@@ -10,7 +11,8 @@ from gitboot.load.multimap import Multimap
 from gitboot.load.register import Register
 from gitboot.load.successor import Delta
 from gitboot.model.fleet import FleetSpec
-from gitboot.resolve.choice import pools
+from gitboot.model.image import ImageStream
+from gitboot.resolve.choice import choose_image, pools
 from gitboot.resolve.decide import Decided, Made
 
 Reach = Multimap[Id, str]  # a resource, or a file of kind "file" -> the servers whose decisions it went into
@@ -25,10 +27,21 @@ def affected(
     """
     if _for_all(before.repository.fleet.spec) != _for_all(repository.fleet.spec):
         return frozenset(before.repository.servers.keys() | repository.servers.keys())
-    reached = (server for key in (*delta.resources, *_files(delta)) for server in reach[key])
-    selectors = (*_of_policies(before, repository, delta), *_of_maintenances(before.repository, repository, delta))
-    selected = (server for select in selectors for server in register.selected(select, repository.servers))
-    return frozenset((*delta.servers, *reached, *selected))
+    reached: list[Iterable[str]] = [delta.servers]
+    for key in (*delta.resources, *(Id("file", path) for path in delta.files)):
+        match key.kind:
+            case "ImageStream":
+                reached.append(_by_stream(before, repository, key.name, register, reach))
+            case "Maintenance":
+                selects = _selectors(key.name, before.repository.maintenances, repository.maintenances)
+                reached += (register.selected(select, repository.servers) for select in selects)
+            case "BootPolicy":
+                pass  # each stands for those that inherit from it, too
+            case _:
+                reached.append(reach[key])
+    if any(key.kind == "BootPolicy" for key in delta.resources):
+        reached.append(_by_policies(before, repository, register, reach))
+    return frozenset(chain.from_iterable(reached))
 
 
 def entered(reach: Reach, made: Mapping[str, Made], servers: Iterable[str]) -> None:
@@ -50,24 +63,63 @@ def _for_all(fleet: FleetSpec) -> tuple[object, ...]:
     return fleet.base_url, fleet.sites, fleet.serving.restrict, fleet.provisioning.evidence, fleet.require_policy
 
 
-def _files(delta: Delta) -> Iterator[Id]:
-    return (Id("file", path) for path in delta.files)
+def _selectors(name: str, *both: Mapping[str, Any]) -> list[Any]:
+    """Whom a resource of this name selects, before and after."""
+    return [resources[name].spec.select for resources in both if name in resources]
 
 
-def _of_policies(before: Decided, repository: FleetRepository, delta: Delta) -> Iterator[Any]:
-    """The selectors, old and new, of each policy that is another, with what it inherits, or in whom it selects."""
-    if not any(key.kind == "BootPolicy" for key in delta.resources):
-        return
+# R3
+
+
+def _by_policies(before: Decided, repository: FleetRepository, register: Register, reach: Reach) -> Iterator[str]:
+    """Who is selected, or was, by each policy that is another, with what it inherits; and who names it."""
     old, new = before.repository.policies, repository.policies
     known, _ = pools(repository)
     for name in old.keys() | new.keys():
-        is_same = before.pools.get(name) == known.get(name) and name in old and name in new
-        if not is_same or old[name].spec.select != new[name].spec.select:
-            yield from (policies[name].spec.select for policies in (old, new) if name in policies)
+        whom = [register.selected(select, repository.servers) for select in _selectors(name, old, new)]
+        if before.pools.get(name) != known.get(name) or len(whom) < 2:
+            yield from chain(reach[Id("BootPolicy", name)], *whom)
+        elif old[name].spec.select != new[name].spec.select:
+            yield from set(whom[0]) ^ set(whom[1])
 
 
-def _of_maintenances(old: FleetRepository, new: FleetRepository, delta: Delta) -> Iterator[Any]:
-    for key in delta.resources:
-        if key.kind == "Maintenance":
-            both = (repository.maintenances.get(key.name) for repository in (old, new))
-            yield from (maintenance.spec.select for maintenance in both if maintenance is not None)
+# R4
+
+
+def _by_stream(
+    before: Decided, repository: FleetRepository, stream: str, register: Register, reach: Reach
+) -> Iterable[str]:
+    """Who gets another image of a stream, or is compared with another minimum version."""
+    servers = reach[Id("ImageStream", stream)]
+    old, new = before.repository.streams.get(stream), repository.streams.get(stream)
+    if old is None or new is None or old.spec.skew != new.spec.skew:
+        return servers
+    asked: Collection[str] = servers
+    if old.spec.current == new.spec.current:
+        selected = (register.selected(select, repository.servers) for select in _of_stream(old, new))
+        asked = set(chain.from_iterable(selected)).intersection(servers)
+    return [name for name in asked if _chosen(before, before.repository, name) != _chosen(before, repository, name)]
+
+
+def _of_stream(old: ImageStream, new: ImageStream) -> Iterator[Any]:
+    """The selectors by which a stream treats servers otherwise than it did."""
+    for stream in (old, new):
+        if old.spec.holds != new.spec.holds:
+            yield from (hold.select for hold in stream.spec.holds)
+        if stream.spec.rollout is not None and old.spec.rollout != new.spec.rollout:
+            yield stream.spec.rollout.selector
+
+
+def _chosen(before: Decided, repository: FleetRepository, name: str) -> tuple[object, ...]:
+    """Which images a server's streams give it, and where that is said; its policy and maintenances are the same."""
+    server, decision = before.repository.servers[name], before.made[name].decision
+    chosen: list[object] = []
+    if decision.policy is not None:
+        profile = before.repository.profiles[before.pools[decision.policy.policy].profile]
+        if profile.spec.stream is not None:
+            chosen.append(choose_image(server, profile, repository.streams).winner)
+    for maintenance in decision.maintenances:
+        profile = before.repository.profiles[before.repository.maintenances[maintenance.name].spec.profile]
+        if profile.spec.stream is not None:
+            chosen.append(repository.streams[profile.spec.stream].spec.current)
+    return tuple(chosen)

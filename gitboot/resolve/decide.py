@@ -14,12 +14,13 @@ from gitboot.load.merged import merged
 from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
-from gitboot.model.scalars import version_key
+from gitboot.model.scalars import shown, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
 from gitboot.phrases import some
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
+from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
@@ -50,7 +51,7 @@ class Decisions:
         return tuple(self.networks.values())
 
 
-class Finding(NamedTuple):
+class DecisionFinding(NamedTuple):
     """A problem that servers may have in common; then it is reported once and names them."""
 
     code: Code
@@ -65,7 +66,7 @@ class Made(NamedTuple):
     """A decision, what was found on the way to it, and what it was made of besides the server's own document."""
 
     decision: Decision
-    findings: tuple[Finding, ...]
+    findings: tuple[DecisionFinding, ...]
     of: tuple[Id, ...]  # resources, and files of kind "file"; selectors and the Fleet stand for themselves
 
 
@@ -73,10 +74,10 @@ class MadeUnknown(NamedTuple):
     """The same for machines that no document describes."""
 
     boots: Mapping[Architecture, Boot] | None
-    findings: tuple[tuple[str, Finding], ...]  # (which machines, what)
+    findings: tuple[tuple[str, DecisionFinding], ...]  # (which machines, what)
 
 
-class Placed(NamedTuple):
+class FindingPlace(NamedTuple):
     """Where a finding's place was in the resource that it is about."""
 
     origin: Origin
@@ -90,11 +91,11 @@ class Decided:
     repository: FleetRepository
     decisions: Decisions
     made: Mapping[str, Made]  # by server
-    flawed: Mapping[str, tuple[Finding, ...]]  # of the servers of which something was found
+    flawed: Mapping[str, tuple[DecisionFinding, ...]]  # of the servers of which something was found
     unknown: MadeUnknown
     pools: Mapping[str, Pool]
     composer: Composer
-    placed: Mapping[Finding, Placed]
+    placed: Mapping[DecisionFinding, FindingPlace]
 
 
 def decide(repository: FleetRepository) -> Decisions:
@@ -229,15 +230,15 @@ class _Deciding:
             self.pools, self._problems = pools(repository)
         if not only_servers:
             self._problems += not_yet(repository)
-        self._found: list[Finding] = []  # of the server at hand
+        self._found: list[DecisionFinding] = []  # of the server at hand
         self._of: dict[Id, None] = {}  # what its decision is made of, each once
         self._interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}  # most servers are made of the same
 
     def problems(
-        self, found: Collection[tuple[str, Finding]], known: Mapping[Finding, Placed]
-    ) -> tuple[tuple[Problem, ...], dict[Finding, Placed]]:
+        self, found: Collection[tuple[str, DecisionFinding]], known: Mapping[DecisionFinding, FindingPlace]
+    ) -> tuple[tuple[Problem, ...], dict[DecisionFinding, FindingPlace]]:
         """Everything that was found, each problem once, in its order; and where the findings are placed."""
-        whose: dict[Finding, list[str]] = {}
+        whose: dict[DecisionFinding, list[str]] = {}
         for server, finding in found:
             whose.setdefault(finding, []).append(server)
         problems, placed = list(self._problems), {}
@@ -261,14 +262,14 @@ class _Deciding:
                 severity=finding.severity,
             )
             problems.append(problem)
-        return tuple(sorted(problems)), placed
+        return first(problems), placed
 
-    def _placed(self, resource: Id, field: tuple[str | int, ...], known: Placed | None) -> Placed:
+    def _placed(self, resource: Id, field: tuple[str | int, ...], known: FindingPlace | None) -> FindingPlace:
         """Where a finding's resource says what it is about; only what is written anew is read for it."""
         origin = self.repository.origins[resource]
         if known is not None and known.origin == origin:
             return known
-        return Placed(origin, self.repository.place(resource, *field)[1])
+        return FindingPlace(origin, self.repository.place(resource, *field)[1])
 
     def _find(
         self,
@@ -281,7 +282,7 @@ class _Deciding:
         template: tuple[str, int] | None = None,
         is_shared: bool = True,
     ) -> None:
-        self._found.append(Finding(code, message, hint, severity, template or (resource, path), is_shared))
+        self._found.append(DecisionFinding(code, message, hint, severity, template or (resource, path), is_shared))
 
     def _find_unbootable(self, error: Unbootable) -> None:
         self._find(error.code, error.message, error.hint, error.resource, *error.path, template=error.template)
@@ -332,7 +333,7 @@ class _Deciding:
         if not (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
             self._find(
                 Code.INTEGER,
-                f'expected a whole number, found "{text}"',
+                f"expected a whole number, found {shown(text)}",
                 f'write the provision number that is installed: {PROVISIONED}: "1"',
                 Id("Server", server.metadata.name),
                 *("metadata", "annotations", PROVISIONED),
@@ -539,7 +540,7 @@ class _Deciding:
             )
             return MadeUnknown(None, self._found_of(""))
         boots: dict[Architecture, Boot] = {}
-        findings: tuple[tuple[str, Finding], ...] = ()
+        findings: tuple[tuple[str, DecisionFinding], ...] = ()
         for architecture in sorted(image.spec.architectures):
             source = Source(
                 image=image,
@@ -554,7 +555,7 @@ class _Deciding:
             findings += self._found_of(f"unknown {architecture} machines")
         return MadeUnknown(boots, findings)
 
-    def _found_of(self, machines: str) -> tuple[tuple[str, Finding], ...]:
+    def _found_of(self, machines: str) -> tuple[tuple[str, DecisionFinding], ...]:
         """What was found since the last time, as of these machines."""
         found, self._found = self._found, []
         return tuple((machines, finding) for finding in found)

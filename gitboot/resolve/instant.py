@@ -63,6 +63,26 @@ def transition(decision: Decision, at: datetime, record: Record | None) -> datet
     return next((instant for instant in later if _state(decision, instant, record) != now), None)
 
 
+def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
+    """What boots instead of ``planned``, which is made once, where its fetch cannot be recorded.
+
+    The policy's Always boot if that writes no disk, which needs no record; else the local disk.
+    """
+    policy = decision.policy
+    always = policy.boot if policy is not None and policy.network_boot is NetworkBoot.ALWAYS else None
+    boot = always if always is not None and not always.writes_disk else None
+    return replace(
+        planned,
+        phase=Phase.DISK if boot is None else Phase.NETWORK,
+        cause=Cause.NOT_RECORDED,
+        maintenance=planned.maintenance if boot is None else None,
+        key=None,
+        boot=boot,
+        ignition=_ignition(boot) if boot is not None else None,
+        override=None,
+    )
+
+
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
     """Whether the key that the policy wants has been provisioned; lowering ``provision`` never asks again."""
     if record.provision is None or record.provision < policy.provision:

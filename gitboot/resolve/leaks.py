@@ -52,7 +52,7 @@ def secrets(text: str) -> list[Secret]:
 _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|apikey)$", re.IGNORECASE)
 
 
-class _Span(NamedTuple):
+class _SecretSpan(NamedTuple):
     """Where in a text something stands: what names it, and what is secret."""
 
     at: int
@@ -67,7 +67,7 @@ def _by_rule(text: str) -> Iterator[Iterator[Secret]]:
         yield _placed(text, what, severity, rule(text))
 
 
-def _placed(text: str, what: str, severity: Severity, spans: Iterable[_Span]) -> Iterator[Secret]:
+def _placed(text: str, what: str, severity: Severity, spans: Iterable[_SecretSpan]) -> Iterator[Secret]:
     lines = _Lines(text)
     for at, start, end in spans:
         yield Secret(what, lines.of(at), lines.of(start), lines.of(end), severity)
@@ -95,21 +95,21 @@ _BLANKS: Final = r"[^\S\n]*+"  # within a line
 _HASHED: Final = r"(?!['\"]?\$(?:y|gy|7|2[aby]|5|6)\$)"  # crypt(5): a hash is made to be seen
 
 
-def _private_keys(text: str) -> Iterator[_Span]:
+def _private_keys(text: str) -> Iterator[_SecretSpan]:
     position = 0
     while found := _PRIVATE_KEY.search(text, position):
         end = text.find("-----END", found.end())
         position = end if end >= 0 else len(text)
-        yield _Span(found.start(), found.start(), position)
+        yield _SecretSpan(found.start(), found.start(), position)
 
 
 _PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
 
-def _password_keys(text: str) -> Iterator[_Span]:
+def _password_keys(text: str) -> Iterator[_SecretSpan]:
     """Of cloud-init and Autoinstall, in block or flow style."""
     for found in _PASSWORD_KEY.finditer(text):
-        yield _Span(found.start(), found.start(), found.start(1))
+        yield _SecretSpan(found.start(), found.start(), found.start(1))
 
 
 _PASSWORD_KEY: Final = re.compile(
@@ -119,14 +119,14 @@ _PASSWORD_KEY: Final = re.compile(
 )
 
 
-def _password_lists(text: str) -> Iterator[_Span]:
+def _password_lists(text: str) -> Iterator[_SecretSpan]:
     """Of cloud-init: name:password in the lines that follow ``chpasswd:``, which names them."""
     if "chpasswd:" not in text:
         return
     offset = begins = left = 0
     for line in text.split("\n"):
         if left and _NAME_AND_PASSWORD.match(line):
-            yield _Span(begins, offset, offset)
+            yield _SecretSpan(begins, offset, offset)
         if _PASSWORD_LIST.match(line):
             begins, left = offset, _LIST_LINES
         elif left and line.strip():
@@ -139,7 +139,7 @@ _PASSWORD_LIST: Final = re.compile(rf"{_BLANKS}chpasswd:")
 _NAME_AND_PASSWORD: Final = re.compile(rf"{_BLANKS}(?:-{_BLANKS})?[a-z_][\w-]*+:(?!\s|R$|RANDOM$){_HASHED}\S")
 
 
-def _kickstart(text: str) -> Iterator[_Span]:
+def _kickstart(text: str) -> Iterator[_SecretSpan]:
     for found in _KICKSTART.finditer(text):
         command, *options = found[0].split()
         if command == "rootpw":
@@ -147,22 +147,22 @@ def _kickstart(text: str) -> Iterator[_Span]:
         else:
             is_plain = "--password=" in found[0] and "--iscrypted" not in options
         if is_plain:
-            yield _Span(found.start(), found.start(), found.start())
+            yield _SecretSpan(found.start(), found.start(), found.start())
 
 
 _KICKSTART: Final = re.compile(r"^(?:rootpw|user)[^\S\n].*", re.MULTILINE)
 
 
-def _preseed(text: str) -> Iterator[_Span]:
+def _preseed(text: str) -> Iterator[_SecretSpan]:
     for found in _PRESEED.finditer(text):
-        yield _Span(found.start(), found.start(), found.end())
+        yield _SecretSpan(found.start(), found.start(), found.end())
 
 
 _PRESEED: Final = re.compile(r"passwd/(?:root|user)-password(?:-again)?\s++password\s++\S")
 
 _HINTS: Final = ("passw", "rootpw", "PRIVATE KEY")  # one of which stands in whatever a rule finds
 
-_RULES: Final[tuple[tuple[str, Severity, Callable[[str], Iterator[_Span]]], ...]] = (
+_RULES: Final[tuple[tuple[str, Severity, Callable[[str], Iterator[_SecretSpan]]], ...]] = (
     ("a private key", Severity.ERROR, _private_keys),
     ("a password", Severity.WARNING, _password_keys),
     ("a password", Severity.WARNING, _password_lists),

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from gitboot.canonical import canonical
 from gitboot.errors import UsageError
 from gitboot.model.scalars import Malformed, SystemUuid, format_instant, parse_digest, parse_uuid, shown, text
-from gitboot.plan import Decision, Record, canonical
+from gitboot.plan import Decision, Record
 
 T = TypeVar("T")
 

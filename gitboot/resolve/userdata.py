@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Final
 
+from gitboot.canonical import digest
 from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars import Digest, Malformed, shown
-from gitboot.plan import UserDataFiles, digest
+from gitboot.plan import UserDataFiles
 from gitboot.problems.codes import Code
 
 # The file that a format's systems expect; a bundle's main file for the NoCloud formats.

@@ -1,150 +1,191 @@
-"""The endpoint as an ASGI application: boot files first and fast, all else through Starlette."""
+"""The endpoint as an ASGI application over a published tree: boot files first and fast, all else through Starlette."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
-from gitboot.render.answers import Answers
-from gitboot.render.loaders import PXELINUX_CORE
+from gitboot.render.paths import PXELINUX_CORE
+from gitboot.serve.answers import Answer, Answers, Recorded
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import Artifacts
-from gitboot.serve.bootfiles import BootFile, BootFiles
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
-from gitboot.serve.connection import SENT
-from gitboot.serve.metrics import Kind, Metrics
-from gitboot.serve.reply import FAULT, FOR_A_YEAR, NOT_ALLOWED, NOT_FOUND, NOT_YET, REVALIDATED, Reply
-from gitboot.status import Status
+from gitboot.serve.connection import GONE
+from gitboot.serve.metrics import Answered, Metrics
+from gitboot.serve.reply import FAULT, FOR_A_YEAR, NOT_ALLOWED, NOT_FOUND, NOT_YET, REVALIDATED, Header, Reply, names
+from gitboot.serve.tree import Moving, PublishedTree
 
 _logger = logging.getLogger(__name__)
 _UNANSWERED: Final = "%s %r could not be answered"
 
 _METHODS: Final = ("GET", "HEAD")
-_WHOLE: Final = (200, 204)  # a 304 sent nothing
 _FOR_OPERATORS: Final = ("/api/", "/metrics")
 _FOR_ALL: Final = ("/healthz", "/readyz")
 _ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
 _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
 
+DEADLINE_S: Final = 1.0  # for a fetch to stand recorded
+_MOVING_S: Final = 0.01  # between two looks for a server whose address is on its way to another
+_MOVING_LOOKS: Final = 50
 
-class _Decision(NamedTuple):
-    kind: Kind
-    reply: Reply | None  # None: a page of Starlette's answers
-    then: Callable[[], None] | None = None  # once it was sent
+
+class Recorder(Protocol):
+    """What fetches are recorded by, durably, before they are answered."""
+
+    async def record(self, observation: Observation) -> bool:
+        """Whether it stands recorded within `DEADLINE_S`; what does not never will."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clients:
+    """Who may do what: proxies may say for whom they ask, operators may see what is planned."""
+
+    trusted_proxies: Iterable[Network] = LOOPBACK
+    operators: Iterable[Network] = LOOPBACK
 
 
 class Endpoint:
-    """Answers each request from one ``Answers`` and one instant.
+    """Answers each request from one state of one server, and at one instant.
 
-    ``answers`` gives None until the first plans stand. ``observe`` is told of each entry that was fetched, on
-    the event loop: it must not wait. ``trusted_proxies`` may say for whom they ask; ``operators`` may see
-    what is planned. ``artifacts`` is ``boot/o/`` on the disk: what is too large to be held, and what only
-    earlier plans name, whose machines may still be on their way.
+    Without a ``recorder`` nothing can be recorded: a boot that is made once is then not given.
     """
 
     def __init__(
         self,
-        *,
-        answers: Callable[[], Answers | None],
-        status: Callable[[], Status],
+        root: Path,
+        tree: PublishedTree,
         clock: Callable[[], datetime],
-        observe: Callable[[Observation], None] | None = None,
-        trusted_proxies: Iterable[Network] = LOOPBACK,
-        operators: Iterable[Network] = LOOPBACK,
+        recorder: Recorder | None = None,
+        clients: Clients = Clients(),
         assets: Path | None = None,
-        artifacts: Path | None = None,
     ) -> None:
-        self._answers, self._status, self._clock, self._observe = answers, status, clock, observe
-        self._is_trusted = membership(trusted_proxies)
-        self._is_operator = membership(operators)
-        self._metrics = Metrics(status)
-        self._boot_files = BootFiles()
-        self._assets, self._artifacts = assets, artifacts
+        self._tree, self._clock, self._recorder, self._assets = tree, clock, recorder, assets
+        self._answers = Answers(tree)
+        self._is_trusted = membership(clients.trusted_proxies)
+        self._is_operator = membership(clients.operators)
+        self._metrics = Metrics()
         self._pages = Router(
             [
-                *Api(answers, status, clock).routes,
-                Route("/metrics", self._metrics.page),
+                *Api(tree, root, clock).routes,
+                Route("/metrics", self._metrics_page),
                 Route("/healthz", _healthz),
                 Route("/readyz", self._readyz),
+                *_artifacts(root, assets),
             ],
             redirect_slashes=False,
             default=NOT_FOUND,
         )
-        if assets is not None:
-            files = Artifacts(assets, cache_control=REVALIDATED)
-            self._pages.routes += [
-                Route(_ASSETS + "{path:path}", files.page),
-                Route(_PXELINUX_CORE, partial(files.file, f"loaders/{PXELINUX_CORE}")),
-            ]
-        if artifacts is not None:
-            files = Artifacts(artifacts, cache_control=FOR_A_YEAR)
-            self._pages.routes.append(Route(_IMMUTABLE + "{path:path}", files.page))
+
+    # At once, without Starlette
+
+    def quickly(self, path: str, headers: Iterable[Header], *, is_head: bool) -> Reply | None:
+        """The reply to what was asked for before, still stands, and need not be recorded; else None."""
+        if not self._tree.answers:
+            return None
+        answer = self._answers.held(path, self._clock())
+        if answer is None or (self._must_record(answer) and not is_head):
+            return None
+        return self._replied(answer, headers)
+
+    # All else
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            kind, reply, then = self._decide(scope)
+            reply = await self._reply(scope)
         except Exception:
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
-            kind, reply, then = Kind.NOTHING, FAULT, None
-        if reply is None:
-            await self._page(kind, scope, receive, send)
-            return
-        await reply(scope, receive, send)
-        self._metrics.count(kind, reply.status_code)
-        if then is not None:
-            _once_sent(scope, then)
+            self._metrics.count(Answered.NOTHING, FAULT.status_code)
+            reply = FAULT
+        if reply is not None:
+            await reply(scope, receive, send)
 
-    def _decide(self, scope: Scope) -> _Decision:
+    async def _reply(self, scope: Scope) -> Response | None:
+        """What a request is answered; None where nobody is there any more."""
         path = scope["path"]
         if scope["method"] not in _METHODS:
-            return _Decision(Kind.NOTHING, NOT_ALLOWED)
-        if path.startswith(_FOR_ALL) or (path.startswith(_FOR_OPERATORS) and self._asked_by_operator(scope)):
-            return _Decision(Kind.PAGE, None)
+            return self._counted(Answered.NOTHING, NOT_ALLOWED)
+        if path.startswith(_FOR_ALL) or (path.startswith(_FOR_OPERATORS) and self._is_operator(self._client(scope))):
+            return _Page(self, Answered.PAGE)
         if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
-            return _Decision(Kind.ARTIFACT, None)
-        answers, at = self._answers(), self._clock()
-        if answers is None:
-            return _Decision(Kind.NOTHING, NOT_YET)
-        file = self._boot_files.find(answers, path, partial(self._client, scope), at)
-        if file is not None:
-            return self._decide_file(file, scope, at)
-        if self._artifacts is not None and path.startswith(_IMMUTABLE):
-            return _Decision(Kind.ARTIFACT, None)
-        return _Decision(Kind.NOTHING, NOT_FOUND)
+            return _Page(self, Answered.ARTIFACT)
+        if not self._tree.is_ready:
+            return self._counted(Answered.NOTHING, NOT_YET)
+        at = self._clock()
+        if (answer := await self._find(path, partial(self._client, scope), at)) is not None:
+            if self._must_record(answer) and scope["method"] == "GET":
+                return await self._recorded(answer, scope, at)
+            return self._replied(answer, scope["headers"])
+        if path.startswith(_IMMUTABLE):
+            return _Page(self, Answered.ARTIFACT)
+        return self._counted(Answered.NOTHING, NOT_FOUND)
 
-    def _decide_file(self, file: BootFile, scope: Scope, at: datetime) -> _Decision:
-        reply = file.reply(scope["headers"])
-        if (entry := file.entry) is None:
-            return _Decision(Kind.FILE, reply)
-        if self._observe is None or reply.status_code not in _WHOLE or scope["method"] != "GET":
-            return _Decision(Kind.ENTRY, reply)
-        observation = Observation(
-            server=entry.server,
-            path=file.path,
-            digest=entry.digest,
-            client=self._client(scope) or "unknown",
-            at=at,
-        )
-        return _Decision(Kind.ENTRY, reply, partial(self._observe, observation))
+    async def _find(self, path: str, client: Callable[[], str | None], at: datetime) -> Answer | None:
+        for _ in range(_MOVING_LOOKS):
+            try:
+                return self._answers.find(path, client, at)
+            except Moving:
+                await asyncio.sleep(_MOVING_S)
+        return None
+
+    def _must_record(self, answer: Answer) -> bool:
+        return answer.recorded is not None and self._can_record
+
+    @property
+    def _can_record(self) -> bool:
+        return self._recorder is not None and not self._tree.is_foreign
+
+    def _replied(self, answer: Answer, headers: Iterable[Header]) -> Reply:
+        """The reply to who asks with these headers, where nothing is recorded."""
+        if answer.recorded is not None and answer.recorded.instead is not None and not self._can_record:
+            return self._instead(answer.recorded.instead)
+        if (etag := answer.etag) is not None and answer.unchanged is not None:
+            for name, value in headers:
+                if name == b"if-none-match" and names(value, etag):
+                    return self._counted(answer.counts_as, answer.unchanged)
+        return self._counted(answer.counts_as, answer.reply)
+
+    async def _recorded(self, answer: Answer, scope: Scope, at: datetime) -> Reply | None:
+        """The reply once the fetch stands recorded; where it does not, a boot that is made once is not given."""
+        recorded, recorder = answer.recorded, self._recorder
+        assert recorded is not None and recorder is not None  # noqa: S101, PT018
+        await asyncio.sleep(0)  # so that the loop has seen who has left by now
+        if scope.get("extensions", {}).get(GONE, bool)():
+            return None
+        if await recorder.record(_observation(recorded, self._client(scope), at)):
+            return self._counted(answer.counts_as, answer.reply)
+        if recorded.instead is not None:
+            return self._instead(recorded.instead)
+        self._metrics.unrecorded["given"] += 1
+        return self._counted(answer.counts_as, answer.reply)
+
+    def _instead(self, reply: Reply) -> Reply:
+        self._metrics.unrecorded["fallback"] += 1
+        return self._counted(Answered.ENTRY, reply)
+
+    def _counted(self, answered: Answered, reply: Reply) -> Reply:
+        self._metrics.count(answered, reply.status_code)
+        return reply
 
     def _client(self, scope: Scope) -> str | None:
         return client_address(scope, self._is_trusted)
 
-    def _asked_by_operator(self, scope: Scope) -> bool:
-        return self._is_operator(self._client(scope))
+    # Pages
 
-    async def _page(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
+    async def page(self, answered: Answered, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer through Starlette."""
         status = 0
 
@@ -160,12 +201,49 @@ class Endpoint:
                 raise  # too late for another answer: what was begun is broken off
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
             await FAULT(scope, receive, noting)
-        self._metrics.count(kind, status)
+        self._metrics.count(answered, status)
+
+    def _metrics_page(self, _: Request) -> Response:
+        from gitboot.serve.exposition import CONTENT_TYPE, Exposition
+
+        page = Exposition(self._metrics, self._tree.status, lambda: self._tree.is_ready).page()
+        return Response(page, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
     async def _readyz(self, _: Request) -> Response:
-        if self._answers() is None or not self._status().ready:
-            return _text(503, "not yet planned since the start\n")
-        return _text(200, "ready\n")
+        return _text(200, "ready\n") if self._tree.is_ready else _text(503, "nothing is published yet\n")
+
+
+class _Page(Response):
+    """What Starlette answers."""
+
+    def __init__(self, endpoint: Endpoint, answered: Answered) -> None:
+        self._endpoint, self._answered = endpoint, answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoint.page(self._answered, scope, receive, send)
+
+
+def _artifacts(root: Path, assets: Path | None) -> list[Route]:
+    """What is read from the disk each time: assets, and what is too large in o/ to be held."""
+    content = Artifacts(root / "boot" / "o", cache_control=FOR_A_YEAR)
+    routes = [Route(_IMMUTABLE + "{path:path}", content.page)]
+    if assets is not None:
+        files = Artifacts(assets, cache_control=REVALIDATED)
+        routes += [
+            Route(_ASSETS + "{path:path}", files.page),
+            Route(_PXELINUX_CORE, partial(files.file, f"loaders/{PXELINUX_CORE}")),
+        ]
+    return routes
+
+
+def _observation(recorded: Recorded, client: str | None, at: datetime) -> Observation:
+    return Observation(
+        server=recorded.server,
+        path=recorded.path,
+        digest=Digest(recorded.digest),
+        client=client or "unknown",
+        at=at,
+    )
 
 
 async def _healthz(_: Request) -> Response:
@@ -174,12 +252,3 @@ async def _healthz(_: Request) -> Response:
 
 def _text(status: int, text: str) -> Response:
     return PlainTextResponse(text, status, headers={"cache-control": "no-store"})
-
-
-def _once_sent(scope: Scope, then: Callable[[], None]) -> None:
-    """Call ``then`` once the client was sent all, as far as the server that runs us can tell."""
-    tell = scope.get("extensions", {}).get(SENT)
-    if tell is not None:
-        tell(then)
-    else:
-        then()

@@ -5,21 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from gitboot.render.paths import artifact_type
 from gitboot.serve.reply import NOT_FOUND, Reply, names
-
-# UEFI HTTP boot goes by the type of what it fetches.
-_CONTENT_TYPES: Final = {
-    ".efi": "application/efi",
-    ".iso": "application/vnd.efi-iso",
-    ".img": "application/vnd.efi-img",
-    ".json": "application/json",
-    ".ign": "application/vnd.coreos.ignition+json",
-}
 
 
 class Artifacts:
@@ -38,7 +29,7 @@ class Artifacts:
         found = _below(self._root.resolve(), path)
         if found is None:
             return NOT_FOUND
-        content_type = _CONTENT_TYPES.get(found.suffix.lower(), "application/octet-stream")
+        content_type = artifact_type(found.name)
         headers = {"content-type": content_type, "cache-control": self._cache_control.decode()}
         response = FileResponse(found, headers=headers, stat_result=found.stat())
         etag = response.headers["etag"].encode()

@@ -1,23 +1,30 @@
-"""One client's connection, kept within bounds, that knows when all was sent."""
+"""One client's connection, kept within bounds; what is held ready is answered here, all else by the application."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-SENT: Final = "gitboot.sent"  # the ASGI extension by which an application asks to be told
+from gitboot.serve.reply import Header, Reply
+
+GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left
 
 PATIENCE_S: Final = 60  # how long a client may take to ask for something, or to take what it is sent
 MOST_UNANSWERED_BYTES: Final = 64 * 1024
-_UNSENT_CHECK_S: Final = 0.1
 
 _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
+
+
+class Quickly(Protocol):
+    """How an application answers what it holds ready."""
+
+    def __call__(self, path: str, headers: Iterable[Header], *, is_head: bool) -> Reply | None: ...
 
 
 class _Titled:
@@ -51,8 +58,10 @@ class Connection(HttpToolsProtocol):
         self._unanswered_bytes = 0
         self._unsent_bytes = 0
         self._moved_at = self.loop.time()  # when the client was last seen to do something
-        self._when_sent: list[Callable[[], None]] = []
-        self._extensions: dict[str, Any] = {SENT: self._tell_when_sent}
+        self._extensions: dict[str, Any] = {GONE: transport.is_closing}
+        self._quickly: Quickly | None = getattr(self.app, "quickly", None)
+        self._has_cycle = False  # whether the application was asked on this connection
+        self._is_answered = False  # whether the request that is being read was answered here
         if len(self.connections) > most_connections():
             self._abort()
 
@@ -65,24 +74,55 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_answered = False
         self.scope["extensions"] = self._extensions
 
     def on_headers_complete(self) -> None:
-        self._asked = True
+        if (reply := self._quick_reply()) is not None:
+            self._is_answered = True
+            self._send(reply)
+            return
+        self._asked = self._has_cycle = True
         super().on_headers_complete()
         self.cycle.transport = _Titled(self._client)  # type: ignore[assignment] # what a cycle uses of it
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_answered:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_answered:
+            super().on_message_complete()
+
+    def _quick_reply(self) -> Reply | None:
+        """The reply that is held ready, if nothing is before it on this connection."""
+        is_busy = self._has_cycle and not self.cycle.response_complete  # the last one, where several wait
+        if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
+            return None
+        method = self.parser.get_method()
+        path = self.url.partition(b"?")[0]
+        if method not in (b"GET", b"HEAD") or not path.isascii():
+            return None
+        return self._quickly(path.decode(), self.headers, is_head=method == b"HEAD")
+
+    def _send(self, reply: Reply) -> None:
+        """What a cycle of uvicorn's would send, and leave behind."""
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
+        end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
+        body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
+        self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.written, end, body)))
+        self._unanswered_bytes = 0
+        self._moved_at = self.loop.time()
+        if not keep_alive:
+            self._client.close()
+        super().on_response_complete()
 
     def on_response_complete(self) -> None:
         self._asked = False
         self._unanswered_bytes = 0
         self._moved_at = self.loop.time()
         super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if exc is None and self._client.get_write_buffer_size() == 0:
-            self._tell()
-        self._when_sent.clear()
-        super().connection_lost(exc)
 
     def abort_if_stuck(self) -> None:
         """Give up a client that has kept us waiting for too long; to be called every few seconds."""
@@ -95,25 +135,7 @@ class Connection(HttpToolsProtocol):
             self._abort()
 
     def _abort(self) -> None:
-        self._when_sent.clear()
         self._client.abort()
-
-    def _tell_when_sent(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once the system has taken all that was sent, unless the client leaves before."""
-        self._when_sent.append(then)
-        self.loop.call_soon(self._check_sent)  # uvloop writes when all that is ready has run
-
-    def _check_sent(self) -> None:
-        if self._client.is_closing():
-            return  # by us or for a fault: `connection_lost` knows
-        if self._client.get_write_buffer_size() == 0:
-            self._tell()
-        elif self._when_sent:
-            self.loop.call_later(_UNSENT_CHECK_S, self._check_sent)
-
-    def _tell(self) -> None:
-        while self._when_sent:
-            self._when_sent.pop(0)()
 
 
 @cache

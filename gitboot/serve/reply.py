@@ -20,10 +20,25 @@ class Reply(Response):
     def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
         # Response's own works out the headers.
         self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
+        # As they are sent: GRUB before 2.12 knows Content-Length only as it is registered (net/http.c).
+        self.written = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in headers)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body})
+
+
+def file_reply(content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None) -> Reply:
+    """A whole file; without an entity tag, who has it is sent it again."""
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
+    if etag is not None:
+        headers.append((b"etag", etag))
+    return Reply(200, [*headers, (b"cache-control", cache_control)], content)
+
+
+def unchanged(etag: bytes, cache_control: bytes) -> Reply:
+    """The reply to who has it already."""
+    return Reply(304, [(b"etag", etag), (b"cache-control", cache_control)])
 
 
 def _empty(status: int, *headers: Header) -> Reply:

@@ -1,4 +1,4 @@
-"""An ASGI application served over HTTP, from a thread of its own."""
+"""An ASGI application served over HTTP, from a thread of its own; and the socket that it listens at."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _STUCK_CHECK_S: Final = 5
 
 
 class Server:
-    """Serves ``app`` at ``listen``, from `start` to `stop`; port 0 takes one that is free.
+    """Serves ``app`` at a socket that listens, from `start` to `stop`; others may serve at it as well.
 
-    It handles no signals: whoever runs it does, and calls `stop`. Raises UsageError for what is no HOST:PORT.
+    It handles no signals: whoever runs it does, and calls `stop`.
     """
 
-    def __init__(self, app: ASGIApp, listen: str) -> None:
-        self._host, self._port = _parse_listen(listen)
+    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+        self._socket = listening
         self._config = uvicorn.Config(
             app,
             http=Connection,
@@ -50,9 +50,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
 
     def start(self) -> None:
-        """Listen, and return when clients can connect. Raises UsageError where that cannot be."""
-        self._socket = self._listen()
-        self._port = self._socket.getsockname()[1]
+        """Answer whoever connects, from now on."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:
@@ -71,27 +69,9 @@ class Server:
         self.stop()
 
     @property
-    def url(self) -> str:
-        """The base URL, with the port that was taken."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
-
-    @property
     def alive(self) -> bool:
         """Whether requests are taken: after `start`, False before `stop` is a bug of gitboot's own."""
         return self._thread.is_alive()
-
-    def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            return socket.create_server(
-                (self._host, self._port),
-                family=family,
-                backlog=_BACKLOG,
-                dualstack_ipv6=self._host == "::" and socket.has_dualstack_ipv6(),
-            )
-        except OSError as error:
-            raise UsageError(f"cannot listen at {self.url}: {error.strerror}") from error
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -110,6 +90,29 @@ class Server:
             for connection in tuple(self._server.server_state.connections):
                 if isinstance(connection, Connection):
                     connection.abort_if_stuck()
+
+
+def listen_at(where: str) -> socket.socket:
+    """A socket that listens at HOST:PORT; port 0 takes one that is free. Raises UsageError where that cannot be."""
+    host, port = _parse_listen(where)
+    try:
+        return socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=_BACKLOG,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
+    except OSError as error:
+        raise UsageError(f"cannot listen at {_url(host, port)}: {error.strerror}") from error
+
+
+def url_of(where: str, listening: socket.socket) -> str:
+    """The base URL of what listens, with the port that was taken."""
+    return _url(_parse_listen(where)[0], listening.getsockname()[1])
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 _LISTEN: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})")

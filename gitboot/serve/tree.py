@@ -1,131 +1,198 @@
-"""Answers from a tree that another process publishes: read as far as is asked for, followed as it changes."""
+"""A published tree as an endpoint reads it: the state of a server, a shared file, each when it is asked for."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import replace
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from gitboot.errors import PublishError
-from gitboot.publish.disk import Disk
-from gitboot.publish.manifest import MANIFEST, Listed, Manifest
-from gitboot.publish.tree import read_manifest
-from gitboot.render.answers import Answers
-from gitboot.render.tree import File, is_immutable
-from gitboot.serve.ops import NEXT, PLANS, Planned, read_next, read_plan
-from gitboot.status import Condition, Status
+from gitboot.canonical import canonical
+from gitboot.model.scalars import format_instant
+from gitboot.publish.index import parse_shard, shard_path
+from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, Head, UnknownFormat, parse_head, parse_listing
+from gitboot.render.state import Listed, PublishedServer, parse, state_path
+from gitboot.status import Status
 
 _logger = logging.getLogger(__name__)
 
-_POLL_S: Final = 0.5
-_MOST_HELD_BYTES: Final = 1024 * 1024  # what is larger is an artifact, which the endpoint reads from the disk
+_LOOK_S: Final = 1
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+Signature = tuple[int, int, int]  # inode, nanoseconds since 1970, bytes: whether a file is still the one that was read
+
+
+class Read(NamedTuple):
+    """A file as it was read."""
+
+    file: str
+    signature: Signature
+    content: bytes
+
+
+class Located(NamedTuple):
+    """A server's state, and the file that it was read from."""
+
+    file: str
+    signature: Signature
+    state: PublishedServer
+
+
+class Moving(Exception):
+    """An identity on its way from one server to another: ask again."""
+
+
+def signature(file: str) -> Signature | None:
+    """What stands at ``file``; None if nothing does."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class PublishedTree:
-    """The answers that the tree at ``root`` gives, from the first `refresh` on that finds a manifest.
+    """The tree at ``root``; any number of processes may read one, while another publishes to it.
 
-    Any number of processes may follow one tree. What cannot be read is a condition; the answers before it go on.
+    An endpoint that an instance has started reads the instance's ``status`` where that leaves it, and knows its
+    ``ledger``: a tree of another is answered from as one whose fetches cannot be recorded.
     """
 
-    def __init__(self, root: Path, clock: Callable[[], datetime]) -> None:
-        self._root, self._clock = root, clock
-        self._head: bytes | None = None
-        self._held: Mapping[Listed, File] = {}
-        self._planned: Mapping[str, Planned] = {}  # by path
-        self.answers: Answers | None = None
-        self.status = Status()
+    def __init__(
+        self, root: Path, clock: Callable[[], datetime], *, status: Path | None = None, ledger: str | None = None
+    ) -> None:
+        self._root, self._clock, self._ledger = str(root), clock, ledger
+        self._status = str(status or root / STATUS)
+        self._parsed: dict[str, tuple[Signature, Any]] = {}  # of what is one for the whole tree
+        self.head: Head | None = None
+        self.answers = False  # whether its format is known, and its instance has not left the fleet to another
+        self._condition: dict[str, Any] = {}
+        self.look()
+
+    # What is asked for
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is something to answer from; where there was nothing a moment ago, it is looked for anew."""
+        if not self.answers:
+            self.look()
+        return self.answers
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is of another instance than the one that started this endpoint."""
+        return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
+
+    def find(self, identity: str) -> Located | None:
+        """The server that is found by this; None where there is none. Raises `Moving`, and ValueError for damage."""
+        if (shard := self.read(shard_path(identity))) is None:
+            return None
+        names = parse_shard(shard.content).get(identity, ())
+        for name in names:
+            located = self.server(name)
+            if located is not None and identity in located.state.identities:
+                return located
+        if names:
+            raise Moving
+        return None
+
+    def server(self, name: str) -> Located | None:
+        """The state of the server of this name. Raises ValueError for what is none."""
+        found = self.read(state_path(name))
+        return None if found is None else Located(found.file, found.signature, parse(found.content))
+
+    def shared(self) -> Mapping[str, Listed]:
+        """The files that are no server's."""
+        return self._parse(f"{self._root}/{SHARED}", parse_listing) or {}
+
+    def read(self, path: str, most_bytes: int | None = None) -> Read | None:
+        """A file of the tree; None where there is none, or one that is larger."""
+        return _read(f"{self._root}/{path}", most_bytes)
+
+    # What the instance says of itself
 
     def follow(self, wait: Callable[[float], bool]) -> None:
-        """Refresh again and again, until ``wait``, given seconds, says that it is to end."""
-        while not wait(_POLL_S):
-            self.refresh()
+        """Look again and again, until ``wait``, given seconds, says that it is to end."""
+        while not wait(_LOOK_S):
+            self.look()
 
-    def refresh(self) -> None:
-        """Take in what was published since the last time."""
+    def look(self) -> None:
+        """See whose tree it is, and whether it can be read; what is damaged there is answered from as it was before."""
         try:
-            head = _read(self._root, MANIFEST)
-            if head != self._head and (manifest := read_manifest(self._root)) is not None:
-                self._take(manifest)
-                self._head = head
-        except (PublishError, ValueError) as error:
-            self._note(False, "Unreadable", str(error))
+            self.head = self._parse(f"{self._root}/{MANIFEST}", parse_head)
+        except UnknownFormat as error:
+            self.head = None
+            self._note(False, "UnknownFormat", f"{self._root}/{MANIFEST}: {error}")
+        except ValueError as error:
+            self._note(False, "Unreadable", f"{self._root}/{MANIFEST}: {error}")
+        else:
+            if self.head is None:
+                self._note(False, "Absent", f"{self._root}: nothing is published there")
+            else:
+                self._note(True, "Read", f"{self._root}: of {self.head.stamp.commit}")
+        conditions = self._instance().get("conditions", ())
+        stands_back = any(each["type"] == "LedgerNamed" and not each["status"] for each in conditions)
+        self.answers = self.head is not None and not stands_back
 
-    def _take(self, manifest: Manifest) -> None:
-        listed = manifest.files
-        files = _Files(self._root, listed, self._held)
-        planned = {path: each for path in listed if path.startswith(PLANS) and (each := self._plan(path, files))}
-        turns = {
-            name: each for path in listed if path.startswith(NEXT) for name, each in read_next(path, files).items()
-        }
-        self._held, self._planned = files.held, planned
-        self.answers = Answers(
-            files=files,
-            turns=turns,
-            entries={path: entry for each in planned.values() for path, entry in each.entries.items()},
-            servers={each.summary["server"]: each.summary for each in planned.values()},
-        )
-        self.status = replace(
-            self.status,
-            applied=manifest.stamp.commit,
-            planned_at=self._clock(),
-            next_transition=min((each[0].at for each in turns.values()), default=None),
-            phases=Counter(each.summary["phase"] or "NoPlan" for each in planned.values()),
-        )
-        self._note(True, "Read", f"{self._root}: {len(listed)} files of {manifest.stamp.commit}")
+    def status(self) -> dict[str, Any]:
+        """The instance's status as it was published, and whether the tree can be read."""
+        self.look()
+        facts = self._instance()
+        if not facts:
+            facts = Status(applied=self.head.stamp.commit if self.head is not None else None).facts()
+        return {**facts, "conditions": [*facts["conditions"], self._condition]}
 
-    def _plan(self, path: str, files: _Files) -> Planned | None:
-        known, file = self._planned.get(path), files.get(path)
-        return known if known is not None and known.file is file else read_plan(path, files)
+    def _instance(self) -> dict[str, Any]:
+        try:
+            return self._parse(self._status, _parse_status) or {}
+        except ValueError:
+            return {}
 
     def _note(self, status: bool, reason: str, message: str) -> None:
-        known = next(iter(self.status.conditions), None)
-        if known is None or known.message != message:
+        known = self._condition
+        if known.get("message") != message:
             (_logger.info if status else _logger.error)("%s", message)
-        since = known.since if known is not None and known.status == status else self._clock()
-        condition = Condition(type="TreeRead", status=status, reason=reason, message=message, since=since)
-        self.status = replace(self.status, conditions=(condition,))
+        since = known["since"] if known.get("status") == status else format_instant(self._clock())
+        facts = {"type": "TreeRead", "status": status, "reason": reason, "message": message, "since": since}
+        self._condition = facts
+
+    def _parse(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:
+        """What a file says that is one for the whole tree, read again when it has changed."""
+        known = self._parsed.get(file)
+        if known is not None and known[0] == signature(file):
+            return known[1]
+        if (found := _read(file)) is None:
+            return None
+        value = parse_file(found.content)
+        self._parsed[file] = found.signature, value
+        return value
 
 
-class _Files(Mapping[str, File]):
-    """The files that a manifest lists, each read when it is first asked for."""
-
-    def __init__(self, root: Path, listed: Mapping[str, Listed], held: Mapping[Listed, File]) -> None:
-        self._root = root
-        self.listed = listed
-        held = dict(held)  # requests go on filling it
-        self.held = {each: held[each] for each in set(listed.values()) & held.keys()}
-
-    def __getitem__(self, path: str) -> File:
-        listed = self.listed[path]
-        if (file := self.held.get(listed)) is not None:
-            return file
-        content = _read(self._root, path) if listed.size <= _MOST_HELD_BYTES else None
-        if content is None:  # an entry was withdrawn since
-            raise KeyError(path)
-        file = File(content, listed.content_type)
-        if file.sha256 == listed.sha256:
-            self.held[listed] = file
-        elif is_immutable(path):
-            raise KeyError(path)
-        return file  # an entry that is not what is listed is newer: it is right, but not for long
-
-    def __contains__(self, path: object) -> bool:
-        return path in self.listed
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.listed)
-
-    def __len__(self) -> int:
-        return len(self.listed)
-
-
-def _read(root: Path, path: str) -> bytes | None:
-    if not root.is_dir():
+def _read(file: str, most_bytes: int | None = None) -> Read | None:
+    try:
+        fd = os.open(file, _READ)
+    except (OSError, ValueError):
         return None
-    with closing(Disk(root)) as disk:
-        return disk.read(path)
+    with os.fdopen(fd, "rb") as opened:
+        found = os.fstat(fd)
+        if most_bytes is not None and found.st_size > most_bytes:
+            return None
+        with suppress(OSError):  # a folder
+            return Read(file, (found.st_ino, found.st_mtime_ns, found.st_size), opened.read())
+    return None
+
+
+def _parse_status(data: bytes) -> dict[str, Any]:
+    found = json.loads(data)
+    if not isinstance(found, dict) or not isinstance(found.get("conditions"), list):
+        raise ValueError("not a status")
+    return found
+
+
+def status_file(facts: Mapping[str, Any]) -> bytes:
+    """What the instance leaves for endpoints."""
+    return canonical(facts) + b"\n"

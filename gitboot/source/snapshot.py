@@ -57,4 +57,5 @@ def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
     except pygit2.GitError as error:
         if rev == "HEAD" and repository.head_is_unborn:
             raise UsageError(f"{where} has no commit yet") from error
-        raise UsageError(f"{where} has no commit {rev}: {words(error)}") from error
+        reason = words(error)  # often no more than the name again
+        raise UsageError(f"{where} has no commit {rev}{f': {reason}' * (reason != rev)}") from error

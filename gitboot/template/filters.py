@@ -6,7 +6,6 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from jinja2 import pass_context
@@ -129,7 +128,7 @@ FILTERS: Final[dict[str, Any]] = {
     "selectattr": _of_elements("selectattr"),
     "sort": _of_elements("sort", environment=True),
     "string": priced(lambda value: as_text(value)),
-    "tojson": priced(partial(json.dumps, sort_keys=True)),
+    "tojson": priced(lambda value: json.dumps(value, sort_keys=True)),  # without a width, which could be any number
     "trim": priced(lambda value: as_text(value).strip()),
     "unique": _of_elements("unique", environment=True),
     "upper": priced(lambda value: as_text(value).upper()),

@@ -92,6 +92,11 @@ class RedfishServer:
         with self._lock:
             self._faults.clear()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a connection is open still."""
+        return bool(self._open)
+
     def take_fault(self, method: str) -> Fault | None:
         with self._lock:
             for index, (on, fault) in enumerate(self._faults):

@@ -11,7 +11,7 @@ from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.plan import Cause
-from gitboot.render.schedule import ServerState, server_state
+from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.resolve.records import drift
 
 
@@ -90,6 +90,8 @@ def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
         or old.digest != new.digest
         or there[old.uuid] != here[new.uuid]
         or before.sites.get(name) != now.sites.get(name)
+        or before.labels[name] != now.labels[name]
+        or before.decisions.networks[name] != now.decisions.networks[name]
     )
 
 
@@ -104,13 +106,23 @@ def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: d
     state, decision = before.servers.get(name), commit.decisions.servers.get(name)
     if state is None or decision is None:
         return False
-    return state.holds(decision, knowledge.record(decision.uuid), at)
+    return state.holds(decision, knowledge.record(decision.uuid), at, _about(commit, name))
 
 
 def _state(commit: Commit, knowledge: Knowledge, name: str, at: datetime) -> ServerState | None:
     if (decision := commit.decisions.servers.get(name)) is None:
         return None
-    return server_state(commit.decisions, decision, knowledge.record(decision.uuid), at)
+    return server_state(commit.decisions, decision, knowledge.record(decision.uuid), at, _about(commit, name))
+
+
+def _about(commit: Commit, name: str) -> About:
+    """What a commit says of a server beside its decision."""
+    nics = commit.decisions.networks[name].nics
+    return About(
+        site=commit.sites.get(name),
+        labels=commit.labels[name],
+        addresses=tuple(sorted(address for nic in nics for address in nic.addresses)),
+    )
 
 
 def _counts(before: Plans, now: Mapping[str, ServerState | None]) -> dict[tuple[str, str], int]:

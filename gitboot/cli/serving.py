@@ -1,0 +1,71 @@
+"""What `gitboot run --listen` serves: endpoints over what is published, and the spool that they write."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gitboot.cli.serve import make_spool, worker_command
+from gitboot.cli.telling import tell
+from gitboot.instance.directory import STATUS
+from gitboot.instance.settings import Settings
+from gitboot.status import Event
+
+if TYPE_CHECKING:
+    from gitboot.serve.supervise import Workers
+
+
+def spool_of(settings: Settings) -> Path | None:
+    """Where what was fetched is recorded; None where nothing can be fetched from this instance."""
+    own = settings.state / "spool" if settings.listen is not None else None
+    folder = settings.spool or own
+    if folder is not None:
+        make_spool(folder)
+    return folder
+
+
+@contextmanager
+def serving(settings: Settings, ledger: str, wake: Callable[[], None]) -> Iterator[Workers | None]:
+    """The endpoints at --listen, as long as the block runs; ``wake`` is called when one has ended or begun."""
+    from gitboot.serve.server import listen_at, url_of
+    from gitboot.serve.supervise import Workers
+
+    if settings.listen is None:
+        yield None
+        return
+    listening = listen_at(settings.listen)
+    url = url_of(settings.listen, listening)
+    command = worker_command(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger)
+    with Workers(command, listening, settings.workers, wake) as workers:
+        tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
+        yield workers
+
+
+@contextmanager
+def watched(folder: Path | None, wake: Callable[[], None]) -> Iterator[None]:
+    """Call ``wake`` when something is written in a folder, as long as the block runs; the poll is the guarantee."""
+    import watchfiles
+
+    if folder is None:
+        yield
+        return
+    ended = threading.Event()
+    changes = watchfiles.watch(
+        folder, watch_filter=None, stop_event=ended, debounce=50, step=20, raise_interrupt=False, recursive=False
+    )
+
+    def keep_waking() -> None:
+        for _ in changes:
+            wake()
+
+    thread = threading.Thread(target=keep_waking, name="spool", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=1)

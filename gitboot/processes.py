@@ -1,0 +1,86 @@
+"""Child processes that end with us, whatever ends us, and orphans that an init process has to reap."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_SET_PDEATHSIG: Final = 1  # prctl(2)
+_REAP_S: Final = 1
+
+_spawning: Final = threading.Lock()
+_own: Final[set[subprocess.Popen[bytes]]] = set()  # which nobody else may wait for
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    bufsize: int = -1,
+    process_group: int | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a process that is to call `end_with` first; it ends with the thread that calls this, at the latest.
+
+    It has none of the GITBOOT_ variables, which are meant for the command that was typed.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_")}
+    with _spawning:
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            bufsize=bufsize,
+            process_group=process_group,
+            pass_fds=pass_fds,
+            env=environment,
+        )
+        _own.difference_update([each for each in _own if each.returncode is not None])
+        _own.add(process)
+    return process
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command line of a module of this very gitboot; what lies in the working directory is not imported."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def end_with(parent: int) -> None:
+    """Let the system end this process with the thread that started it, or end at once where that is gone by now."""
+    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # Linux has it
+    if prctl is not None:
+        prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def reap_orphans(wait: Callable[[float], bool]) -> None:
+    """Where this is a container's first process: reap whom nobody else will, in a thread, until ``wait`` says so."""
+    if os.getpid() == 1:
+        threading.Thread(target=_keep_reaping, args=(wait,), name="reaper", daemon=True).start()
+
+
+def _keep_reaping(wait: Callable[[float], bool]) -> None:
+    while not wait(_REAP_S):
+        with _spawning:  # a child is known as our own before anybody looks for others
+            own = {each.pid for each in _own}
+            for pid in _children():
+                if pid not in own:
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
+
+
+def _children() -> Iterator[int]:
+    """All children of this process, whichever of its threads they came to."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            yield from map(int, (task / "children").read_text().split())

@@ -1,0 +1,191 @@
+"""The paths of machines' files: one table of what each is for, whose it is, and who is told what by a fetch of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from gitboot.model.scalars import Malformed, SystemUuid, parse_mac, parse_uuid, swapped
+
+BOOT: Final = "boot/"  # above all that is for machines
+IMMUTABLE: Final = "boot/o/"  # below it a path names its content and never changes
+
+
+class ContentType(StrEnum):
+    TEXT = "text/plain; charset=utf-8"  # iPXE and GRUB take any; a browser shows it
+    JSON = "application/json"
+    IGNITION = "application/vnd.coreos.ignition+json"
+    CLOUD_CONFIG = "text/cloud-config; charset=utf-8"
+    OCTETS = "application/octet-stream"
+
+
+# What lies below o/ and assets/ is served by its name; UEFI HTTP boot goes by the type of what it fetches.
+ARTIFACT_TYPES: Final = {
+    "efi": "application/efi",
+    "iso": "application/vnd.efi-iso",
+    "img": "application/vnd.efi-img",
+    "json": str(ContentType.JSON),
+    "ign": str(ContentType.IGNITION),
+    "cfg": str(ContentType.TEXT),
+    "ipxe": str(ContentType.TEXT),
+}
+BUNDLED: Final = ("user-data", "meta-data")  # NoCloud's, side by side
+
+
+def artifact_type(name: str) -> str:
+    """What an artifact is served as."""
+    if name in BUNDLED:
+        return ContentType.CLOUD_CONFIG
+    return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
+
+
+class Role(StrEnum):
+    """What a completed GET of a path says."""
+
+    ENTRY = "entry"  # that the machine boots what it names
+    DATA = "data"  # that the system which was booted asks for what it configures itself by
+    REPORT = "report"  # that its installer is done
+    OFFER = "offer"  # nothing: a DHCP server asks on its own behalf
+
+
+class Kind(StrEnum):
+    """What a server is found by."""
+
+    MAC = "mac"
+    UUID = "uuid"  # in either byte order
+    SERIAL = "serial"
+    ADDRESS = "address"
+
+
+def _serial(text: str) -> str:
+    return text
+
+
+class _Identity(NamedTuple):
+    canonical: str  # a regular expression for what the tree's own paths have
+    parse: Callable[[str], str]  # any spelling -> the tree's own; raises Malformed
+
+
+_IDENTITIES: Final = {
+    Kind.MAC: _Identity(r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}", parse_mac),
+    Kind.UUID: _Identity(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", parse_uuid),
+    Kind.SERIAL: _Identity(r"[A-Za-z0-9][A-Za-z0-9._-]*", _serial),
+}
+_REPORTED: Final = "[0-9a-f]{64}"  # the token of a report
+
+
+class PathKind(NamedTuple):
+    """One kind of path: a line of the table."""
+
+    text: str  # below boot/, with {id} for what the server is found by, and {token} for a report's
+    asked_by: str | None  # the output of the Fleet, or its evidence, that asks for it; None: always there
+    kind: Kind
+    role: Role
+    content_type: ContentType
+
+    def of(self, identity: str, token: str = "") -> str:
+        """The path below the output directory; ``identity`` is spelt as the tree spells it."""
+        return BOOT + self.text.replace("{id}", identity).replace("{token}", token)
+
+    @property
+    def expression(self) -> str:
+        """A regular expression for the paths below boot/, as the tree spells them."""
+        return self._expression(_IDENTITIES[self.kind].canonical)
+
+    @property
+    def any_spelling(self) -> str:
+        """The same with the identity in any spelling, as its one group."""
+        return self._expression("([^/]+)")
+
+    def _expression(self, identity: str) -> str:
+        return re.escape(self.text).replace(r"\{id\}", identity).replace(r"\{token\}", _REPORTED)
+
+
+IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", Kind.MAC, Role.ENTRY, ContentType.TEXT)
+IPXE_BY_UUID: Final = PathKind("ipxe/{id}", "ipxe", Kind.UUID, Role.ENTRY, ContentType.TEXT)
+IPXE_BY_SERIAL: Final = PathKind("ipxe/serial/{id}", "serial", Kind.SERIAL, Role.ENTRY, ContentType.TEXT)
+GRUB_BY_MAC: Final = PathKind("v1/boot/{id}/grub.cfg", "grub", Kind.MAC, Role.ENTRY, ContentType.TEXT)
+GRUB_LOOKUP: Final = PathKind("grub.cfg-01-{id}", "grub", Kind.MAC, Role.ENTRY, ContentType.TEXT)  # 01 is Ethernet
+GRUB_BY_UUID: Final = PathKind("grub.cfg-{id}", "uuid", Kind.UUID, Role.ENTRY, ContentType.TEXT)
+PXELINUX: Final = PathKind("pxelinux.cfg/01-{id}", "pxelinux", Kind.MAC, Role.ENTRY, ContentType.TEXT)
+IGNITION: Final = PathKind("ignition/{id}", None, Kind.UUID, Role.DATA, ContentType.IGNITION)
+HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, Kind.UUID, Role.OFFER, ContentType.JSON)
+PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
+
+FIRST_SCRIPT: Final = "boot/boot.ipxe"  # what every machine's iPXE starts with
+# What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).
+PXELINUX_CORE: Final = "ldlinux.c32"
+CHAIN: Final = "boot/ipxe/boot.ipxe"  # the same, for boot-operator's users, who point iPXE to /ipxe/
+
+
+TABLE: Final = (
+    IPXE_BY_MAC,
+    IPXE_BY_UUID,
+    IPXE_BY_SERIAL,
+    GRUB_BY_MAC,
+    GRUB_LOOKUP,
+    GRUB_BY_UUID,
+    PXELINUX,
+    IGNITION,
+    HTTP_BOOT,
+    PROVISIONED,
+)
+
+
+class Asked(NamedTuple):
+    """A path of one server, as the tree spells it."""
+
+    kind: PathKind
+    identity: str  # as the index has it: mac/52-54-00-12-34-56
+    path: str  # below the output directory
+
+
+def identity_of(kind: Kind, value: str) -> str:
+    """What the index calls a server by."""
+    return f"{kind}/{value}"
+
+
+_CANONICAL: Final = tuple((kind, re.compile(kind.expression)) for kind in TABLE)
+_ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
+
+
+def kind_of(path: str) -> PathKind | None:
+    """Which line of the table a path of the tree is; None for what is not one server's, or turns never."""
+    below = path.removeprefix(BOOT)
+    return next((kind for kind, expression in _CANONICAL if expression.fullmatch(below)), None)
+
+
+_REPORT: Final = re.compile(re.sub(r"\{\w+\}", "[^/]+", BOOT + PROVISIONED.text))
+
+
+def is_report(path: str) -> bool:
+    """Whether a GET of ``path`` is an installer's last word, not the fetch of a boot."""
+    return _REPORT.fullmatch(path) is not None
+
+
+def is_immutable(path: str) -> bool:
+    return path.startswith(IMMUTABLE)
+
+
+def asked_for(path: str) -> Iterator[Asked]:
+    """What a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
+    for kind, expression in _ANY_SPELLING:
+        if found := expression.fullmatch(path):
+            try:
+                value = _IDENTITIES[kind.kind].parse(found[1])
+            except Malformed:
+                continue
+            rest = path[found.end(1) :]
+            for each in _orders(kind.kind, value):
+                yield Asked(kind, identity_of(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{each}{rest}")
+
+
+def _orders(kind: Kind, value: str) -> tuple[str, ...]:
+    return (value, swapped(SystemUuid(value))) if kind is Kind.UUID else (value,)
+
+
+def evidence_expression() -> str:
+    """A regular expression for the paths, below boot/, of which a completed GET says something."""
+    return "|".join(kind.expression for kind in TABLE if kind.role is not Role.OFFER)

@@ -1,0 +1,130 @@
+"""What an endpoint must know of one server, as the instance writes it: ``ops/servers/<name>.json``, one a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from gitboot.canonical import canonical
+from gitboot.model.scalars import format_instant
+from gitboot.render.paths import BOOT, IMMUTABLE, Role
+
+FORMAT: Final = 1
+_SERVERS: Final = "ops/servers/"
+
+
+class Listed(NamedTuple):
+    """What is known of one file."""
+
+    sha256: str
+    size: int  # in bytes
+
+
+class Turn(NamedTuple):
+    """What a path answers from an instant on."""
+
+    since: datetime | None  # None: from before all transitions
+    content: str | None  # its sha256; None: 404
+    content_type: str
+    role: Role
+    digest: str | None = None  # of the plan whose boot it is, or a report's token; None: a fetch is no evidence
+    once: bool = False  # whether it writes a disk and is made once: answered only when that stands recorded
+    fallback: str | None = None  # the sha256 of what is answered instead; None: 404
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedServer:
+    """One server's state; all of its paths turn by it together."""
+
+    server: str
+    identities: tuple[str, ...]  # what it is found by, sorted
+    summary: Mapping[str, Any]  # as the API shows it
+    plan: Mapping[str, Any]  # decision and plan, with their digests
+    files: Mapping[str, Listed]  # all of its files but this one, by path below the output directory
+    contents: Mapping[str, str]  # what is answered in place, by sha256, but for what lies in o/
+    paths: Mapping[str, tuple[Turn, ...]]  # by path below the output directory, in the order of their instants
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """Where content lies that is not held here: path by sha256."""
+        return {each.sha256: path for path, each in self.files.items() if path.startswith(IMMUTABLE)}
+
+
+def state_path(server: str) -> str:
+    """Where a server's state lies."""
+    return f"{_SERVERS}{server}.json"
+
+
+def server_of(path: str) -> str | None:
+    """Whose state lies at ``path``; None: it is no state."""
+    return path[len(_SERVERS) : -len(".json")] if path.startswith(_SERVERS) and path.endswith(".json") else None
+
+
+def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
+    """The version that is answered at ``at``, if any, and the instant of the next."""
+    found = None
+    for version in versions:
+        if version.since is not None and at < version.since:
+            return found, version.since
+        found = version
+    return found, None
+
+
+def render(state: PublishedServer) -> bytes:
+    """The document; the same state gives the same bytes."""
+    document = {
+        "format": FORMAT,
+        "server": state.server,
+        "identities": list(state.identities),
+        "summary": state.summary,
+        "plan": state.plan,
+        "files": {path: {"sha256": each.sha256, "size": each.size} for path, each in state.files.items()},
+        "contents": state.contents,
+        "paths": {path.removeprefix(BOOT): list(map(_version, each)) for path, each in state.paths.items()},
+    }
+    return canonical(document) + b"\n"
+
+
+def _version(version: Turn) -> dict[str, Any]:
+    facts: dict[str, Any] = {"content": version.content, "type": version.content_type, "role": version.role}
+    if version.since is not None:
+        facts["since"] = format_instant(version.since)
+    if version.digest is not None:
+        facts["digest"] = version.digest
+    if version.once:
+        facts |= {"once": True, "fallback": version.fallback}
+    return facts
+
+
+def parse(data: bytes) -> PublishedServer:
+    """What ``render`` wrote; ValueError for anything else, another format's included."""
+    document = json.loads(data)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f"not a server's state of format {FORMAT}")
+    try:
+        return PublishedServer(
+            server=document["server"],
+            identities=tuple(document["identities"]),
+            summary=document["summary"],
+            plan=document["plan"],
+            files={path: Listed(each["sha256"], each["size"]) for path, each in document["files"].items()},
+            contents=document["contents"],
+            paths={BOOT + path: tuple(map(_parse_version, each)) for path, each in document["paths"].items()},
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not a server's state: {error!r}") from error
+
+
+def _parse_version(facts: Mapping[str, Any]) -> Turn:
+    return Turn(
+        since=datetime.fromisoformat(facts["since"]) if "since" in facts else None,
+        content=facts["content"],
+        content_type=facts["type"],
+        role=Role(facts["role"]),
+        digest=facts.get("digest"),
+        once=facts.get("once", False),
+        fallback=facts.get("fallback"),
+    )

@@ -1,0 +1,211 @@
+"""What each path is answered: prepared when it is first asked for, held until the file that says it is another."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Final
+
+from gitboot.canonical import canonical, digest
+from gitboot.render.paths import (
+    BOOT,
+    CHAIN,
+    HTTP_BOOT,
+    IMMUTABLE,
+    Asked,
+    ContentType,
+    Kind,
+    Role,
+    artifact_type,
+    asked_for,
+    identity_of,
+)
+from gitboot.render.state import Turn, turn_of
+from gitboot.serve.metrics import Answered
+from gitboot.serve.reply import FOR_A_YEAR, HEARD, NOT_FOUND, REVALIDATED, UNCACHED, Reply, file_reply, unchanged
+from gitboot.serve.tree import Located, PublishedTree, Signature, signature
+
+_MOST_HELD: Final = 4096
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+MOST_BYTES: Final = 1024 * 1024  # what is larger is an artifact, which is read from the disk each time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """What is written down before a path is answered."""
+
+    server: str
+    path: str  # below the output directory
+    digest: str
+    instead: Reply | None  # where that fails: of a boot that is made once; None: it is answered all the same
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a path is answered, for as long as a file stands and the clock is between two instants."""
+
+    counts_as: Answered
+    reply: Reply
+    etag: bytes | None = None
+    unchanged: Reply | None = None  # to who has it already
+    recorded: Recorded | None = None
+    file: str  # that says so
+    signature: Signature
+    since: datetime | None = None  # None: from before all turns
+    until: datetime | None = None  # None: never by the clock
+
+    def stands(self, at: datetime) -> bool:
+        """Whether this is still the answer at ``at``."""
+        return (
+            (self.since is None or self.since <= at)
+            and (self.until is None or at < self.until)
+            and signature(self.file) == self.signature
+        )
+
+
+class Answers:
+    """The answers of one tree; those that were asked for last are held."""
+
+    def __init__(self, tree: PublishedTree) -> None:
+        self._tree = tree
+        self._held: OrderedDict[str, Answer] = OrderedDict()  # by what is asked for, in any spelling
+
+    def held(self, path: str, at: datetime) -> Answer | None:
+        """The answer to ``path`` if it was asked for before, and still stands."""
+        if (answer := self._held.get(path)) is None:
+            return None
+        if not answer.stands(at):
+            del self._held[path]
+            return None
+        self._held.move_to_end(path)
+        return answer
+
+    def find(self, path: str, client: Callable[[], str | None], at: datetime) -> Answer | None:
+        """What ``path``, as it is asked for, is answered; None: nothing is there.
+
+        Raises `Moving` where that is decided in a moment, and ValueError for what is damaged.
+        """
+        if (answer := self.held(path, at)) is not None:
+            return answer
+        if path == "/httpboot":
+            return self._by_address(client(), at)
+        answer = self._prepare(path.removeprefix("/"), at) if path.startswith("/") else None
+        if answer is not None:
+            self._held[path] = answer
+            if len(self._held) > _MOST_HELD:
+                self._held.popitem(last=False)
+        return answer
+
+    def _prepare(self, path: str, at: datetime) -> Answer | None:
+        if (BOOT + path).startswith(IMMUTABLE):
+            return self._immutable(BOOT + path)
+        located: dict[str, Located | None] = {}
+        for asked in asked_for(path):
+            if asked.identity not in located:
+                located[asked.identity] = self._tree.find(asked.identity)
+            if (server := located[asked.identity]) is not None and asked.path in server.state.paths:
+                return self._of_server(server, asked, at)
+        return self._shared(CHAIN if path == "ipxe/" else BOOT + path)
+
+    # One server's
+
+    def _of_server(self, located: Located, asked: Asked, at: datetime) -> Answer | None:
+        version, until = turn_of(located.state.paths[asked.path], at)
+        if version is None or version.content is None:
+            return None
+        content = self._content(located, version.content)
+        recorded = self._recorded(located, asked.path, version)
+        etag = f'"{version.content}"'.encode() if recorded is None else None
+        cache_control = REVALIDATED if recorded is None else UNCACHED  # what is recorded is asked for each time
+        reply = file_reply(content, version.content_type, cache_control, etag)
+        return Answer(
+            counts_as=Answered.ENTRY if recorded is not None else Answered.FILE,
+            reply=HEARD if version.role is Role.REPORT else reply,
+            etag=etag,
+            unchanged=unchanged(etag, cache_control) if etag is not None else None,
+            recorded=recorded,
+            file=located.file,
+            signature=located.signature,
+            since=version.since,
+            until=until,
+        )
+
+    def _recorded(self, located: Located, path: str, version: Turn) -> Recorded | None:
+        if version.digest is None:
+            return None
+        instead = None
+        if version.once:
+            instead = NOT_FOUND
+            if version.fallback is not None:
+                instead = file_reply(self._content(located, version.fallback), version.content_type, UNCACHED)
+        return Recorded(server=located.state.server, path=path, digest=version.digest, instead=instead)
+
+    def _content(self, located: Located, sha: str) -> bytes:
+        if (text := located.state.contents.get(sha)) is not None:
+            return text.encode()
+        path = located.state.stored.get(sha)
+        if path is None or (found := self._tree.read(path)) is None or _sha256(found.content) != sha:
+            raise ValueError(f"{located.file} names content {sha}, which is not there")
+        return found.content
+
+    def _by_address(self, client: str | None, at: datetime) -> Answer | None:
+        """What boot-operator answers the server with this address: what its firmware boots."""
+        located = self._tree.find(identity_of(Kind.ADDRESS, client)) if client else None
+        if located is None:
+            return None
+        asked = Asked(HTTP_BOOT, "", HTTP_BOOT.of(located.state.summary["uuid"]))
+        answer = self._of_server(located, asked, at) if asked.path in located.state.paths else None
+        if answer is None:
+            return None
+        content = canonical({"ClientIPs": client, **json.loads(bytes(answer.reply.body))}) + b"\n"
+        reply = file_reply(content, ContentType.JSON, REVALIDATED, f'"{_sha256(content)}"'.encode())
+        return Answer(counts_as=Answered.FILE, reply=reply, file=answer.file, signature=answer.signature)
+
+    # All others
+
+    def _shared(self, path: str) -> Answer | None:
+        """A file that is no server's; what is published anew is served before the manifest lists it so."""
+        if path not in self._tree.shared() or (found := self._tree.read(path)) is None:
+            return None
+        return self._file(found.content, found.file, found.signature, ContentType.TEXT, REVALIDATED)
+
+    def _immutable(self, path: str) -> Answer | None:
+        """Content, if it is what its path says; None where it is none, or too large to be held."""
+        parts = path.split("/")
+        if len(parts) != 4 or not all(parts) or any(part.startswith(".") for part in parts):
+            return None
+        if (found := self._tree.read(path, MOST_BYTES)) is None:
+            return None
+        if _DIGEST.fullmatch(parts[2]) and not self._is_named_by(parts[2], parts[3], found.content):
+            return Answer(counts_as=Answered.NOTHING, reply=NOT_FOUND, file=found.file, signature=found.signature)
+        return self._file(found.content, found.file, found.signature, artifact_type(parts[3]), FOR_A_YEAR)
+
+    def _is_named_by(self, folder: str, name: str, content: bytes) -> bool:
+        """Whether a file's folder is its digest, or that of the bundle that it is part of."""
+        if _sha256(content) == folder:
+            return True
+        bundle = {name: _sha256(content)}
+        for other in ("meta-data", "user-data"):
+            if other != name and (found := self._tree.read(f"{IMMUTABLE}{folder}/{other}")) is not None:
+                bundle[other] = _sha256(found.content)
+        return digest(bundle) == folder
+
+    def _file(self, content: bytes, file: str, found: Signature, content_type: str, cache_control: bytes) -> Answer:
+        etag = f'"{_sha256(content)}"'.encode()
+        return Answer(
+            counts_as=Answered.FILE,
+            reply=file_reply(content, content_type, cache_control, etag),
+            etag=etag,
+            unchanged=unchanged(etag, cache_control),
+            file=file,
+            signature=found,
+        )
+
+
+def _sha256(content: bytes) -> str:
+    return sha256(content).hexdigest()

@@ -1,0 +1,79 @@
+"""Metrics as Prometheus reads them: what an endpoint counted, and the status of its instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gitboot.serve.metrics import Metrics
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+class Exposition(Collector):
+    """Everything is read when it is asked for."""
+
+    def __init__(self, metrics: Metrics, status: Callable[[], Mapping[str, Any]], ready: Callable[[], bool]) -> None:
+        self._metrics, self._status, self._ready = metrics, status, ready
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        return []  # so that registering does not collect
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("gitboot_http_requests", "Requests answered.", labels=["kind", "status"])
+        for (kind, code), count in sorted(self._metrics.requests.items()):
+            requests.add_metric([kind, str(code)], count)
+        yield requests
+        unrecorded = CounterMetricFamily(
+            "gitboot_unrecorded_fetches", "Fetches that could not be recorded in time.", labels=["answered"]
+        )
+        for answered, count in sorted(self._metrics.unrecorded.items()):
+            unrecorded.add_metric([answered], count)
+        yield unrecorded
+        yield GaugeMetricFamily("gitboot_ready", "Whether there is a published tree to answer from.", self._ready())
+        yield from _of_status(self._status())
+
+
+def _of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
+    commit = GaugeMetricFamily(
+        "gitboot_commit_info", "The commit attempted last, and the one applied.", labels=["state", "commit"]
+    )
+    for state in ("applied", "attempted"):
+        if (name := status[state]["commit"]) is not None:
+            commit.add_metric([state, name], 1)
+    yield commit
+    problems = len(status["attempted"]["problems"])
+    yield GaugeMetricFamily("gitboot_commit_problems", "Problems of the commit attempted last.", problems)
+    counts = (
+        ("servers", "Servers by what they boot now.", "phase", "phases"),
+        ("records", "Servers by what is known of their provisioning.", "known", "records"),
+        ("drift", "Provisioned servers that are not as planned.", "type", "drift"),
+        ("bmcs", "BMCs of which something is wanted, by what came of it last.", "outcome", "bmcs"),
+    )
+    for name, text, label, key in counts:
+        family = GaugeMetricFamily(f"gitboot_{name}", text, labels=[label])
+        for value, count in sorted(status[key].items()):
+            family.add_metric([value], count)
+        yield family
+    conditions = GaugeMetricFamily("gitboot_condition", "Whether a condition holds.", labels=["type", "reason"])
+    for condition in status["conditions"]:
+        conditions.add_metric([condition["type"], condition["reason"]], condition["status"])
+    yield conditions
+    instants = (
+        ("planned", "When the answers were last planned.", "plannedAt"),
+        ("next_transition", "When they next change by the clock.", "nextTransition"),
+    )
+    for name, text, key in instants:
+        if (at := status[key]) is not None:
+            timestamp = datetime.fromisoformat(at).timestamp()
+            yield GaugeMetricFamily(f"gitboot_{name}_timestamp_seconds", text, timestamp)

@@ -1,0 +1,202 @@
+"""The operators' API as an OpenAPI document: what is answered, held to these models by the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import models_json_schema
+
+from gitboot import __version__
+from gitboot.plan import Phase
+from gitboot.problems.problem import Severity
+from gitboot.serve.pages import FILTERS, MOST, ROOT
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
+
+
+class _Document(_Model):
+    api_version: Literal["gitboot.dev/v1alpha1"]
+
+
+class ServerItem(_Model):
+    """What one server boots now, in short; what is absent is null."""
+
+    name: str
+    uuid: str
+    macs: tuple[str, ...]
+    phase: Phase | None
+    cause: str | None
+    policy: str | None
+    maintenance: str | None
+    image: str | None
+    version: str | None
+    next_transition: datetime | None
+    site: str | None
+    role: str | None  # its label of that name
+    labels: Mapping[str, str]
+
+
+class Servers(_Document):
+    """Servers by name, a page at a time."""
+
+    items: tuple[ServerItem, ...]
+    next: str | None = Field(alias="continue")  # what to ask the next page by; null: this is the last
+
+
+class Override(_Model):
+    """The boot override that is wanted at the BMC."""
+
+    enabled: str
+    target: str
+    http_boot_uri: str | None
+    reason: str
+
+
+class Server(_Document, ServerItem):
+    """What one server boots now."""
+
+    profile: str | None
+    method: str | None
+    kernel_arguments: tuple[str, ...]
+    files: Mapping[str, str]  # sha256 by path
+    override: Override | None
+    digest: str | None
+    decision_digest: str
+    provisioned: Mapping[str, Any] | None  # what is known of it
+    drift: Mapping[str, str]  # ImageDrift, PoolDrift: where it was provisioned otherwise than is planned now
+
+
+class Plan(_Document):
+    """A server's decision and plan."""
+
+    decision: Mapping[str, Any]
+    decision_digest: str
+    plan: Mapping[str, Any] | None
+    digest: str | None
+    next_transition: datetime | None
+
+
+class Problem(_Model):
+    """One thing that is wrong with a commit."""
+
+    path: str
+    line: int
+    column: int
+    code: str
+    severity: Severity
+    message: str
+    hint: str
+
+
+class Held(_Model):
+    """What keeps a commit from being accepted, and what an acknowledgement has to name."""
+
+    digest: str
+    guards: tuple[str, ...]
+
+
+class Attempted(_Model):
+    """The commit that was tried last."""
+
+    commit: str | None
+    problems: tuple[Problem, ...]
+    held: Held | None
+
+
+class Applied(_Model):
+    """The commit that what is answered comes from."""
+
+    commit: str | None
+
+
+class Condition(_Model):
+    """One thing that holds or not."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+    since: datetime
+
+
+class InstanceStatus(_Document):
+    """An instance at a glance."""
+
+    ledger: str | None
+    attempted: Attempted
+    applied: Applied
+    at: datetime | None = None  # when the instance said so last; absent where only a tree is served
+    planned_at: datetime | None
+    next_transition: datetime | None
+    phases: Mapping[str, int]
+    records: Mapping[str, int]
+    drift: Mapping[str, int]
+    bmcs: Mapping[str, int]
+    conditions: tuple[Condition, ...]
+
+
+class _Operation(NamedTuple):
+    summary: str
+    answer: type[_Document]
+
+
+_OPERATIONS: Final[Mapping[str, _Operation]] = {
+    f"{ROOT}/servers": _Operation("Servers by name, and what each boots now; a page at a time", Servers),
+    f"{ROOT}/servers/{{name}}": _Operation("One server, and what it boots now", Server),
+    f"{ROOT}/servers/{{name}}/plan": _Operation("One server's decision and plan", Plan),
+    f"{ROOT}/status": _Operation("What was attempted, what is applied, and how it fares", InstanceStatus),
+}
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The API's description as an OpenAPI 3.1 document."""
+    answers = [operation.answer for operation in _OPERATIONS.values()]
+    _, schemas = models_json_schema(
+        [(answer, "serialization") for answer in answers], ref_template="#/components/schemas/{model}"
+    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "gitboot", "version": __version__},
+        "paths": {path: {"get": _described(path, operation)} for path, operation in _OPERATIONS.items()},
+        "components": {"schemas": schemas["$defs"]},
+    }
+
+
+def _described(path: str, operation: _Operation) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{operation.answer.__name__}"}
+    described: dict[str, Any] = {
+        "operationId": operation.answer.__name__,
+        "summary": operation.summary,
+        "responses": {
+            "200": {"description": operation.summary, "content": {"application/json": {"schema": schema}}},
+            "404": {"description": "No such server, or no operator"},
+            "503": {"description": "Nothing was planned yet since the start"},
+        },
+    }
+    if "{name}" in path:
+        described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": _TEXT}]
+    if operation.answer is Servers:
+        described["parameters"] = [_in_query(*each) for each in _PARAMETERS]
+        described["responses"]["400"] = {"description": "A parameter that there is not, or not so"}
+    return described
+
+
+_TEXT: Final = {"type": "string"}
+_PARAMETERS: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
+    ("limit", f"Servers on a page; at most {MOST}", {"type": "integer", "minimum": 1, "maximum": MOST}),
+    ("continue", "The last page's own `continue`", _TEXT),
+    *((name, f"Only servers of this {name}", _TEXT) for name in FILTERS),
+    ("label", "Only servers with this label, key=value; may be given several times", {"type": "array", "items": _TEXT}),
+)
+
+
+def _in_query(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": description, "schema": dict(schema)}

@@ -1,0 +1,77 @@
+"""What goes between instance and evaluator: frames in any pieces, values that stay bytes until they are asked for."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gitboot.evaluate import wire
+from gitboot.evaluate.encoded import Encoded
+from gitboot.evaluate.limits import Allowance
+from gitboot.load.multimap import Multimap
+
+QUESTION = wire.Question("f" * 40, None, Allowance(seconds=2.5))
+
+
+def written(*messages: wire.Question | wire.Answer) -> bytes:
+    stream = io.BytesIO()
+    for message in messages:
+        wire.write_frame(stream, message)
+    return stream.getvalue()
+
+
+def test_a_question_comes_as_it_was_asked() -> None:
+    frame = wire.read_frame(io.BytesIO(written(QUESTION)))
+    assert frame is not None
+    assert wire.question(frame) == QUESTION
+
+
+@pytest.mark.parametrize("length", range(len(written(QUESTION))))
+def test_what_ends_in_the_middle_of_a_frame_is_the_end(length: int) -> None:
+    assert wire.read_frame(io.BytesIO(written(QUESTION)[:length])) is None
+
+
+@given(files=st.lists(st.integers(0, 2**40), max_size=20), cuts=st.lists(st.integers(0, 400)))
+def test_frames_are_the_same_in_whatever_pieces_they_come(files: list[int], cuts: list[int]) -> None:
+    sent = written(*map(wire.Begun, files))
+    ends = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
+    buffer = wire.Buffer()
+    frames = [frame for start, end in pairwise(ends) for frame in buffer.add(sent[start:end])]
+    assert list(map(wire.answer, frames)) == list(map(wire.Begun, files))
+
+
+def test_a_value_is_decoded_once_and_only_when_it_is_asked_for() -> None:
+    decoded: list[bytes] = []
+
+    def decode(data: bytes) -> str:
+        decoded.append(data)
+        return data.decode()
+
+    first = Encoded[str]({}, decode).having({"b": b"2", "a": b"1"}, ())
+    assert (list(first), len(first), "a" in first, decoded) == (["a", "b"], 2, True, [])
+    assert first["a"] + first["a"] == "11" and decoded == [b"1"]
+    second = first.having({"b": b"3"}, ())
+    assert (second["a"], second["b"], first["b"]) == ("1", "3", "2")
+    assert decoded == [b"1", b"3", b"2"]
+    assert first.having({}, ()) is first
+    assert list(second.having({}, ("a",))) == ["b"]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("ab"), st.integers(0, 3))))
+def test_a_multimap_holds_what_came_and_did_not_go(steps: list[tuple[bool, str, int]]) -> None:
+    held, expected = Multimap[str, int](), dict[str, set[int]]()
+    for comes, key, value in steps:
+        if comes:
+            held.add(key, value)
+            expected.setdefault(key, set()).add(value)
+        else:
+            held.discard(key, value)
+            expected.get(key, set()).discard(value)
+        for each in "ab":
+            assert set(held[each]) == expected.get(each, set())
+            assert (each in held) == bool(expected.get(each))
+    assert set(held) == {key for key, values in expected.items() if values}

@@ -1,0 +1,274 @@
+"""Conditions as they follow from where an instance stands, and the events that announce their turns: tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.job import Outcome
+from gitboot.diff.guard import Limits
+from gitboot.instance.accept import Accepting, Attempt
+from gitboot.instance.commit import Commit
+from gitboot.instance.conditions import announcements, carried, conditions
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.overrides import Appointment, Schedule
+from gitboot.instance.planning import Plans
+from gitboot.instance.standing import Fetched, Publication, Standing
+from gitboot.ledger.entries import Facts, Suspension
+from gitboot.load import Id, Revision
+from gitboot.model.scalars import SystemUuid
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
+from gitboot.resolve.optouts import OptOut
+from gitboot.status import Condition
+from tests.doubles import Commits
+from tests.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
+
+NOON = at("20T12:00")
+WEB01 = SystemUuid(uuid_of("web01"))
+
+
+def commit_of(*documents: str) -> Commit:
+    commits = Commits()
+    commits.push(snapshot(*documents))
+    revision = commits.latest()
+    assert revision is not None
+    return commits.evaluate(revision).commit
+
+
+COMMIT = commit_of(*SEED)
+INSTALLS = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
+WANTING = commit_of(*INSTALLS)
+ANOTHERS = commit_of(
+    fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {uuid_of('another ledger')}}}"), *SEED[1:]
+)
+
+
+def accepted(commit: Commit) -> Attempt:
+    return Attempt(accepted=commit, attempted=commit.revision, is_adopted=True)
+
+
+FINE = Standing(
+    knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), settled=COMMIT.revision),
+    attempt=accepted(COMMIT),
+    plans=Plans(commit=COMMIT),
+    publication=Publication(applied=COMMIT.revision, complete=True, at=NOON),
+    fetched=Fetched(),
+)
+DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
+TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
+PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
+FAILING = Schedule(
+    appointments={
+        WEB01: Appointment(name="web01", due=NOON, outcome=Outcome.WAITING, message="in POST", late_since=NOON)
+    },
+    failing=frozenset({WEB01}),
+)
+
+
+def known(**changes: Any) -> Callable[[Standing], Standing]:
+    return lambda standing: replace(standing, knowledge=replace(standing.knowledge, **changes))
+
+
+def with_(**changes: Any) -> Callable[[Standing], Standing]:
+    return lambda standing: replace(standing, **changes)
+
+
+def held() -> Attempt:
+    """What becomes of a commit that a guard holds."""
+    commits = Commits()
+    accepting = Accepting(commits, commits, limits=Limits(max_installs=0))
+    initial = Knowledge(facts=Facts(identity="mine"), initial="fresh")
+    commits.push(
+        snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
+    )
+    attempt, _ = accepting.accept(Attempt(), initial, NOON)
+    assert attempt.held is not None
+    return attempt
+
+
+def same(standing: Standing) -> Standing:
+    return standing
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "type", "expected"),
+    [
+        ("fetched", same, "SourceReady", (True, "Fetched")),
+        ("never fetched", with_(fetched=None), "SourceReady", None),
+        (
+            "a fetch failed",
+            with_(fetched=Fetched(reason="SourceError", message="gone", failed=True)),
+            "SourceReady",
+            (False, "SourceError"),
+        ),
+        (
+            "the clone cannot be read",
+            with_(attempt=replace(accepted(COMMIT), trouble=("CorruptClone", "broken"))),
+            "SourceReady",
+            (False, "CorruptClone"),
+        ),
+        ("no suspension", same, "Accepting", (True, "Accepting")),
+        (
+            "suspended",
+            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))),
+            "Accepting",
+            (False, "Suspended"),
+        ),
+        (
+            "a suspension that is over, its end exclusive",
+            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
+            "Accepting",
+            (True, "Accepting"),
+        ),
+        ("the newest commit is the accepted one", same, "CommitAccepted", (True, "Valid")),
+        ("nothing was attempted", with_(attempt=Attempt()), "CommitAccepted", None),
+        (
+            "the newest commit is invalid",
+            with_(attempt=replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
+            "CommitAccepted",
+            (False, "Invalid"),
+        ),
+        ("a guard holds it", with_(attempt=held()), "CommitAccepted", (False, "GuardTripped")),
+        ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
+        ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
+        ("the Fleet names no ledger", same, "LedgerNamed", None),
+        ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "AnotherLedger")),
+        ("another ledger acts", with_(attempt=accepted(ANOTHERS)), "Published", None),
+        ("every server is known", same, "RecordsKnown", (True, "Known")),
+        ("one is unknown", with_(plans=Plans(unknown=frozenset({"web01"}))), "RecordsKnown", (False, "UnknownServers")),
+        ("an older copy", known(facts=DOUBTED), "RecordsKnown", (False, "RestoredLedger")),
+        ("an older copy, and fresh", known(facts=DOUBTED, initial="fresh"), "RecordsKnown", (False, "RestoredLedger")),
+        ("an older copy that is to be adopted", known(facts=DOUBTED, initial="adopt"), "RecordsKnown", (True, "Known")),
+        (
+            "another's tree",
+            known(facts=Facts(identity="mine", initialised="adopt", foreign=True)),
+            "RecordsKnown",
+            (False, "ForeignLedger"),
+        ),
+        ("a new ledger where nothing is wanted", known(facts=Facts(identity="mine")), "RecordsKnown", (True, "Known")),
+        (
+            "a new ledger where something is",
+            lambda each: replace(known(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)),
+            "RecordsKnown",
+            (False, "NewLedger"),
+        ),
+        ("all can be proven", same, "Evidence", (True, "Evident")),
+        ("one cannot", with_(plans=Plans(unseen=frozenset({"web01"}))), "Evidence", (False, "NoEvidence")),
+        ("not while the ledger is in doubt", known(settled=None), "Evidence", None),
+        ("all is published", same, "Published", (True, "Published")),
+        (
+            "the disk is full",
+            with_(publication=Publication(failure=("PublishError", "full"))),
+            "Published",
+            (False, "PublishError"),
+        ),
+        ("nothing was published yet", with_(publication=Publication()), "Published", None),
+        ("nothing was consumed unseen", same, "BootsProven", (True, "Proven")),
+        ("something was", with_(plans=Plans(consumed=frozenset({"web01"}))), "BootsProven", (False, "NeedsOperator")),
+        ("no deadline is past", same, "OptOutsInTime", (True, "InTime")),
+        (
+            "one is, to the second",
+            with_(attempt=accepted(replace(COMMIT, opt_outs=(PIN,)))),
+            "OptOutsInTime",
+            (False, "Overdue"),
+        ),
+        ("no BMC was asked", same, "BmcsReachable", None),
+        ("BMCs answer", with_(schedule=Schedule(has_asked=True)), "BmcsReachable", (True, "Reachable")),
+        (
+            "too many in a row do not",
+            with_(schedule=Schedule(has_asked=True, failures=3, most_failures=3)),
+            "BmcsReachable",
+            (False, "FailuresInARow"),
+        ),
+        ("one is waited for", with_(schedule=FAILING), "Bmc/web01", (False, "Waiting")),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else "",
+)
+def test_a_condition_follows_from_where_the_instance_stands(
+    case: str, change: Callable[[Standing], Standing], type: str, expected: tuple[bool, str] | None
+) -> None:
+    found = {each.type: (each.status, each.reason) for each in conditions(change(FINE), NOON)}
+    assert found.get(type) == expected, case
+
+
+def test_what_is_waited_for_is_overdue_after_five_minutes() -> None:
+    reasons = [
+        next(each.reason for each in conditions(replace(FINE, schedule=FAILING), NOON + wait) if "Bmc/" in each.type)
+        for wait in (timedelta(seconds=299), timedelta(minutes=5))
+    ]
+    assert reasons == ["Waiting", "Overdue"]
+
+
+def test_conditions_come_in_the_order_of_their_types() -> None:
+    types = [each.type for each in conditions(replace(FINE, schedule=FAILING), NOON)]
+    assert types == sorted(types) and len(types) == len(set(types)) > 8
+
+
+def condition(status: bool, reason: str = "R", message: str = "m", type: str = "Published") -> Condition:
+    return Condition(type=type, status=status, reason=reason, message=message, since=NOON)
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "kept"),
+    [
+        ("the same", condition(True), True),
+        ("another reason and message", condition(True, "Q", "n"), True),
+        ("another status", condition(False), False),
+        ("another type", condition(True, type="Evidence"), False),
+    ],
+)
+def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condition, kept: bool) -> None:
+    later = replace(condition(True), since=NOON + timedelta(hours=1))
+    (now,) = carried([before], [later])
+    assert (now.since == NOON) == kept, case
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "now", "expected"),
+    [
+        ("it fails", condition(True), condition(False, "PublishError"), ["PublishFailed"]),
+        ("it failed before", condition(False, "PublishError"), condition(False, "PublishError"), []),
+        ("it fails in another way", condition(False, "A"), condition(False, "B"), ["PublishFailed"]),
+        ("it is well again", condition(False), condition(True), []),
+        (
+            "a BMC more fails in a row",
+            condition(False, "FailuresInARow", "3", "BmcsReachable"),
+            condition(False, "FailuresInARow", "4", "BmcsReachable"),
+            [],
+        ),
+        (
+            "too many have failed",
+            condition(True, "Reachable", "", "BmcsReachable"),
+            condition(False, "FailuresInARow", "3", "BmcsReachable"),
+            ["BmcsFailing"],
+        ),
+        (
+            "a BMC is overdue",
+            condition(False, "Waiting", "in POST", "Bmc/web01"),
+            condition(False, "Overdue", "in POST", "Bmc/web01"),
+            ["OverrideOverdue"],
+        ),
+        (
+            "single servers are unknown, which the table shows",
+            condition(True, "Known", "", "RecordsKnown"),
+            condition(False, "UnknownServers", "", "RecordsKnown"),
+            [],
+        ),
+        (
+            "the ledger is in doubt",
+            condition(True, "Known", "", "RecordsKnown"),
+            condition(False, "RestoredLedger", "", "RecordsKnown"),
+            ["RecordsUnknown"],
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_turn_is_announced_once(case: str, before: Condition, now: Condition, expected: list[str]) -> None:
+    events = list(announcements([before], [now], FINE, NOON))
+    assert [event.type for event in events] == expected, case
+    assert all(event.warning for event in events)

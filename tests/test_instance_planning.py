@@ -1,0 +1,104 @@
+"""Who is planned anew: whom a commit, a record or an instant touches, and nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gitboot.instance.commit import Commit
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.learn import Batch, learn
+from gitboot.instance.planning import Plans, changed_by, replanned
+from gitboot.ledger.entries import Facts
+from tests.doubles import Commits
+from tests.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+
+NOON = at("20T12:00")
+NAMES = ("web01", "web02", "web03")
+BMC = "bmc: {address: 'https://10.0.0.9', credentials: c}"
+SITES = "baseURL: 'http://boot.test', sites: [{name: a, baseURL: 'http://boot.test', select: {servers: [web02]}}]"
+
+
+def documents(settings: str = "baseURL: 'http://boot.test'", **specs: str) -> list[str]:
+    named = [server(name, "role: web", spec) for name in NAMES if (spec := specs.get(name, "")) != "gone"]
+    boots = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    return [fleet(settings), *named, *boots]
+
+
+def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
+    """Two commits, the second evaluated against the first."""
+    commits = Commits()
+    found = []
+    for each in (first, then):
+        commits.push(snapshot(*each))
+        assert commits.newest is not None
+        found.append(commits.evaluate(commits.newest.revision).commit)
+        commits.adopt(found[-1])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "then", "expected"),
+    [
+        ("nothing", documents(), set()),
+        ("one server", documents(web02="kernelArguments: [quiet]"), {"web02"}),
+        ("where a BMC is", documents(web02=BMC), {"web02"}),
+        ("one is gone", documents(web02="gone"), {"web02"}),
+        ("which site a server is of", documents(SITES), {"web02"}),
+        ("all", [*documents()[:-1], policy("web", often="Never")], set(NAMES)),
+    ],
+)
+def test_a_commit_names_whom_it_touches(case: str, then: list[str], expected: set[str]) -> None:
+    before, now = both(documents(), then)
+    assert changed_by(before, now) == expected, case
+    assert changed_by(before, replace(now, base=None)) == expected, "compared with all"
+    assert changed_by(None, now) == set(now.decisions.servers)
+    assert changed_by(now, now) == set()
+
+
+def known(commit: Commit) -> Knowledge:
+    empty = Knowledge(facts=Facts(identity="mine"), initial="adopt")
+    return learn(empty, Batch(commit=commit, changed=tuple(commit.decisions.servers)), NOON).knowledge
+
+
+def test_who_is_not_touched_keeps_its_plan() -> None:
+    before, now = both(documents(), documents(web02="kernelArguments: [quiet]", web03="gone"))
+    plans, different = replanned(Plans(), before, known(before), (), NOON)
+    assert different == set(NAMES)
+    again, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    assert different == {"web02", "web03"}
+    assert again.servers.keys() == {"web01", "web02"}
+    assert again.servers["web01"] == plans.servers["web01"]
+    assert (plans.counted("phases"), again.counted("phases")) == ({"Network": 3}, {"Network": 2})
+
+
+def test_an_output_more_is_for_all() -> None:
+    before, now = both(documents(), documents("baseURL: 'http://boot.test', outputs: [ipxe]"))
+    plans, _ = replanned(Plans(), before, known(before), (), NOON)
+    _, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    assert different == set(NAMES)
+
+
+def test_an_instant_asks_for_those_whom_it_concerns_and_a_clock_that_is_set_back_for_all() -> None:
+    window = maintenance("repair", "20T13:00 20T14:00", select="{servers: [web02]}")
+    more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
+    commit, _ = both([*documents(), *more], documents())
+    plans, _ = replanned(Plans(), commit, known(commit), (), NOON)
+    assert plans.transitions.next == at("20T13:00")
+    opened, different = replanned(plans, commit, known(commit), (), at("20T13:00"))
+    assert different == {"web02"}
+    assert opened.counted("phases") == {"Network": 2, "Maintenance": 1}
+    _, different = replanned(opened, commit, known(commit), (), NOON)
+    assert different == set(NAMES)
+
+
+def test_of_whom_nothing_is_known_is_counted_until_something_is() -> None:
+    commit, _ = both(documents(web02="provision: 1"), documents())
+    doubtful = Knowledge(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
+    plans, _ = replanned(Plans(), commit, doubtful, (), NOON)
+    assert plans.unknown == set(NAMES)
+    plans, _ = replanned(plans, commit, known(commit), ("web02",), NOON)
+    assert plans.unknown == {"web01", "web03"}
+    assert known(commit).recorded(commit.decisions.servers["web02"].uuid) is not None
+    assert uuid_of("web02") in commit.machines
