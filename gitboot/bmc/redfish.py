@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from http import HTTPStatus
 from typing import Any, Self
 
 from requests import Response
@@ -19,7 +21,7 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.override import OFF, Observed, Override
-from gitboot.bmc.payload import Resource, observe
+from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.transport import BmcAdapter, RedirectedElsewhere, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, OperatorError, TryAgain
@@ -62,6 +64,7 @@ _NEVER = frozenset({501, 505})
 class Credentials:
     username: str
     password: str = field(repr=False)
+    name: str = ""  # by which documents name them
 
 
 class BmcConnection:
@@ -82,6 +85,7 @@ class BmcConnection:
         read_timeout_s: float = 10,  # until the answer is whole
     ) -> None:
         self._address = address.rstrip("/")
+        self._credentials = credentials.name
         self._system = system
         self._settings_without_override: str | None = None
         self._retry_after: str | None = None
@@ -119,6 +123,16 @@ class BmcConnection:
             self._system = self._only_system()
         system = self._get(self._system)
         return observe(system, self._settings_with_override(system))
+
+    def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
+        """Read the Manager's clock, too, in one more request; a BMC that shows none is as it was seen."""
+        if seen.manager is None or seen.marks.bmc_time is not None:
+            return seen
+        try:
+            manager = self._get(seen.manager)
+        except BmcRejected:  # a role that may not see the Manager, a path that leads nowhere
+            return seen
+        return replace(seen, marks=read_clock(seen.marks, manager, clock()))
 
     def set_override(self, wanted: Override, seen: Observed) -> None:
         """Write what differs from ``seen``, unless the BMC has changed since: then `BmcBusy`.
@@ -197,6 +211,9 @@ class BmcConnection:
 
     def _answered(self, error: exceptions.HTTPError, request: str) -> TryAgain | OperatorError:
         status = error.status_code
+        if status == HTTPStatus.UNAUTHORIZED:
+            name = f' "{self._credentials}"' if self._credentials else ""
+            return BmcRejected(f"{request}: {status}: the BMC refuses the user name or password of credentials{name}")
         said = json.dumps(error.body) if error.body else ""
         message = f"{request}: {status} {_detail(error.detail or said or 'without a reason')}"
         if status in _BUSY or any(f'{reason}"' in said for reason in NOT_NOW):
