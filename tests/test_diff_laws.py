@@ -16,6 +16,8 @@ from gitboot.diff.risks import Risk
 from gitboot.load import FleetRepository, load
 from gitboot.plan import Record
 from gitboot.render.formats import server_files, shared_files
+from gitboot.render.schedule import server_state
+from gitboot.render.state import state_path
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
 from gitboot.review.causes import Causes
@@ -73,7 +75,8 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
                 planned = plan(decision, instant, record)
                 made = server_files(commit.decisions, decision, planned)
                 files |= {f"{instant} {record is None} {path}": file for path, file in made.items()}
-        found[name] = files
+        state = server_state(commit.decisions, decision, None, min(fleet.instants(None)))
+        found[name] = files | {state_path(name): state.files[state_path(name)]}  # which tells the whole decision
     return found, shared_files(commit.decisions)
 
 
