@@ -12,8 +12,9 @@ from gitboot.errors import PublishError
 from gitboot.phrases import some
 from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.folders import InTheWay
-from gitboot.publish.index import INDEX, Shard, changed, index_of, parse_shard, shard_path
-from gitboot.publish.tree import Tree, damaged, is_record
+from gitboot.publish.index import Shard
+from gitboot.publish.reindex import Pair, reindexed, reindexed_wholly
+from gitboot.publish.tree import Tree, is_record
 from gitboot.render.paths import is_immutable
 from gitboot.render.state import Listed, parse, server_of, state_path
 from gitboot.render.tree import File, Files
@@ -21,8 +22,6 @@ from gitboot.render.tree import File, Files
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
 
 _SHOWN: Final = 10  # of the paths in the way
-
-Pair = tuple[str, str]  # an identity and the server that it may mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,7 +237,7 @@ class _Decision:
 
     def withdraw(self) -> None:
         for path in sorted(self._left_over({*self._owned, *self._tree.pending_files})):
-            if not self._is_file(path):
+            if not _is_file_at(self._disk, path):
                 continue
             if not is_immutable(path):
                 self._withdrawn.append(path)
@@ -259,20 +258,21 @@ class _Decision:
         self._batches = sorted(since for since in self._tree.batches if since + GRACE <= self._at)
         over = {path for path, since in self._tree.retired.items() if since in self._batches}
         retired = set(self._retired)
-        self._expired = sorted(path for path in self._left_over(over) if path not in retired and self._is_file(path))
-
-    def _is_file(self, path: str) -> bool:
-        try:
-            return is_file(self._disk.look(path))
-        except InTheWay:
-            return False
+        left = self._left_over(over) - retired
+        self._expired = sorted(path for path in left if _is_file_at(self._disk, path))
 
     # The index
 
     def changes(self, owed: frozenset[Pair]) -> Changes:
         gone = frozenset((self._gone | owed) - self._come)
-        joined, parted = self._whole_index() if self._wanted.complete else self._index(gone)
+        joined, parted = (
+            reindexed_wholly(self._disk, self._identities)
+            if self._wanted.complete
+            else reindexed(self._disk, gone, self._come, self._tree.pending)
+        )
+        # A state that claims what another gives up comes first, so that there is always one that does.
         given_up = {identity for identity, _ in gone}
+        claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
         states = [path for path in self._written if server_of(path) is not None]
         return Changes(
             at=self._at,
@@ -281,7 +281,7 @@ class _Decision:
             content=self._content,
             planned=self._planned,
             written=tuple(self._written),
-            states=tuple(sorted(states, key=lambda path: not self._takes_over(path, given_up))),
+            states=tuple(sorted(states, key=lambda path: path not in claimed)),
             withdrawn=tuple(self._withdrawn),
             retired=tuple(self._retired),
             expired=tuple(self._expired),
@@ -291,58 +291,12 @@ class _Decision:
             gone=gone,
         )
 
-    def _takes_over(self, path: str, given_up: set[str]) -> bool:
-        """Whether a state claims what another gives up: it comes first, so that there is always one that does."""
-        return not given_up.isdisjoint(self._identities.get(server_of(path) or "", ()))
 
-    def _index(self, gone: Collection[Pair]) -> tuple[dict[str, Shard], dict[str, Shard]]:
-        joined: dict[str, Shard] = {}
-        parted: dict[str, Shard] = {}
-        leaving, coming = _by_shard(gone), _by_shard(self._come)
-        for path in sorted({*leaving, *coming}):
-            data = self._disk.read(path)
-            try:
-                before = parse_shard(data) if data is not None else {}
-            except ValueError as error:
-                raise damaged(self._disk, path) from error
-            union = changed(before, (), coming.get(path, ()))
-            after = changed(union, leaving.get(path, ()), ())
-            if union != before or path in self._tree.pending:
-                joined[path] = union
-            if after != union:
-                parted[path] = after
-        return joined, parted
-
-    def _whole_index(self) -> tuple[dict[str, Shard], dict[str, Shard]]:
-        """The same where all servers are known: what is there besides goes, what is damaged is made anew."""
-        wanted: dict[str, dict[str, tuple[str, ...]]] = index_of(self._identities)
-        joined: dict[str, Shard] = {}
-        parted: dict[str, Shard] = {}
-        for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in self._disk.names(INDEX))}):
-            before = self._shard(path)
-            after = wanted.get(path, {})
-            if before is not None and before == after and after:
-                continue
-            union = changed(before or {}, (), ((identity, name) for identity, names in after.items() for name in names))
-            if union != before:
-                joined[path] = union
-            if after != union or not after:
-                parted[path] = after
-        return joined, parted
-
-    def _shard(self, path: str) -> Shard | None:
-        """A shard as it stands; None where there is none, or something that is none."""
-        try:
-            return parse_shard(self._disk.read(path) or b"")
-        except ValueError:
-            return None
-
-
-def _by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
-    found: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        found.setdefault(shard_path(pair[0]), []).append(pair)
-    return found
+def _is_file_at(disk: Disk, path: str) -> bool:
+    try:
+        return is_file(disk.look(path))
+    except InTheWay:
+        return False
 
 
 def _check(path: str) -> None:

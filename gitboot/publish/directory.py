@@ -13,10 +13,11 @@ from gitboot import __version__
 from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish.amend import amended
-from gitboot.publish.changes import Changes, NamedContent, Pair, Publication, decide
+from gitboot.publish.changes import Changes, NamedContent, Publication, decide
 from gitboot.publish.disk import Disk, is_file, make_root
 from gitboot.publish.index import Shard, render_shard
 from gitboot.publish.manifest import STATUS, Stamp
+from gitboot.publish.reindex import Pair
 from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
 from gitboot.render.paths import is_immutable
 from gitboot.render.tree import File, Files
