@@ -212,6 +212,7 @@ class _Decision:
     # What has
 
     def compare(self) -> None:
+        ours = (self._owned, self._tree.pending, self._tree.retired, self._named)  # what gitboot wrote
         in_the_way: set[str] = set()
         for path, file in sorted(self._suspects.items()):
             _check(path)
@@ -222,16 +223,12 @@ class _Decision:
                 continue
             if is_file(stands) and stands.st_size == len(file.content) and self._disk.read(path) == file.content:
                 continue
-            if stands is None or (is_file(stands) and self._owns(path)):
+            if stands is None or (is_file(stands) and any(path in each for each in ours)):
                 self._written.append(path)
             else:
                 in_the_way.add(path)
         if in_the_way:
             raise _obstructed(self._disk, sorted(in_the_way))
-
-    def _owns(self, path: str) -> bool:
-        """Whether what lies at ``path`` was written by gitboot."""
-        return path in self._owned or path in self._tree.pending or path in self._tree.retired or path in self._named
 
     # What goes
 
