@@ -62,8 +62,9 @@ class BmcBusy(TryAgain):
 class InvalidRepository(GitbootError):
     """A commit that does not hold together, with every problem in it, sorted by place."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], *, stopped: str | None = None) -> None:
         self.problems = tuple(sorted(problems))
+        self.stopped = stopped  # what its Fleet says, where that is well formed: it is obeyed anyway
         super().__init__("\n".join(map(str, self.problems)))
 
 

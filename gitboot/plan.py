@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import digest
 from gitboot.model.image import ConfigFrom
@@ -230,6 +230,8 @@ class Decision:
     maintenances: tuple[MaintenanceDecision, ...]  # in the order of their names
     declared: int | None = None  # the number that Git says is provisioned; only where that is the evidence
     serial: str | None = None  # that a loader may look it up by
+    replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
+    stopped: bool = False  # whether no boot that writes disks is offered, whatever asks for it
     digest: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -250,7 +252,17 @@ class Decision:
             "maintenances": [maintenance.facts() for maintenance in self.maintenances],
             **({"declared": self.declared} if self.declared is not None else {}),
             **({"serial": self.serial} if self.serial is not None else {}),
+            **({"replaces": self.replaces} if self.replaces is not None else {}),
+            **({"stopped": True} if self.stopped else {}),
         }
+
+
+class Run(NamedTuple):
+    """A maintenance's one boot that was made."""
+
+    run: int
+    at: datetime
+    end: datetime | None = None  # of the window in which it was made; None: it had none, or nobody knows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,7 +278,8 @@ class Record:
     grace_until: datetime | None = None  # until when the boot that was made is still served
     consumed_at: datetime | None = None  # an override was consumed, and no evidence has followed
     consumed_key: str | None = None  # the key that it was set for
-    runs: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)  # maintenance -> last run made, when
+    runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> the last that was made
+    overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
 
 
 class Phase(StrEnum):
@@ -285,6 +298,8 @@ class Cause(StrEnum):
     PENDING = "the server is to be provisioned"
     PROVISIONED = "the server is provisioned"
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
+    OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"
+    STOPPED = "boots that write disks are stopped"
     NOT_RECORDED = "its boot is made once, and that it was fetched could not be recorded"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     NEVER = "the policy never boots from the network"

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from gitboot.load import KINDS, Resource
 from gitboot.model import scalars
+from gitboot.model.fleet import Provisioning
 from gitboot.model.image import Artifacts
 from gitboot.model.policy import BootProfileSpec, Window
 from gitboot.model.scalars import format_instant
@@ -97,6 +98,7 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     ),
     scalars.parse_count_or_percent: st.integers(1, 999).map(str) | st.integers(1, 100).map("{}%".format),
     scalars.parse_percent: st.integers(0, 100),
+    scalars.parse_positive: st.integers(1, 10**6),
     scalars.parse_file_path: _PATHS,
     scalars.parse_kernel_argument: _matching(r"-?[a-z.]{1,6}(=[!-~é]([ -~é]{0,6}[!-~])?)?"),
     scalars.parse_variable_name: _matching(r"[A-Za-z_][A-Za-z0-9_]{0,6}"),
@@ -188,6 +190,10 @@ def _server(drawn: Document) -> Document:
     return drawn | {"interfaces": [first | {"boot": True}, *others]}
 
 
+def _provisioning(drawn: Document) -> Document:
+    return drawn | ({"evidence": "Reported"} if "attempts" in drawn else {})
+
+
 def _expression(drawn: Document) -> Document:
     if drawn["operator"] in ("In", "NotIn"):
         return drawn | {"values": drawn.get("values") or ["web"]}
@@ -223,6 +229,7 @@ _FITTING: Final[Mapping[type, Callable[[Document], Document]]] = {
     Bmc: _bmc,
     BootProfileSpec: _profile,
     MatchExpression: _expression,
+    Provisioning: _provisioning,
     Selector: _selector,
     ServerSpec: _server,
     Window: _window,

@@ -19,6 +19,7 @@ from gitboot.instance.evaluation import assembled
 from gitboot.instance.inbox import Bmcs
 from gitboot.ledger.store import Store
 from gitboot.load import Revision, Snapshot, load
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.directory import Published
 from gitboot.render.tree import File, Files
@@ -127,6 +128,9 @@ class Gate:
 
     def forget(self, uuids: frozenset[SystemUuid]) -> None:
         self.bmcs.forget(uuids)
+
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        return self.bmcs.fingerprint(bmc)
 
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
         return self.bmcs.finished(wait_all=wait_all) if self.gives else {}

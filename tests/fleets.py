@@ -69,6 +69,7 @@ def profile(name: str, image: str, spec: str = "", *, method: str = "Pxe") -> st
 def policy(name: str, select: str = "All", spec: str = "", *, boots: str = "web", often: str = "Always") -> str:
     more = f", {spec}" if spec else ""
     given = f", profile: {boots}, networkBoot: {often}" if "inherits" not in spec else ""
+    given += ", reinstall: EveryBoot" if often == "Always" and "reinstall" not in spec else ""
     return document("BootPolicy", name, f"select: {select}{given}{more}")
 
 
@@ -82,6 +83,7 @@ def maintenance(name: str, window: str = "", spec: str = "", *, select: str = "A
         if value not in ("", "-")
     ]
     shown = f", window: {{{', '.join(ends)}}}" if ends else ""
+    shown += ", reinstall: EveryBoot" if "networkBoot: Once" not in spec else ""
     return document("Maintenance", name, f"select: {select}, profile: {boots}{shown}{more}")
 
 

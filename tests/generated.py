@@ -21,7 +21,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 
 from gitboot.load import ParseCache, load
 from gitboot.model.scalars import format_instant
-from gitboot.plan import FETCH_GRACE, BootPlan, Decision, Record
+from gitboot.plan import FETCH_GRACE, BootPlan, Decision, Record, Run
 from gitboot.render.formats import server_files, shared_files
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
@@ -108,9 +108,9 @@ def _told_by(record: Record) -> Iterator[datetime]:
             yield instant
             yield instant + timedelta(minutes=30)
             yield instant + timedelta(hours=2)
-    for _, made_at in record.runs.values():
-        yield made_at
-        yield made_at + timedelta(minutes=1)
+    for made in record.runs.values():
+        yield made.at
+        yield made.at + timedelta(minutes=1)
 
 
 # What gitboot makes of a fleet
@@ -347,7 +347,7 @@ _BOOTS: Final = {
     "profile": _PROFILE_NAMES,
     "networkBoot": st.sampled_from(["Once", "Once", "OnImageChange", "OnImageChange", "Always", "Never"]),
 }
-_REQUIRED: Final = st.fixed_dictionaries(_BOOTS)
+_REQUIRED: Final = st.fixed_dictionaries(_BOOTS | {"reinstall": st.just("EveryBoot")})
 _INHERITED: Final = _maybe(**_BOOTS)
 _POOL_FIELDS: Final = _maybe(
     override=st.sampled_from(["Once", "Continuous", "None"]),
@@ -384,6 +384,9 @@ def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Docu
         boots = draw(_PROFILE_NAMES)
         spec = {"select": draw(_selects(servers)), "profile": boots, "priority": draw(st.integers(0, 1))}
         spec |= draw(_MAINTENANCE_FIELDS)
+        if boots not in ("local", "rescue"):  # it writes disks
+            spec["reinstall"] = "EveryBoot"
+            spec["window"] = {"end": format_instant(START + timedelta(hours=3 * _HOURS))} | spec.get("window", {})
         if direct[boots] and spec.get("override") == "Continuous":
             spec["override"] = "Once"
         if any(spec["priority"] == other["spec"]["priority"] and overlap(spec, other["spec"]) for other in made):
@@ -413,7 +416,9 @@ def _records(draw: st.DrawFn, maintenances: list[Document]) -> Record | None:
     for maintenance in maintenances:
         if (run := draw(st.integers(0, 2))) > 0:
             opened, _ = bounds(maintenance["spec"])
-            runs[name_of(maintenance)] = run, max(opened, START) + timedelta(minutes=draw(st.integers(0, 600)))
+            made_at = max(opened, START) + timedelta(minutes=draw(st.integers(0, 600)))
+            ends = [None, opened, opened + timedelta(hours=draw(st.integers(1, 60)))]  # an earlier window's, too
+            runs[name_of(maintenance)] = Run(run, made_at, draw(st.sampled_from(ends)))
     record = Record(runs=runs)
     if draw(st.booleans()):
         provisioned_at = draw(_INSTANTS)

@@ -2,121 +2,37 @@
 
 from __future__ import annotations
 
-import base64
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
+from gitboot.bmc.override import Enabled, OverrideRecord, State, Wanted
 from gitboot.bmc.pool import BmcPool, connections, read_credentials
 from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.errors import LedgerError, UsageError
-from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from tests.bmc_rack import ALWAYS, ONCE, PASSWORD, SECRETS, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
 from tests.fleets import uuid_of
 from tests.redfish.certificates import Authority
-from tests.redfish.double import STARTED, Machine
+from tests.redfish.double import Machine
 from tests.redfish.faults import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
 from tests.redfish.profiles import ILO6
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
-
-USER, PASSWORD = "gitboot", "correct horse € battery"
-SECRETS = (PASSWORD, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
-
-ONCE = Wanted(
-    reason="provision/1",
-    plan_digest="d" * 64,
-    override=Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI"),
-)
-ALWAYS = replace(ONCE, override=replace(ONCE.override, enabled=Enabled.CONTINUOUS))
-ARMED_AT_BMC = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}
-
-
-@dataclass
-class Rack:
-    """Machines behind one Redfish server, and what is written about them."""
-
-    server: RedfishServer
-    machines: list[Machine]
-    folder: Path  # of credentials
-    now: datetime = STARTED
-    written: list[tuple[str, State, int]] = field(default_factory=list)  # server, state, PATCHes until then
-    records: dict[str, dict[str, OverrideRecord]] = field(default_factory=dict)
-
-    @property
-    def machine(self) -> Machine:
-        return self.machines[0]
-
-    def write(self, uuid: SystemUuid, record: OverrideRecord) -> None:
-        machine = next(each for each in self.machines if each.uuid == uuid)
-        self.records.setdefault(machine.name, {})[record.reason] = record
-        self.written.append((machine.name, record.state, len(machine.writes)))
-
-    def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> Job:
-        """A job; what is changed is the job's, or where and how its BMC is reached."""
-        machine = machine or self.machine
-        access = {each.name: changed.pop(each.name) for each in fields(BmcAccess) if each.name in changed}
-        job = Job(
-            server=machine.name,
-            uuid=SystemUuid(machine.uuid),
-            bmc=replace(
-                BmcAccess(address=self.server.url, system=machine.path, credentials="rack", verify=True, ca=None),
-                **access,
-            ),
-            wanted=wanted,
-            records=tuple(self.records.get(machine.name, {}).values()),
-        )
-        return replace(job, **changed)
-
-    def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> Result:
-        """A job done here and now."""
-        job = self.job(wanted, **changed)
-        with BmcConnection(
-            job.bmc.address, Credentials(username=USER, password=password), system=job.bmc.system
-        ) as bmc:
-            return bring_about(bmc, job, lambda record: self.write(job.uuid, record), lambda: self.now)
-
-    @contextmanager
-    def fleet(self, **more: Any) -> Iterator[BmcPool]:
-        given: dict[str, Any] = {"credentials": self.folder, "write": self.write, "clock": lambda: self.now} | more
-        fleet = BmcPool(**given)
-        try:
-            yield fleet
-        finally:
-            fleet.close()
-
-
-def write_credentials(folder: Path, name: str = "rack", password: str = PASSWORD) -> None:
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / name / "username").write_text(f"{USER}\n")
-    (folder / name / "password").write_text(f"{password}\n")
 
 
 @pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[Callable[..., Rack]]:
-    with ExitStack() as stack:
-
-        def make_rack(*machines: Machine, **more: Any) -> Rack:
-            found = list(machines) or [Machine("web01", uuid=uuid_of("web01"))]
-            service = Service(*found, credentials={USER: PASSWORD})
-            write_credentials(tmp_path / "credentials")
-            server = stack.enter_context(RedfishServer(service, **more))
-            return Rack(server=server, machines=found, folder=tmp_path / "credentials")
-
-        yield make_rack
+def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
+    with racks(tmp_path) as make:
+        yield make
 
 
 @pytest.fixture
-def rack(make_rack: Callable[..., Rack]) -> Rack:
+def rack(make_rack: MakeRack) -> Rack:
     return make_rack()
 
 
@@ -129,7 +45,7 @@ def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed
     assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Once Pxe")
     assert [record.state for record in result.wrote] == [State.RECORDED, State.CONFIRMED]
     assert result.observed is not None and result.observed.override.enabled is Enabled.ONCE
-    assert rack.machine.writes == [{"Boot": ARMED_AT_BMC}]
+    assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
 
 
 def test_what_is_as_it_should_be_is_read_once_and_left_alone(rack: Rack) -> None:
@@ -167,7 +83,7 @@ def test_another_reason_is_withdrawn_before_the_wanted_one_is_set(rack: Rack) ->
         ("at work on something else", Status(status=409), Outcome.WAITING, State.WITHDRAWN, "409"),
         ("not now", Status(status=503), Outcome.WAITING, State.WITHDRAWN, "503"),
         ("changed since it was read", Status(status=412), Outcome.WAITING, State.WITHDRAWN, "412"),
-        ("someone set the same meanwhile", Intrusion(boot=ARMED_AT_BMC), Outcome.WAITING, State.CONFIRMED, "412"),
+        ("someone set the same meanwhile", Intrusion(boot=SET_AT_BMC), Outcome.WAITING, State.CONFIRMED, "412"),
         (
             "someone set another meanwhile",
             Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),
@@ -198,12 +114,22 @@ def test_what_becomes_of_a_refused_or_lost_patch(
 def test_a_lost_answer_is_followed_by_a_look_and_at_most_by_what_is_missing(
     rack: Rack, applied: bool, patches: int
 ) -> None:
+    rack.see_marks_move()
     rack.server.fault(Drop(applied=applied), on="PATCH")
     rack.bring_about()
-    rack.now += timedelta(minutes=2)
+    rack.wait(120)
     assert rack.bring_about().outcome is Outcome.APPLIED
     assert rack.records["web01"]["provision/1"].state is State.CONFIRMED
     assert len(rack.machine.writes) == patches
+
+
+def test_a_lost_answer_is_for_a_person_where_no_mark_was_ever_seen_to_move(rack: Rack) -> None:
+    rack.server.fault(Drop(applied=False), on="PATCH")
+    rack.bring_about()
+    rack.wait(120)
+    result = rack.bring_about()
+    assert (result.outcome, result.message[:14]) == (Outcome.STALLED, "NeedsOperator:")
+    assert len(rack.machine.writes) == 1
 
 
 @pytest.mark.parametrize("status", [409, 503])
@@ -230,7 +156,7 @@ def test_garbage_is_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) 
     assert rack.written == []
 
 
-def test_a_bmc_in_post_waits(make_rack: Callable[..., Rack]) -> None:
+def test_a_bmc_in_post_waits(make_rack: MakeRack) -> None:
     rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=ILO6))
     rack.machine.reset()
     rack.machine.advance(30)
@@ -297,7 +223,7 @@ def test_a_dry_run_says_the_patch_and_writes_nothing(
 
 def test_credentials_are_two_files_whose_last_newline_does_not_count(tmp_path: Path) -> None:
     write_credentials(tmp_path, "rack", " spaces stay ")
-    assert read_credentials(tmp_path, "rack") == Credentials(username=USER, password=" spaces stay ")
+    assert read_credentials(tmp_path, "rack") == Credentials(username=USER, password=" spaces stay ", name="rack")
 
 
 @pytest.mark.parametrize("missing", ["directory", "username", "password", "not text"])
@@ -364,7 +290,7 @@ def test_another_address_is_another_connection(rack: Rack) -> None:
     assert rack.server.connections == 2
 
 
-def test_results_are_collected_once_by_server(make_rack: Callable[..., Rack]) -> None:
+def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     ended = threading.Semaphore(0)
     with rack.fleet(on_finished=ended.release) as fleet:
@@ -381,7 +307,7 @@ def test_results_are_collected_once_by_server(make_rack: Callable[..., Rack]) ->
     }
 
 
-def test_one_bmc_that_cannot_be_reached_keeps_no_other_waiting(make_rack: Callable[..., Rack]) -> None:
+def test_one_bmc_that_cannot_be_reached_keeps_no_other_waiting(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     with rack.fleet() as fleet:
         dead = rack.job(machine=rack.machines[1], address="http://127.0.0.1:1")
@@ -407,7 +333,7 @@ class Gate:
             assert self.opened.wait(10)
 
 
-def test_a_server_has_one_job_at_a_time(make_rack: Callable[..., Rack]) -> None:
+def test_a_server_has_one_job_at_a_time(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     gate = Gate(rack, "web01")
     jobs = [rack.job(machine=machine) for machine in rack.machines[:2]]
@@ -424,7 +350,7 @@ def test_a_server_has_one_job_at_a_time(make_rack: Callable[..., Rack]) -> None:
     assert len(rack.machines[0].writes) == 1
 
 
-def test_closing_lets_a_job_end_that_is_under_way_and_begins_no_other(make_rack: Callable[..., Rack]) -> None:
+def test_closing_lets_a_job_end_that_is_under_way_and_begins_no_other(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     gate = Gate(rack, "web01")
     with rack.fleet(write=gate.write, parallel=1) as fleet:
@@ -447,7 +373,7 @@ def test_a_dry_run_is_one_for_every_job(rack: Rack) -> None:
     assert (rack.written, rack.machine.writes) == ([], [])
 
 
-def test_what_cannot_be_written_down_is_not_done_and_spoils_no_other_job(make_rack: Callable[..., Rack]) -> None:
+def test_what_cannot_be_written_down_is_not_done_and_spoils_no_other_job(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
 
     def write(uuid: SystemUuid, record: OverrideRecord) -> None:
@@ -467,7 +393,7 @@ def test_what_cannot_be_written_down_is_not_done_and_spoils_no_other_job(make_ra
     assert [len(machine.writes) for machine in rack.machines] == [1, 0, 1]
 
 
-def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: Callable[..., Rack]) -> None:
+def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     gate = Gate(rack, "web01")
     web01, web02, web03 = rack.machines
@@ -508,7 +434,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     ],
 )
 def test_a_bmc_is_trusted_by_the_authority_of_its_document(
-    make_rack: Callable[..., Rack], authority: Authority, case: str, outcome: Outcome, said: str
+    make_rack: MakeRack, authority: Authority, case: str, outcome: Outcome, said: str
 ) -> None:
     rack = make_rack(tls=authority.server_context())
     ca = {"its authority": authority.pem, "garbage": "-----BEGIN CERTIFICATE-----"}.get(case)

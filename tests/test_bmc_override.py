@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,18 +12,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.bmc import payload
+from gitboot.bmc.identity import (
+    Another,
+    CannotTell,
+    Described,
+    Identified,
+    IdentityChanged,
+    Pinned,
+    Same,
+    Shown,
+    identify,
+    pin,
+)
+from gitboot.bmc.marks import Marks, Reset
 from gitboot.bmc.override import (
     OFF,
     AskOperator,
     Confirm,
     Enabled,
     Leave,
-    Marks,
     Observed,
     OperatorCondition,
     Override,
     OverrideRecord,
-    Reset,
     Set,
     State,
     Step,
@@ -32,12 +43,14 @@ from gitboot.bmc.override import (
     Wanted,
     Withdraw,
     fit,
+    needs_clock,
     next_step,
     refused,
     stands,
 )
 from gitboot.bmc.payload import Resource
 from gitboot.bmc.quirks import boot_patch
+from gitboot.model.scalars import SystemUuid
 from tests.redfish.double import Machine
 from tests.redfish.profiles import PROFILES, Profile
 
@@ -56,8 +69,10 @@ UNHEARD_OF = replace(INSTALL, override=replace(ONCE, target="Floppy"))
 
 THEN = Marks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
 SINCE = replace(THEN, last_reset_time="2026-11-20")
+LONG_AGO = Marks(last_reset_time="2026-11-10", boot_progress_time="2026-11-10", settled=True)
 UNSETTLED = replace(THEN, settled=False)
 NONE = Marks()
+THE_MACHINE = Same()
 
 SEEN = Observed(
     system="/redfish/v1/Systems/1",
@@ -111,18 +126,38 @@ def _word(step: Step) -> str:
     return type(step).__name__
 
 
+def _step(
+    wanted: Wanted | None,
+    observed: Observed,
+    records: Iterable[OverrideRecord] = (),
+    *,
+    at: datetime = NOW,
+    identified: Identified = THE_MACHINE,
+) -> Step:
+    return next_step(  # on one screen, a case is one line
+        wanted=wanted, observed=observed, records=records, at=at, identified=identified
+    )
+
+
 RECORDED, CONFIRMED, WITHDRAWING = State.RECORDED, State.CONFIRMED, State.WITHDRAWING
-WITHDRAWN, CONSUMED, LOST = State.WITHDRAWN, State.CONSUMED, State.LOST
+WITHDRAWN, CONSUMED, LOST, OPENED = State.WITHDRAWN, State.CONSUMED, State.LOST, State.OPENED
 SET, WITHDRAW, CONFIRM = "Set Recorded", "Withdraw Withdrawing", "Confirm Confirmed"
 STUCK = replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
 LATELY = replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
+
+# Before, a reset has moved the BMC's marks.
+MOVED = replace(_record(CONSUMED, marks=LONG_AGO, reason="provision 2"), at=NOW - timedelta(days=9))
 
 # in words; what is wanted, what the BMC shows, what is recorded, the next step
 CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]] = [
     ("nothing at all", None, _seen(OFF), (), "Leave"),
     ("someone else's override, none wanted", None, _seen(FOREIGN), (), "Leave"),
     ("wanted for the first time", INSTALL, _seen(OFF), (), SET),
-    ("wanted, someone else's is in its place", INSTALL, _seen(FOREIGN), (), SET),
+    ("wanted, someone else's is in its place", INSTALL, _seen(FOREIGN), (), "ForeignOverride"),
+    ("the same in POST, where it is consumed", INSTALL, _seen(FOREIGN, in_post=True), (), "Wait"),
+    ("the same, and a person lets it be replaced", INSTALL, _seen(FOREIGN), (_record(OPENED),), SET),
+    ("someone else's Continuous, which is none", INSTALL, _seen(replace(CONTINUOUS, target="None")), (), SET),
+    ("someone else's other URI", OTHER_URI, _seen(replace(HTTP, http_boot_uri="http://a/")), (), "ForeignOverride"),
     ("wanted, and it stands by chance", INSTALL, _seen(ONCE), (), SET),
     ("wanted during POST", INSTALL, _seen(OFF, in_post=True), (), "Wait"),
     ("in POST for a minute", INSTALL, _seen(OFF, LATELY, in_post=True), (), "Wait"),
@@ -164,10 +199,12 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
     ("consumed", INSTALL, _seen(OFF, SINCE), (_record(CONSUMED),), "Leave"),
     ("consumed, to be set anew", SET_ANEW, _seen(OFF, SINCE), (_record(CONSUMED),), SET),
     ("consumed, to be set anew, in POST", SET_ANEW, _seen(OFF, SINCE, in_post=True), (_record(CONSUMED),), "Wait"),
+    ("consumed, to be set anew over someone else's", SET_ANEW, _seen(FOREIGN), (_record(CONSUMED),), "ForeignOverride"),
     ("gone, to be set anew: not proven", SET_ANEW, _seen(OFF, SINCE), (_record(LOST),), "NeedsOperator"),
     ("gone", INSTALL, _seen(OFF), (_record(LOST),), "Leave"),
     ("consumed, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(CONSUMED),), "Leave"),
     ("withdrawn not consumed, wanted again", INSTALL, _seen(OFF), (_record(WITHDRAWN),), SET),
+    ("the same, someone else's stands by now", INSTALL, _seen(FOREIGN), (_record(WITHDRAWN),), "ForeignOverride"),
     ("no longer wanted", None, _seen(ONCE), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, in POST", None, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, perhaps set", None, _seen(ONCE), (_record(RECORDED),), WITHDRAW),
@@ -202,15 +239,110 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
     ("wanted", "observed", "records", "step"), [row[1:] for row in CASES], ids=[row[0] for row in CASES]
 )
 def test_next_step(wanted: Wanted | None, observed: Observed, records: tuple[OverrideRecord, ...], step: str) -> None:
-    assert _word(next_step(wanted=wanted, observed=observed, records=records, at=NOW)) == step
+    assert _word(_step(wanted, observed, (*records, MOVED))) == step
+
+
+NO_DISK = replace(INSTALL, writes_disk=False)
+
+
+def _of_no_disk(state: State, override: Override = ONCE) -> OverrideRecord:
+    return replace(_record(state, override), writes_disk=False)
+
+
+# The same on a BMC whose marks have never moved: what stands still there may do so for ever (rule 18).
+UNPROVEN: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]] = [
+    ("taken away without a reset", INSTALL, _seen(OFF), (_record(CONFIRMED),), "Confirm Lost"),
+    ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), "Confirm Lost"),
+    ("taken away, but it writes no disk", NO_DISK, _seen(OFF), (_of_no_disk(CONFIRMED),), SET),
+    ("taken away, but it is Continuous", ALWAYS, _seen(OFF), (_record(CONFIRMED, CONTINUOUS),), SET),
+    ("crash between record and set", INSTALL, _seen(OFF), (_record(RECORDED),), "NeedsOperator"),
+    ("the same, but it writes no disk", NO_DISK, _seen(OFF), (_of_no_disk(RECORDED),), SET),
+    ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
+    ("gone after a reset that moves them", INSTALL, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("no longer wanted, perhaps consumed", None, _seen(OFF), (_record(CONFIRMED),), "Confirm Lost"),
+    ("cleared a moment ago", None, _seen(OFF), (_ago(9, WITHDRAWING),), "Confirm Withdrawn"),
+    ("cleared ten seconds ago", None, _seen(OFF), (_ago(10, WITHDRAWING),), "Confirm Lost"),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "observed", "records", "step"), [row[1:] for row in UNPROVEN], ids=[row[0] for row in UNPROVEN]
+)
+def test_marks_that_have_never_moved_prove_nothing_by_standing_still(
+    wanted: Wanted | None, observed: Observed, records: tuple[OverrideRecord, ...], step: str
+) -> None:
+    assert _word(_step(wanted, observed, records)) == step
+
+
+def test_a_mark_that_moves_proves_nothing_for_one_that_never_does() -> None:
+    moves = replace(MOVED, marks=replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
+    stuck = replace(THEN, boot_progress_time=None)
+    assert _word(_step(INSTALL, _seen(OFF, stuck), (_record(CONFIRMED, marks=stuck), moves))) == "Confirm Lost"
+    assert _word(_step(INSTALL, _seen(OFF), (_record(CONFIRMED), moves))) == SET
+
+
+# Whose machine it is
+
+HERE = Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="ABC1234")
+ELSEWHERE = Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733"), serial="ABC9999")
+ANOTHER, CHANGED = Another(message="the BMC shows ABC1234"), IdentityChanged(message="it showed ABC9999")
+ACCEPTED = Same(accepted=True)
+
+
+def _at(shown: Shown, record: OverrideRecord) -> OverrideRecord:
+    return replace(record, shown=shown)
+
+
+OVER_THERE = _at(ELSEWHERE, _record(CONFIRMED))
+
+# in words; whose machine it is, what is wanted, what it shows, what is recorded, the next step
+MACHINES: list[tuple[str, Identified, Wanted | None, Override, tuple[OverrideRecord, ...], str]] = [
+    ("another, nothing wanted", ANOTHER, None, FOREIGN, (), "Leave"),
+    ("another, wanted", ANOTHER, INSTALL, OFF, (), "AnotherMachine"),
+    ("another, and ours stands there", ANOTHER, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
+    ("another, ours since before it was noted", ANOTHER, INSTALL, ONCE, (_record(CONFIRMED),), WITHDRAW),
+    ("another, ours is elsewhere", ANOTHER, INSTALL, ONCE, (OVER_THERE,), "AnotherMachine"),
+    ("another, ours is withdrawn", ANOTHER, INSTALL, OFF, (_at(HERE, _record(WITHDRAWN)),), "AnotherMachine"),
+    ("another, ours was consumed", ANOTHER, INSTALL, OFF, (_at(HERE, _record(CONSUMED)),), "AnotherMachine"),
+    ("changed, wanted", CHANGED, INSTALL, OFF, (), "AnotherMachine"),
+    ("changed, and ours stands there", CHANGED, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), "Leave"),
+    ("changed, and no longer wanted", CHANGED, None, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
+    ("changed, ours is elsewhere", CHANGED, None, ONCE, (OVER_THERE,), "AnotherMachine"),
+    ("ours is elsewhere, gone here", CHANGED, None, OFF, (OVER_THERE,), "AnotherMachine"),
+    ("accepted, ours was elsewhere", ACCEPTED, None, ONCE, (OVER_THERE,), WITHDRAW),
+    ("accepted, wanted", ACCEPTED, INSTALL, OFF, (), SET),
+    ("nobody can tell", CannotTell(message="nothing is set"), INSTALL, OFF, (), SET),
+]
+
+
+@pytest.mark.parametrize(
+    ("identified", "wanted", "override", "records", "step"),
+    [row[1:] for row in MACHINES],
+    ids=[row[0] for row in MACHINES],
+)
+def test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set(
+    identified: Identified,
+    wanted: Wanted | None,
+    override: Override,
+    records: tuple[OverrideRecord, ...],
+    step: str,
+) -> None:
+    seen = replace(_seen(override), shown=HERE)
+    assert _word(_step(wanted, seen, (*records, MOVED), identified=identified)) == step
+
+
+def test_a_record_carries_who_the_system_was_and_whether_a_disk_is_written() -> None:
+    step = _step(NO_DISK, replace(_seen(OFF), shown=HERE))
+    assert isinstance(step, Set)
+    assert (step.record.shown, step.record.writes_disk) == (HERE, False)
 
 
 def test_a_set_carries_its_whole_record() -> None:
-    first = next_step(wanted=INSTALL, observed=_seen(OFF), records=(), at=NOW)
+    first = _step(INSTALL, _seen(OFF))
     assert first == Set(
         record=OverrideRecord(reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW)
     )
-    again = next_step(wanted=INSTALL, observed=_seen(OFF), records=(_corrected(CONFIRMED, 70, 5),), at=NOW)
+    again = _step(INSTALL, _seen(OFF), (_corrected(CONFIRMED, 70, 5), MOVED))
     assert isinstance(again, Set)
     assert again.record.corrections == (NOW - timedelta(minutes=5), NOW)
 
@@ -220,7 +352,7 @@ def test_a_set_carries_its_whole_record() -> None:
 )
 def test_what_stands_is_recorded_with_the_marks_seen_with_it(wanted: Wanted | None, state: State) -> None:
     booting = replace(SINCE, settled=False)
-    step = next_step(wanted=wanted, observed=_seen(ONCE, booting), records=(_record(state),), at=NOW)
+    step = _step(wanted, _seen(ONCE, booting), (_record(state),))
     assert isinstance(step, Confirm | Withdraw)
     assert step.record.marks == booting
 
@@ -239,11 +371,12 @@ def test_questions_to_the_operator_say_what_was_found() -> None:
         (INSTALL, _corrected(CONFIRMED, 3, 2, 1)),
         (UNHEARD_OF, None),
     ):
-        step = next_step(wanted=wanted, observed=_seen(OFF), records=(record,) if record else (), at=NOW)
+        step = _step(wanted, _seen(OFF), (record, MOVED) if record else ())
         assert isinstance(step, AskOperator)
         messages.append(step.message)
     fixed = replace(_seen(replace(OFF, mode="Legacy")), mode_is_fixed=True)
-    step = next_step(wanted=replace(INSTALL, override=replace(ONCE, mode="UEFI")), observed=fixed, records=(), at=NOW)
+    legacy = replace(INSTALL, override=replace(ONCE, mode="UEFI"))
+    step = _step(legacy, fixed)
     assert isinstance(step, AskOperator)
     assert [*messages, step.message] == [
         "Once Pxe was to be set for provision 3 and does not stand: it was never set, or it was set and consumed",
@@ -325,6 +458,14 @@ def _resource(path: str | None, body: dict[str, Any]) -> Resource:
     return Resource(url=f"http://bmc{path}", body=body, etag=body["@odata.etag"])
 
 
+def _read(machine: Machine) -> Observed:
+    system = Resource(url=f"http://bmc{machine.path}", body=machine.system(), etag=None)
+    settings = machine.settings() if machine.settings_path else {}
+    if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
+        return payload.observe(system, None)
+    return payload.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings, etag=None))
+
+
 @dataclass
 class _Instance:
     """gitboot as far as this protocol goes: a ledger, and passes that may crash."""
@@ -332,46 +473,68 @@ class _Instance:
     machine: Machine
     wanted: Wanted | None = None
     ledger: dict[str, OverrideRecord] = field(default_factory=dict)
+    pinned: Pinned | None = None
+
+    def __post_init__(self) -> None:
+        self.described = Described(uuid=SystemUuid(self.machine.uuid), serial=self.machine.serial)
 
     def want(self, wanted: Wanted | None) -> None:
         self.wanted = wanted
 
+    def swap_board(self) -> None:
+        """Let the same BMC's address show another machine, or the first one again."""
+        its = self.machine.uuid == self.described.uuid
+        self.machine.uuid = "4c4c4544-ffff-4a10-8056-b9c04f4d3732" if its else self.described.uuid
+        self.machine.serial = "OTHER0042" if its else str(self.described.serial)
+
     def observe(self) -> Observed:
-        machine = self.machine
-        system = Resource(url=f"http://bmc{machine.path}", body=machine.system(), etag=None)
-        settings = machine.settings() if machine.settings_path else {}
-        if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
-            return payload.observe(system, None)
-        return payload.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings, etag=None))
+        observed = _read(self.machine)
+        if needs_clock(self.ledger.values(), observed, self.machine.now):
+            return self.with_clock(observed)
+        return observed
+
+    def with_clock(self, observed: Observed) -> Observed:
+        manager = Resource(url=f"http://bmc{self.machine.manager_path}", body=self.machine.manager(), etag=None)
+        return replace(observed, marks=payload.read_clock(observed.marks, manager, self.machine.now))
 
     def run(self, crash: str = "") -> Step:
         """One pass."""
         for _ in range(10):
             observed = self.observe()
             records = tuple(self.ledger.values())
-            step = next_step(wanted=self.wanted, observed=observed, records=records, at=self.machine.now)
+            identified = identify(self.described, observed.shown, pinned=self.pinned)
+            place = ("http://bmc", None)
+            self.pinned = pin(observed.shown, identified, pinned=self.pinned, place=place, at=self.machine.now)
+            step = _step(self.wanted, observed, records, at=self.machine.now, identified=identified)
             if not isinstance(step, Set | Confirm | Withdraw):
                 return step
+            if isinstance(step, Set):
+                observed = self.with_clock(observed)
+                step = Set(record=replace(step.record, marks=observed.marks))
             self.ledger[step.record.reason] = step.record
             if isinstance(step, Confirm):
                 continue
             if crash == "recorded":
                 return step
-            self._write(step, observed)
-            if crash == "written":
+            if not self._write(step, observed) or crash == "written":
                 return step
         raise AssertionError("the protocol goes round in circles")
 
-    def _write(self, step: Set | Withdraw, observed: Observed) -> None:
+    def _write(self, step: Set | Withdraw, observed: Observed) -> bool:
+        """Send it; return whether it was taken."""
+        assert isinstance(step, Withdraw) or self.machine.uuid == self.described.uuid
         boot = boot_patch(step.record.override if isinstance(step, Set) else OFF, observed)
         etag = self.machine.settings() if observed.settings == self.machine.settings_path else self.machine.system()
         answer = self.machine.patch(observed.settings, {"Boot": boot}, etag["@odata.etag"].removeprefix("W/"))
-        if boot and answer.status >= 400 and isinstance(step, Set):
+        taken = not boot or answer.status < 400
+        if not taken and isinstance(step, Set):
             self.ledger[step.record.reason] = refused(step.record, self.observe()).record
+        return taken
 
 
 BIOS_UPDATE = Wanted(reason="maintenance bios, run 1", plan_digest="d", override=CD)
 HDD = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Hdd"}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVENTS: dict[str, Callable[[_Instance], object]] = {
     "the plan wants an installation": lambda gitboot: gitboot.want(INSTALL),
     "a maintenance opens": lambda gitboot: gitboot.want(BIOS_UPDATE),
@@ -380,16 +543,22 @@ EVENTS: dict[str, Callable[[_Instance], object]] = {
     "a pass that crashes after a record": lambda gitboot: gitboot.run("recorded"),
     "a pass that crashes after a write": lambda gitboot: gitboot.run("written"),
     "a reset": lambda gitboot: gitboot.machine.reset(),
+    "a boot": lambda gitboot: gitboot.machine.run_through(),
     "half a POST": lambda gitboot: gitboot.machine.advance(gitboot.machine.post_s / 2),
     "a whole POST": lambda gitboot: gitboot.machine.advance(gitboot.machine.post_s * 2),
     "off": lambda gitboot: gitboot.machine.reset("ForceOff"),
     "on": lambda gitboot: gitboot.machine.reset("On"),
+    "the BMC restarts": lambda gitboot: gitboot.machine.restart_bmc(),
+    "the BMC is reset to the factory's state": lambda gitboot: gitboot.machine.restart_bmc(clock=EPOCH, forgets=True),
+    "the BMC's clock is set": lambda gitboot: gitboot.machine.set_clock(gitboot.machine.now + timedelta(hours=9)),
+    "the BMC's clock is right": lambda gitboot: gitboot.machine.set_clock(gitboot.machine.now),
+    "another board": lambda gitboot: gitboot.swap_board(),
     "someone clears": lambda gitboot: gitboot.machine.write(BootSourceOverrideEnabled="Disabled"),
     "someone writes": lambda gitboot: gitboot.machine.write(**HDD),
 }
 
 
-@settings(max_examples=400)
+@settings(max_examples=800)
 @given(
     profile=st.sampled_from(list(PROFILES.values())),
     events=st.lists(st.sampled_from(list(EVENTS)), min_size=4, max_size=24),
@@ -439,7 +608,7 @@ def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Pr
 
 
 def test_a_wait_says_why() -> None:
-    step = next_step(wanted=INSTALL, observed=_seen(OFF, in_post=True), records=(), at=NOW)
+    step = _step(INSTALL, _seen(OFF, in_post=True))
     assert step == Wait(why="the machine is in POST")
 
 
@@ -455,7 +624,7 @@ def test_a_wait_says_why() -> None:
 )
 def test_nothing_is_set_during_post(case: str, since: str | None, expected: bool) -> None:
     marks = replace(THEN, boot_progress_time=since)
-    step = next_step(wanted=INSTALL, observed=_seen(OFF, marks, in_post=True), records=(), at=NOW)
+    step = _step(INSTALL, _seen(OFF, marks, in_post=True), ())
     assert isinstance(step, Wait) == expected, case
 
 
@@ -468,17 +637,17 @@ def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
     once = replace(continuous, enabled=Enabled.ONCE)
     wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
     stood = Observed(system="/redfish/v1/Systems/1", override=continuous)
-    first = next_step(wanted=wanted, observed=stood, records=[_standing(continuous)], at=_NOON)
+    first = _step(wanted, stood, [_standing(continuous)], at=_NOON)
     assert isinstance(first, Set)
     assert (first.record.override, first.record.replaces) == (once, continuous)
     later = _NOON + timedelta(minutes=2)
-    again = next_step(wanted=wanted, observed=stood, records=[first.record], at=later)
+    again = _step(wanted, stood, [first.record], at=later)
     assert isinstance(again, Set)
     assert again.record.replaces == continuous
-    unwanted = next_step(wanted=None, observed=stood, records=[first.record], at=later)
+    unwanted = _step(None, stood, [first.record], at=later)
     assert isinstance(unwanted, Withdraw)
     assert unwanted.record.override == continuous
-    confirmed = next_step(wanted=wanted, observed=replace(stood, override=once), records=[again.record], at=later)
+    confirmed = _step(wanted, replace(stood, override=once), [again.record], at=later)
     assert isinstance(confirmed, Confirm)
     assert confirmed.record.replaces is None
 
@@ -487,7 +656,7 @@ def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_perso
     once = Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI")
     wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
     gone = replace(_standing(once), state=State.LOST)
-    step = next_step(wanted=wanted, observed=Observed(system="/x", override=OFF), records=[gone], at=_NOON)
+    step = _step(wanted, Observed(system="/x", override=OFF), [gone], at=_NOON)
     assert isinstance(step, AskOperator)
     assert step.condition is OperatorCondition.NEEDS_OPERATOR
 

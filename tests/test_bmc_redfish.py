@@ -19,14 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sushy.exceptions import SushyError
 
+from gitboot.bmc.identity import Shown
+from gitboot.bmc.marks import Marks
 from gitboot.bmc.override import OFF, Enabled, Observed, Override, Target, fit, stands
-from gitboot.bmc.payload import Resource, observe
+from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import QUIRKS
 from gitboot.bmc.redfish import MEANING, BmcConnection, Credentials
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
+from gitboot.model.scalars import SystemUuid
 from tests.redfish.certificates import Authority
-from tests.redfish.double import Machine
+from tests.redfish.double import STARTED, Machine
 from tests.redfish.faults import (
     Body,
     Drop,
@@ -83,7 +86,7 @@ def open_bmc(authority: Authority) -> Iterator[Open]:
 
         def open_bmc(server: RedfishServer, **chosen: Any) -> BmcConnection:
             options: dict[str, Any] = {"tls": tls_context(ca=authority.pem), "read_timeout_s": 5} | chosen
-            bmc = BmcConnection(server.url, Credentials(username=USER, password=PASSWORD), **options)
+            bmc = BmcConnection(server.url, Credentials(username=USER, password=PASSWORD, name="rack"), **options)
             return stack.enter_context(bmc)
 
         yield open_bmc
@@ -131,6 +134,7 @@ VENDORS = [
     ),
     ("xcc", "Once UefiHttp", "Continuous UefiHttp", "Once Cd", "Disabled", "UefiHttp UefiHttp Cd"),
     ("openbmc", "Once Pxe", "Continuous Pxe", "Once Cd", "Disabled", "Pxe Pxe Cd"),
+    ("stuck", "Once UefiHttp URI", "Continuous UefiHttp", "Once Cd", "Disabled", "UefiHttp UefiHttp Cd"),
 ]
 
 
@@ -299,7 +303,7 @@ UNREACHABLE = [
     *(pytest.param(Status(status=400, body=body), "not Redfish's", id=body.decode()) for body in NOT_REDFISH[:3]),
 ]
 REJECTED = [
-    pytest.param(Status(status=401), "401 no", id="401"),
+    pytest.param(Status(status=401), '401: the BMC refuses the user name or password of credentials "rack"', id="401"),
     pytest.param(Status(status=403), "403 no", id="403"),
     pytest.param(Status(status=404), "404 no", id="404"),
     pytest.param(Status(status=501), "501 no", id="501"),
@@ -380,9 +384,10 @@ def test_a_bmc_is_well_again_after_a_fault(serve: Serve, open_bmc: Open) -> None
 def test_wrong_credentials_are_tried_once(serve: Serve, open_bmc: Open) -> None:
     machine = Machine()
     server = serve(machine)
+    wrong = Credentials(username=USER, password="wrong", name="rack")
     with (
-        BmcConnection(server.url, Credentials(username=USER, password="wrong"), system=machine.path) as bmc,
-        pytest.raises(BmcRejected, match="401 There is no valid session"),
+        BmcConnection(server.url, wrong, system=machine.path) as bmc,
+        pytest.raises(BmcRejected, match='401: the BMC refuses the user name or password of credentials "rack"'),
     ):
         bmc.observe()
     assert len(server.service.requests) == 1
@@ -641,3 +646,59 @@ def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, An
         observe(system, None)
     except BmcRejected:
         assert "Boot" in garbage or profile.name == "idrac10"
+
+
+# Who the system is, and by which clock
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "instead"),
+    [
+        ("as it is", {}, {}),
+        ("in capitals", {"UUID": "4C4C4544-0034-4A10-8056-B9C04F4D3732"}, {}),
+        ("without hyphens", {"UUID": "4C4C454400344A108056B9C04F4D3732"}, {}),
+        ("zeros", {"UUID": "00000000-0000-0000-0000-000000000000"}, {"uuid": None}),
+        ("no UUID", {"UUID": "Not Available"}, {"uuid": None}),
+        ("a number", {"UUID": 7}, {"uuid": None}),
+        ("a padded serial number", {"SerialNumber": " SN1  "}, {}),
+        ("an empty one", {"SerialNumber": ""}, {"serial": None}),
+        ("null", {"UUID": None, "SerialNumber": None, "SKU": None}, {"uuid": None, "serial": None, "sku": None}),
+    ],
+)
+def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, Any], instead: dict[str, Any]) -> None:
+    body = Machine(serial="SN1", sku="0B2D").system() | given
+    expected = replace(
+        Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="SN1", sku="0B2D"), **instead
+    )
+    assert observe(Resource(url="http://bmc/x", body=body, etag=None), None).shown == expected, case
+
+
+@pytest.mark.parametrize(
+    ("manager", "bmc_time", "ahead"),
+    [
+        ({"DateTime": "2026-11-20T12:00:05Z"}, "2026-11-20T12:00:05Z", 5),
+        ({"DateTime": "2026-11-20T14:00:00", "DateTimeLocalOffset": "+02:00"}, "2026-11-20T14:00:00+02:00", 0),
+        ({"DateTime": "2026-11-20T14:00:00+02:00", "DateTimeLocalOffset": "+02:00"}, "2026-11-20T14:00:00+02:00", 0),
+        ({"DateTime": "2026-11-20T10:00:00-02:00"}, "2026-11-20T10:00:00-02:00", 0),
+        ({"DateTime": "2026-11-20T12:00:00"}, "2026-11-20T12:00:00", 0),
+        ({"DateTime": None}, None, None),
+        ({"DateTime": "yesterday"}, None, None),
+    ],
+)
+def test_the_clock_of_a_manager(manager: dict[str, Any], bmc_time: str | None, ahead: int | None) -> None:
+    resource = Resource(url="http://bmc/m", body=manager | {"LastResetTime": "2026-11-01T00:00:00Z"}, etag=None)
+    marks = read_clock(Marks(), resource, STARTED)
+    assert (marks.bmc_time, marks.bmc_ahead_s) == (bmc_time, ahead)
+    assert marks.manager_reset_time == ("2026-11-01T00:00:00Z" if bmc_time else None)
+
+
+def test_the_clock_is_read_once_and_only_where_there_is_one(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine()
+    server = serve(machine)
+    bmc = open_bmc(server, system=machine.path)
+    seen = bmc.with_clock(bmc.observe(), lambda: machine.now)
+    assert (seen.marks.bmc_time, seen.manager) == ("2026-11-20T12:00:00+00:00", "/redfish/v1/Managers/1")
+    assert bmc.with_clock(seen, lambda: machine.now) == seen
+    without = replace(bmc.observe(), manager=None)
+    assert bmc.with_clock(without, lambda: machine.now) == without
+    assert [request.path for request in server.service.requests] == [machine.path, seen.manager, machine.path]

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ import httpx
 import pytest
 import yaml
 
-from gitboot import __version__, errors
+from gitboot import __version__, errors, plan
 from gitboot.cli import cli, main
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.ledger import facts
 from gitboot.ledger.opening import open_ledger
+from gitboot.model.scalars import parse_uuid
 from gitboot.plan import Record
 from gitboot.resolve.records import exported
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
@@ -433,6 +435,21 @@ def test_plan_looks_at_an_instant_some_servers_and_what_is_known(
     (tmp_path / "records.json").write_bytes(exported(records))  # type: ignore[arg-type]
     done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
     assert (done.code, " ".join(row[1] for row in done.rows)) == (Exit.FINE, expected)
+
+
+def test_e17_plan_says_that_a_maintenance_was_already_made(gitboot: Run, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet"
+    fleet.mkdir()
+    write_fleet(fleet, maintenance("m", "20T22:00 21T04:00", "networkBoot: Once, priority: 5"))
+    runs = {"m": plan.Run(1, datetime(2026, 11, 20, 22, 10, tzinfo=UTC), datetime(2026, 11, 21, 4, tzinfo=UTC))}
+    file = tmp_path / "records.json"
+    file.write_bytes(exported({parse_uuid(uuid_of("web01")): Record(provision=1, runs=runs)}))
+    during = gitboot("plan", fleet, "--records", file, "--at", "2026-11-20T23:00:00Z", "-o", "json")
+    made = {item["server"]: item["alreadyMade"] for item in json.loads(during.out)["items"]}
+    assert made == {"web01": {"m": "2026-11-20T22:10:00Z"}, "web02": {}}
+    assert "Maintenance/m: already made on 2026-11-20T22:10:00Z (web01). Raise its run" in during.err
+    over = gitboot("plan", fleet, "--records", file, "--at", "2026-11-21T05:00:00Z")
+    assert "already made" not in over.err
 
 
 def test_plan_counts_the_first_boots_that_are_held_back(gitboot: Run, fleet: Path) -> None:

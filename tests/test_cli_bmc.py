@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.exit import Exit
+from tests.fleets import uuid_of
 from tests.instance import eventually
 from tests.rack import PASSWORD, USER, Done, Rack, typed
 from tests.redfish.faults import Status
@@ -170,6 +171,40 @@ def test_resolve_without_an_instance_is_carried_out_and_set_by_the_next_pass(rac
     assert rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x") == "web01: there was nothing to resolve\n"
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web01"].stands) == (1, True)
+
+
+def test_another_machine_is_accepted_by_the_line_that_get_shows(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    web.machine.uuid, web.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    rack.push()
+    rack.once("--records", "fresh", *rack.spooling)
+    (shown,) = get(rack, "-o", "json").json["items"]
+    assert shown["why"].startswith("AnotherMachine: the BMC shows UUID")
+    assert "gitboot bmc resolve web01 --same" in shown["hint"]
+    assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: it is the machine")
+    rack.once(*rack.spooling)
+    assert (web.times_set, web.stands) == (1, True)
+
+
+def test_somebody_elses_override_is_replaced_by_the_line_that_get_shows(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
+    rack.push()
+    rack.once("--records", "fresh", *rack.spooling)
+    (shown,) = get(rack, "-o", "json").json["items"]
+    assert shown["why"].startswith("ForeignOverride: the BMC shows Continuous Hdd")
+    assert "gitboot bmc resolve web01 --replace" in shown["hint"]
+    rack.said("bmc", "resolve", "web01", "--replace", "--reason", "left by the old installer")
+    rack.once(*rack.spooling)
+    assert web.override == ("Once", "Pxe")
+
+
+def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
+    rack.add("web01")
+    rack.push()
+    rack.once()
+    done = rack.typed("bmc", "resolve", "web01", "--same", "--reason", "x")
+    assert (done.code, "what the BMC of web01 shows is not known yet" in done.err) == (Exit.USAGE, True)
 
 
 @pytest.mark.parametrize(

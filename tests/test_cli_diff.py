@@ -261,3 +261,87 @@ def test_the_same_commits_give_the_same_bytes(work: Work) -> None:
     work.commit({**BUMP, **RAISED})
     for form in ("text", "json", "markdown"):
         assert diff("main..topic", "-o", form).output == diff("main..topic", "-o", form).output
+
+
+# Several merges in one range
+
+
+AGAIN = {"servers/fra1-db02.yaml": server("fra1-db02", "site: fra1, role: db", "provision: 2")}
+
+
+def lines(*arguments: str) -> list[str]:
+    """The lines that a review tells to copy."""
+    return [word.strip() for word in diff(*arguments).output.splitlines() if word.startswith("    Gitboot-Ack:")]
+
+
+def merged(work: Work, files: dict[str, str], *acks: str) -> None:
+    """A branch is merged into main, as a forge does it."""
+    work.git("checkout", "--quiet", "-B", "topic", "main")
+    work.commit(files, "\n".join(["Bump", "", *acks]))
+    work.git("checkout", "--quiet", "main")
+    work.git("merge", "--quiet", "--no-ff", "-m", "Merge", "topic")
+
+
+def test_e19_two_merges_that_are_each_acknowledged_are_fine_together(work: Work) -> None:
+    work.commit(RAISED)
+    (first,) = lines("main..topic")
+    work.git("branch", "--force", "accepted", "main")
+    merged(work, RAISED, first)
+    work.git("checkout", "--quiet", "-B", "topic", "main")
+    work.commit(AGAIN)
+    (second,) = lines("main..topic")
+    merged(work, AGAIN, second)
+    assert len({first, second}) == 2
+    done = diff("accepted..main", "--each-merge")
+    assert (done.exit_code, done.output.splitlines()[0]) == (0, "Fine, maxReinstalls acknowledged")
+    assert facts("accepted..main", "--each-merge")["unheeded"] == []
+
+
+def test_e19_what_is_held_of_several_merges_is_told_for_each(work: Work) -> None:
+    work.git("branch", "--force", "accepted", "main")
+    merged(work, RAISED)
+    merged(work, AGAIN)
+    done = diff("accepted..main", "--each-merge")
+    assert done.exit_code == 4
+    steps = facts("accepted..main", "--each-merge")["steps"]
+    assert isinstance(steps, list)
+    assert [each["commit"] for each in steps] == work.git(
+        "rev-list", "--first-parent", "--reverse", "accepted..main"
+    ).split()
+    each = [line for step in steps for line in step["acknowledgements"]]
+    assert [line.split("  # ")[0] for line in lines("accepted..main", "--each-merge")[1:]] == each
+    assert "each commit by itself" in diff("accepted..main", "--each-merge", "-o", "markdown").output
+    work.git("commit", "--quiet", "--allow-empty", "-m", "\n".join(["Look at it", "", *each]))
+    assert diff("accepted..main", "--each-merge").exit_code == 0
+
+
+def test_e19_a_branch_that_is_put_on_top_commit_by_commit_is_acknowledged_as_one(work: Work) -> None:
+    work.commit(RAISED)
+    work.commit(AGAIN)
+    joint = lines("main..topic")[0]
+    work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{joint}")
+    assert diff("main..topic", "--each-merge").exit_code == diff("main..topic").exit_code == 0
+    work.commit({"servers/fra1-db03.yaml": server("fra1-db03", "site: fra1, role: db", "provision: 2")})
+    assert diff("main..topic", "--each-merge").exit_code == 4
+
+
+def test_a_commit_in_between_that_is_invalid_is_no_step(work: Work) -> None:
+    work.git("branch", "--force", "accepted", "main")
+    work.commit({"servers/fra1-db01.yaml": "kind: Nonsense\n"})
+    work.commit({**RAISED, **AGAIN})
+    steps = facts("accepted..topic", "--each-merge")["steps"]
+    assert isinstance(steps, list)
+    (step,) = steps
+    assert step["commit"] == work.git("rev-parse", "HEAD").strip()
+
+
+def test_a_branch_is_judged_as_a_whole_however_it_will_be_merged(work: Work) -> None:
+    work.commit(RAISED)
+    (first,) = lines("main..topic")
+    work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{first}")
+    before = work.head
+    work.commit(AGAIN)
+    (second,) = lines(f"{before}..topic")
+    work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{second}")
+    assert diff("main..topic", "--each-merge").exit_code == 0
+    assert diff("main..topic").exit_code == 4  # a merge or a squash makes one step of it

@@ -81,20 +81,24 @@ NEVER = {**FLEET, **web("", "Never")}
         (
             "a pool",
             {"policies/a.yaml": policy("a", "{servers: [fra1-web01]}", "inherits: web")},
-            {Risk.POOL_MOVE, Risk.REINSTALL, Risk.USER_DATA},
+            {Risk.POOL_MOVE, Risk.USER_DATA},
         ),
         ("a node label", web("nodeLabels: {a: b}"), {Risk.POOL_MOVE}),
-        ("the override", web("override: None"), {Risk.OVERRIDE_ONLY}),
+        ("the override", web("override: None"), {Risk.OVERRIDE_ONLY, Risk.LESS}),
         ("the override and provision", {**own("provision: 2"), **web("override: None")}, {Risk.REINSTALL}),
         ("diskBoot", web("diskBoot: Hdd"), {Risk.OVERRIDE_ONLY}),
         ("override and an argument", web("override: None, kernelArguments: [a]"), {Risk.KERNEL_ARGUMENTS}),
-        ("parked", own("provision: 1, lifecycle: Parked"), {Risk.WITHDRAWN, Risk.BOOT}),
+        ("parked", own("provision: 1, lifecycle: Parked"), {Risk.WITHDRAWN, Risk.BOOT, Risk.LESS}),
         ("removed", {PATH: None}, {Risk.WITHDRAWN}),
-        ("provision lowered", own("provision: 0"), {Risk.BOOT}),
+        ("provision lowered", own("provision: 0"), {Risk.BOOT, Risk.LESS}),
         ("provision raised", own("provision: 2"), {Risk.REINSTALL}),
         ("a maintenance that writes no disk", window(boots="repair"), {Risk.MAINTENANCE}),
-        ("a maintenance that writes disks", window(), {Risk.MAINTENANCE, Risk.REINSTALL}),
-        ("networkBoot to Never", web("", "Never"), {Risk.BOOT}),
+        (
+            "a maintenance that writes disks",
+            window(),
+            {Risk.MAINTENANCE, Risk.REINSTALL, Risk.BECOMES_UNKNOWN},
+        ),
+        ("networkBoot to Never", web("", "Never"), {Risk.BOOT, Risk.LESS}),
         ("restrict", {"fleet.yaml": fleet("baseURL: 'http://boot.test', serving: {restrict: true}")}, {Risk.BOOT}),
         ("the outputs", {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}, {Risk.OUTPUTS}),
         (
@@ -160,6 +164,8 @@ SERVER: dict[str, Any] = {
     "restrict": True,
     "base_url": "http://other.test",
     "provision": 0,
+    "replaces": uuid_of("other"),
+    "stopped": True,
 }
 
 
@@ -225,7 +231,7 @@ def test_the_parts_above_are_all_that_a_boot_has() -> None:
             "another policy",
             FLEET,
             {"policies/a.yaml": policy("a", "{servers: [fra1-web01]}", "inherits: web")},
-            {Why.POLICY},
+            set(),
         ),
         ("a profile whose image writes disks", {**FLEET, **web("", "Once", "repair")}, web(""), {Why.WRITES_DISK}),
         (

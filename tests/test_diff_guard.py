@@ -141,9 +141,9 @@ def test_servers_that_come_back_to_be_installed_again_are_reinstalled() -> None:
     assert judge(first, Limits(), returning=1).holding == (Guard.MAX_REINSTALLS,)  # the one before cannot be read
 
 
-def test_a_first_commit_without_a_server_is_held() -> None:
+def test_e24_a_first_commit_without_a_server_is_not_held() -> None:
     found = repository(*SEED[:1], *SEED[2:])
-    assert judge(compare(None, decide(found), None, found).extent, Limits()).holding == (Guard.ALLOW_EMPTY,)
+    assert judge(compare(None, decide(found), None, found).extent, Limits()).holding == ()
 
 
 # Limits

@@ -91,7 +91,16 @@ def test_a_fleet_and_itself_differ_in_nothing(fleet: GeneratedFleet) -> None:
 
 
 _MIRRORED = {Fate.ADDED: Fate.REMOVED, Fate.REMOVED: Fate.ADDED, Fate.EDITED: Fate.EDITED}
-_ONE_WAY = {Risk.REINSTALL, Risk.WITHDRAWN, Risk.ADDED, Risk.INSTALL, Risk.POOL_MOVE, Risk.BOOT}
+_ONE_WAY = {
+    Risk.REINSTALL,
+    Risk.WITHDRAWN,
+    Risk.ADDED,
+    Risk.INSTALL,
+    Risk.POOL_MOVE,
+    Risk.BOOT,
+    Risk.LESS,
+    Risk.BECOMES_UNKNOWN,
+}
 
 
 @LAWS

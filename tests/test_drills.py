@@ -202,7 +202,7 @@ def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running("--records", "adopt") as instance:
-        web.uuid = uuid_of("another board")
+        web.uuid = web.machine.uuid = uuid_of("another board")
         until_applied(instance, rack.push("Replace the motherboard of web01"))
         found = until_condition(instance, "RecordsKnown", status=False, reason="UnknownServers")
         assert "web01" in found["message"] and "records set" in found["message"]

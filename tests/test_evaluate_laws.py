@@ -108,6 +108,15 @@ def renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     return tree | {path: tree[path].replace('"name": "web', '"name": "aweb')}
 
 
+def with_a_bmc(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """A server gets a BMC, perhaps one that is another's too, or is said to show what tells nothing."""
+    path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
+    address = draw.choice(["https://10.0.0.1", "https://10.0.0.1:443/", "https://10.0.0.2"])
+    reports = draw.choice(["", ', "reports": {"serial": "X6DCP93"}', ', "reports": {"serial": "Default string"}'])
+    bmc = f'"bmc": {{"address": "{address}", "credentials": "rack"{reports}}}'
+    return tree | {path: tree[path].replace('"spec": {', f'"spec": {{{bmc}, ', 1)}
+
+
 def commented(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """What a document says stays, and where it stands is another line."""
     path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
@@ -145,7 +154,20 @@ def read_me(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
 
 EDITS: tuple[Edit, ...] = (
     *(whole, some_documents, some_documents, one_kind, one_kind, one_kind, one_goes, a_server_goes, relabelled),
-    *(relabelled, renamed, commented, moved, copied, broken, other_template, other_template, ignored, read_me),
+    *(
+        relabelled,
+        renamed,
+        with_a_bmc,
+        with_a_bmc,
+        commented,
+        moved,
+        copied,
+        broken,
+        other_template,
+        other_template,
+        ignored,
+        read_me,
+    ),
 )
 
 

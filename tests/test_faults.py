@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
-from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot, load
+from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot
 from gitboot.problems.problem import Problem
-from gitboot.resolve import decide
+from gitboot.resolve.reading import read
 
 FOLDER: Final = Path(__file__).parent / "faults"
 FLEET: Final = {
@@ -101,7 +101,7 @@ def found(snapshot: Snapshot) -> list[Found]:
 
 def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     try:
-        return decide(load(snapshot, _parsed)).warnings
+        return read(snapshot, _parsed).decisions.warnings
     except InvalidRepository as error:
         return error.problems
 

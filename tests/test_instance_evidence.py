@@ -124,6 +124,7 @@ def test_a_fetch_waits_for_its_bmc_over_a_restart(site: Site, again: bool) -> No
 
 
 def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice(site: Site) -> None:
+    site.see_marks_move()
     decide(site, "Fetched")
     plan = passes(site)
     fetched_at = site.bench.now

@@ -75,6 +75,16 @@ class Site:
         self.machine.run_through()
         self.bench.now = self.machine.now
 
+    def see_marks_move(self) -> None:
+        """Boot web01 once by a maintenance that writes no disk: from then on its BMC's marks are known to move."""
+        self.decide("Never", maintenance("check", "20T11:00 20T14:00", "networkBoot: Once, run: 1"))
+        planned = self.bench.reconcile()
+        self.boot()
+        self.bench.fetch(planned)
+        self.wait(30)
+        self.bench.reconcile()
+        self.machine.requests.clear()
+
     def restart(self, **given: Any) -> None:
         """Another process on the same ledger, with the same commit."""
         before = self.bench
@@ -94,7 +104,7 @@ class Site:
     @property
     def states(self) -> dict[str, State]:
         """What is recorded of each override, by its reason."""
-        kept = self.bench.knowledge.overrides_of(SystemUuid(self.machine.uuid))
+        kept = self.bench.knowledge.overrides_of(SystemUuid(uuid_of("web01")))
         return {each.reason: each.state for each in kept}
 
     @property
@@ -267,12 +277,24 @@ def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_
 
 
 def test_an_override_that_vanishes_without_a_reset_is_set_again_and_proves_nothing(site: Site) -> None:
+    site.see_marks_move()
     site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
     site.machine.write(BootSourceOverrideEnabled="Disabled")
     site.wait(60)
     site.bench.reconcile()
     assert (site.shown, site.patches) == ("Once UefiHttp", 2)
+    assert site.bench.told("Provisioned") == []
+
+
+def test_e27_where_marks_were_never_seen_to_move_it_is_not_set_again(site: Site) -> None:
+    site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    site.bench.reconcile()
+    site.machine.write(BootSourceOverrideEnabled="Disabled")
+    for _ in range(3):
+        site.wait(60)
+        site.bench.reconcile()
+    assert (site.patches, site.states) == (1, {"provision/1": State.LOST})
     assert site.bench.told("Provisioned") == []
 
 
@@ -484,13 +506,103 @@ def test_a_fetch_whose_bmc_does_not_answer_waits_with_it_and_counts_in_the_end(s
     assert site.bench.record is not None and site.bench.record.provisioned_at == site.bench.now - timedelta(seconds=15)
 
 
+# Whose machine a BMC shows
+
+
+def another_answers(site: Site) -> None:
+    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+
+
+def why(site: Site) -> str:
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[:2] == (False, "Stalled")
+    return condition[2]
+
+
+def test_e25_another_machine_is_a_condition_that_names_both(site: Site) -> None:
+    another_answers(site)
+    site.decide()
+    site.bench.reconcile()
+    assert why(site).startswith(f'AnotherMachine: the BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ"')
+    assert uuid_of("web01") in why(site)
+    assert (site.patches, site.states) == (0, {})
+
+
+def test_e25_a_document_that_names_what_the_bmc_reports_is_obeyed_at_once(site: Site) -> None:
+    another_answers(site)
+    site.decide()
+    site.bench.reconcile()
+    site.spec = site.spec.removesuffix("}") + f", reports: {{uuid: {uuid_of('another')}}}}}"
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_what_a_bmc_shows_is_pinned_and_a_change_holds(site: Site, again: bool) -> None:
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    site.bench.reconcile()
+    site.machine.serial = "CZ29200XYZ"
+    site.decide()
+    if again:
+        site.restart()
+    site.wait(300)
+    site.bench.reconcile()
+    assert why(site).startswith("AnotherMachine: what the BMC shows has changed: serial")
+    assert "provision/1" not in site.states
+
+
+def test_e25_where_nothing_is_set_on_the_board_it_is_allowed_with_a_warning(site: Site) -> None:
+    site.machine.uuid, site.machine.serial = "", "To be filled by O.E.M."
+    site.decide()
+    for _ in range(2):
+        site.bench.reconcile()
+        site.wait(60)
+    assert site.shown == "Once Pxe"
+    assert [event.warning for event in site.bench.events if event.type == "MachineUnproven"] == [True]
+
+
+def test_a_board_that_went_with_its_override_leaves_nothing_to_be_withdrawn_from_the_next(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    another_answers(site)
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    site.wait(60)
+    site.bench.reconcile()
+    assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set where the BMC showed UUID")
+    assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": State.CONFIRMED})
+
+
+def test_e28_a_password_that_is_corrected_is_tried_at_once(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(password="wrong")
+    site.decide()
+    site.bench.reconcile()
+    assert 'refuses the user name or password of credentials "rack"' in why(site)
+    for _ in range(3):
+        site.wait(1)
+        site.bench.reconcile()
+    assert len(site.machine.requests) == 1
+    (tmp_path / "rack" / "password").write_text(PASSWORD)
+    site.wait(1)
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+def test_e36_what_another_instance_has_set_stays(site: Site) -> None:
+    site.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="UefiHttp", HttpBootUri="http://b/x")
+    site.decide()
+    site.bench.reconcile()
+    assert why(site).startswith("ForeignOverride: the BMC shows Once UefiHttp http://b/x")
+    assert (site.shown, site.patches) == ("Once UefiHttp", 0)
+
+
 # What is left behind
 
 
 @pytest.fixture
 def other(tmp_path: Path, site: Site) -> Iterator[RedfishServer]:
-    """Another BMC, on which web01's new document finds another machine."""
-    machine = Machine("other", uuid=uuid_of("other"))
+    """Another BMC of web01, which its new document names."""
+    machine = Machine("other", uuid=uuid_of("web01"))
     machine.now = site.machine.now
     with RedfishServer(Service(machine, credentials={"root": PASSWORD})) as server:
         yield server

@@ -16,7 +16,7 @@ from gitboot.instance.provisioning import note_consumed
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import BootPlan, Cause, Phase, Record
+from gitboot.plan import BootPlan, Cause, Phase, Record, Run
 from gitboot.resolve.records import record_facts
 from tests.bench import NOON, Bench
 from tests.doubles import Unsynced
@@ -606,7 +606,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     plan = bench.plan()
     assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     boot_once(bench, plan)
-    assert bench.record is not None and bench.record.runs == {"repair": (1, NOON)}
+    assert bench.record is not None and bench.record.runs == {"repair": Run(1, NOON)}
     assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
     (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published")]
     assert (event.type, event.message) == (

@@ -188,6 +188,56 @@ def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: Mak
     assert (site.shown, site.patches) == ("Once Pxe", 2)
 
 
+def test_what_a_person_accepts_is_set_and_stays_accepted(site: Site) -> None:
+    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.decide()
+    site.bench.reconcile()
+    shown = [uuid_of("another"), "CZ29200XYZ"]
+    number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
+    site.bench.reconcile()
+    assert site.bench.outcome(number) == (
+        f'web01: it is the machine whose BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ" (INC-1)'
+    )
+    assert site.shown == "Once Pxe"
+    site.restart()
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    site.bench.reconcile()
+    assert site.shown == "Disabled Pxe"
+
+
+def test_what_a_person_has_not_seen_is_not_accepted(site: Site) -> None:
+    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.decide()
+    site.bench.reconcile()
+    number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
+    site.bench.reconcile()
+    assert site.bench.outcome(number).startswith("refused: the BMC of web01 shows UUID")
+    assert site.patches == 0
+
+
+def test_an_override_on_a_machine_that_is_gone_is_settled_by_a_word(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.wait(60)
+    site.bench.reconcile()
+    number = resolve(site, consumed=True)
+    site.bench.reconcile()
+    assert "is consumed, and is not set again" in site.bench.outcome(number)
+    assert site.states == {"provision/1": State.LOST}
+
+
+def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site) -> None:
+    site.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Continuous Hdd"
+    number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="old installer")
+    site.bench.reconcile()
+    assert site.bench.outcome(number) == "web01: whatever its BMC shows gives way to provision/1 (old installer)"
+    assert (site.shown, site.states) == ("Once Pxe", {"provision/1": State.CONFIRMED})
+
+
 @pytest.mark.parametrize("consumed", [True, False])
 def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consumed: bool) -> None:
     site.decide()
@@ -195,6 +245,9 @@ def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consu
     number = resolve(site, consumed=consumed)
     site.bench.reconcile()
     assert site.bench.outcome(number) == "web01: there was nothing to resolve"
+    number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="x")
+    site.bench.reconcile()
+    assert site.bench.outcome(number) == "web01: there was nothing to replace"
     assert (site.shown, site.patches) == ("Once Pxe", 1)
 
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from gitboot.load import load
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.server import Lifecycle
-from gitboot.plan import BootPlan, Decision, OverrideTarget, Phase, Record
+from gitboot.plan import BootPlan, Decision, OverrideTarget, Phase, Record, Run
 from gitboot.resolve import Decisions, decide, plan, transition
 from gitboot.resolve.records import first_records
 from tests.fleets import SEED, image, maintenance, planned, policy, profile, snapshot
@@ -175,7 +175,8 @@ def test_r8_plans_that_want_different_overrides_have_different_digests() -> None
 @LAWS
 @given(fleet=fleets())
 def test_r8_a_maintenance_that_is_still_to_come_changes_no_plan_and_no_file(fleet: GeneratedFleet) -> None:
-    spec = {"select": "All", "profile": "plain", "priority": -9, "window": {"start": "2090-01-01T00:00:00Z"}}
+    spec = {"select": "All", "profile": "plain", "priority": -9, "reinstall": "EveryBoot"}
+    spec["window"] = {"start": "2090-01-01T00:00:00Z", "end": "2091-01-01T00:00:00Z"}
     before, after = decided(fleet.documents), decided(fleet.having(document("Maintenance", "later", spec)).documents)
     found = tree(before, fleet.records, fleet.at), tree(after, fleet.records, fleet.at)
     boot_files = [{path: file for path, file in files.items() if path.startswith("boot/")} for files in found]
@@ -247,8 +248,9 @@ def _check_maintained(planned: BootPlan, winner: Document, record: Record | None
     assert planned.maintenance == name
     goes_on = spec["profile"] != "local"
     if spec.get("networkBoot") == "Once":
-        run, made_at = record.runs.get(name, (0, instant)) if record is not None else (0, instant)
-        over = run >= spec.get("run", 1) and instant >= made_at + timedelta(minutes=1)
+        made = record.runs.get(name, Run(0, instant)) if record is not None else Run(0, instant)
+        over = made.run >= spec.get("run", 1) and instant >= made.at + timedelta(minutes=1)
+        over &= made.end is None or bounds(spec)[0] < made.end or "start" not in spec.get("window", {})
         goes_on &= record is not None and not over
     assert planned.phase == (Phase.MAINTENANCE if goes_on else Phase.DISK)
     assert (planned.boot.profile if planned.boot else None) == (spec["profile"] if goes_on else None)
@@ -359,8 +361,10 @@ def test_r11_unrelated_servers_and_their_resources_change_nothing(fleet: Generat
     boots = {"profile": "plain", "select": {"servers": names}, "priority": 99}
     policies = (*fleet.names("BootPolicy"), "theirs")
     added = fleet.having(
-        document("BootPolicy", "theirs", boots | {"networkBoot": "Always"}),
-        document("Maintenance", "theirs", boots),
+        document("BootPolicy", "theirs", boots | {"networkBoot": "Always", "reinstall": "EveryBoot"}),
+        document(
+            "Maintenance", "theirs", boots | {"reinstall": "EveryBoot", "window": {"end": "2091-01-01T00:00:00Z"}}
+        ),
         *(data.draw(server_documents(name, policies=policies, bios=fleet.bios)) for name in names),
     )
     before, after = decided(fleet.documents), decided(added.documents)

@@ -20,17 +20,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.bmc.override import Enabled, Marks, Override, OverrideRecord, State, Target
+from gitboot.bmc.identity import Pinned, Shown
+from gitboot.bmc.marks import Marks
+from gitboot.bmc.override import (
+    Enabled,
+    Override,
+    OverrideRecord,
+    State,
+    Target,
+)
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
-from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests, rows
+from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows
 from gitboot.ledger.entries import Approval, Pending, Suspension
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import VERSION, Store
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, Phase, Record
+from gitboot.plan import Offer, Phase, Record, Run
 from gitboot.status import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
@@ -78,8 +86,9 @@ def written(path: Path) -> None:
             facts.initialise(tx, "fresh")
             facts.suspend(tx, Suspension("ada", "moving", NOON))
             facts.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
-            records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": (0, NOON)}))])
+            records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             overrides.write(tx, [(WEB01, recorded())])
+            pins.write(tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))])
             events.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             machines.write(tx, [MACHINE])
             evidence.offer(tx, [OFFER], NOON)
@@ -148,6 +157,7 @@ def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, case
         "UPDATE machines SET macs = '{'",
         "UPDATE observations SET facts = '[]'",
         "UPDATE requests SET facts = '7'",
+        "UPDATE pins SET facts = '{}'",
         "DROP TABLE overrides",
     ],
 )
@@ -227,7 +237,7 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
                     grace_until=at("20T11:01"),
                     consumed_at=at("20T10:00"),
                     consumed_key="provision/1",
-                    runs={"repair": (3, at("20T09:00"))},
+                    runs={"repair": Run(3, at("20T09:00"))},
                 )
             }
             assert overrides_of(ledger, WEB01) == (
@@ -368,7 +378,7 @@ RECORDS = st.builds(
     provisioned_at=st.none() | INSTANTS,
     grace_until=st.none() | INSTANTS,
     consumed_at=st.none() | INSTANTS,
-    runs=st.dictionaries(TEXTS, st.tuples(st.integers(0, 10**9), INSTANTS), max_size=3),
+    runs=st.dictionaries(TEXTS, st.builds(Run, st.integers(0, 10**9), INSTANTS, st.none()), max_size=3),
 )
 BMCS = st.builds(
     BmcAccess,
@@ -377,6 +387,18 @@ BMCS = st.builds(
     credentials=TEXTS,
     verify=st.booleans(),
     ca=st.none() | TEXTS,
+    reports_uuid=st.none() | st.just(WEB02),
+    reports_serial=st.none() | TEXTS,
+)
+SHOWN = st.builds(Shown, uuid=st.none() | st.just(WEB02), serial=st.none() | TEXTS, sku=st.none() | TEXTS)
+PINNED = st.builds(
+    Pinned,
+    uuid=st.none() | st.just(WEB01),
+    serial=st.none() | TEXTS,
+    at=INSTANTS,
+    place=st.tuples(TEXTS, st.none() | TEXTS),
+    accepted=st.booleans(),
+    changed=st.none() | SHOWN,
 )
 OVERRIDE = st.builds(
     OverrideRecord,
@@ -390,12 +412,20 @@ OVERRIDE = st.builds(
         http_boot_uri=st.none() | TEXTS,
     ),
     marks=st.builds(
-        Marks, last_reset_time=st.none() | TEXTS, boot_progress_time=st.none() | TEXTS, settled=st.booleans()
+        Marks,
+        last_reset_time=st.none() | TEXTS,
+        boot_progress_time=st.none() | TEXTS,
+        settled=st.booleans(),
+        bmc_time=st.none() | TEXTS,
+        bmc_ahead_s=st.none() | st.integers(-(10**10), 10**10),
+        manager_reset_time=st.none() | TEXTS,
     ),
     state=st.sampled_from(State),
     at=INSTANTS,
     corrections=st.lists(INSTANTS, max_size=3).map(tuple),
     bmc=st.none() | BMCS,
+    shown=SHOWN,
+    writes_disk=st.booleans(),
 )
 MACHINES = st.builds(
     Machine,
@@ -460,6 +490,16 @@ def test_a_machine_comes_back_from_its_row(machine: Machine) -> None:
 @given(OFFERS)
 def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
     assert rows.offer(offer.plan, rows.of_offer(offer)) == offer
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), PINNED), max_size=4))
+def test_what_was_pinned_last_comes_back(given_pins: list[tuple[SystemUuid, Pinned]]) -> None:
+    with reopened() as (ledger, path):
+        for pinned in given_pins:
+            put(ledger, pins.write, [pinned])
+        with open_ledger(path) as again:
+            assert pins.read(again) == pins.read(ledger) == dict(given_pins)
 
 
 @given(client=TEXTS, path=TEXTS, marks=st.none() | st.builds(Marks, last_reset_time=st.none() | TEXTS))

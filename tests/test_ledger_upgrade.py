@@ -15,7 +15,7 @@ from gitboot.ledger import events, evidence, facts, machines, overrides, records
 from gitboot.ledger.entries import Suspension
 from gitboot.ledger.opening import open_ledger
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Cause, Phase
+from gitboot.plan import Cause, Phase, Run
 from tests.bench import Bench
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server, uuid_of
 
@@ -59,7 +59,7 @@ def test_everything_is_in_it(ledger: Path) -> None:
         web, app = known[UUIDS["web01"]], known[UUIDS["app01"]]
         assert (web.provision, web.image, web.pool, web.evidence) == (1, "flatcar-1", "web", "Fetched")
         assert (web.provisioned_at, web.grace_until) == (INSTALLED_AT, INSTALLED_AT + timedelta(minutes=1))
-        assert web.runs == {"repair": (3, MADE_AT)}
+        assert web.runs == {"repair": Run(3, MADE_AT)}
         assert (app.provision, app.consumed_key, app.consumed_at is not None) == (None, "provision/1", True)
         assert known.keys() == machines.read(opened).keys() == machines.standing(opened) == set(UUIDS.values())
         assert machines.read(opened)[UUIDS["web01"]].bmc is not None

@@ -215,6 +215,43 @@ def test_two_servers_share_no_serial_and_no_bmc(case: str, spec: str, shared: in
     assert wrong(server("a", "", ONE), server("b", "", spec)) == ["008.yaml:4 GB2003"] * shared, case
 
 
+ADDRESSES = (
+    "https://bmc.example.net",
+    "https://bmc.example.net/",
+    "https://BMC.Example.NET:443",
+    "https://bmc.example.net.",
+)
+SYSTEMS = ("/redfish/v1/Systems/1", "/redfish/v1/Systems/1/", "/redfish//v1/Systems/1", "/redfish/v1/Systems/%31")
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_e26_one_bmc_is_one_in_every_spelling(address: str, system: str) -> None:
+    servers = (
+        server(name, "", f"bmc: {{address: '{at}', credentials: a, system: '{path}'}}")
+        for name, at, path in (("a", ADDRESSES[0], SYSTEMS[0]), ("b", address, system))
+    )
+    assert wrong(*servers) == ["008.yaml:4 GB2003"]
+
+
+@pytest.mark.parametrize(
+    ("case", "reports", "expected"),
+    [
+        ("a UUID", "uuid: 4C4C4544-0058-3610-8044-C2C04F503933", []),
+        ("a serial number", "serial: X6DCP93", []),
+        ("nothing", "", ["GB1044"]),
+        ("a UUID that nobody has set", "uuid: 03000200-0400-0500-0006-000700080009", ["GB1044"]),
+        ("a UUID of zeros", "uuid: 00000000-0000-0000-0000-000000000000", ["GB1034"]),
+        ("a serial number that nobody has set", "serial: To be filled by O.E.M.", ["GB1044"]),
+        ("another server's UUID", f"uuid: {uuid_of('web01')}", ["GB2003"]),
+        ("its own UUID", f"uuid: {uuid_of('a')}", []),
+    ],
+)
+def test_what_a_bmc_reports_tells_its_machine_from_others(case: str, reports: str, expected: list[str]) -> None:
+    found = wrong(server("a", "", f"bmc: {{address: 'https://10.1.0.1', credentials: a, reports: {{{reports}}}}}"))
+    assert [each.split()[1] for each in found] == expected, case
+
+
 def test_servers_of_one_chassis_each_name_their_system() -> None:
     chassis = [server(f"n{number}", "", f"{BMC}, system: /redfish/v1/Systems/{number}}}") for number in range(4)]
     assert wrong(*chassis) == []

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +43,7 @@ from tests.redfish.profiles import (
     ILO6,
     OPENBMC,
     PROFILES,
+    STUCK,
     SUPERMICRO_X10,
     SUPERMICRO_X11,
     XCC,
@@ -551,3 +554,70 @@ def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, se
         f"GET {base}/v1/boot/52-54-00-12-34-56/boot.ipxe: 404",
         f"GET {base}/ipxe/{uuid}: 404",
     ]
+
+
+# Who the machine is, and the Manager's clock
+
+
+def _manager(client: httpx.Client, machine: Machine) -> Any:
+    (manager,) = client.get(machine.path).raise_for_status().json()["Links"]["ManagedBy"]
+    return client.get(manager["@odata.id"]).raise_for_status().json()
+
+
+def test_a_system_shows_the_identity_that_it_is_told(serve: Serve) -> None:
+    machine = Machine(uuid="4c4c4544-0058-3610-8044-c2c04f503933", serial="X6DCP93", sku="0B2D")
+    client = serve(machine)
+    shown = client.get(machine.path).json()
+    assert (shown["UUID"], shown["SerialNumber"], shown["SKU"]) == (machine.uuid, "X6DCP93", "0B2D")
+    machine.uuid, machine.serial = "", "To be filled by O.E.M."
+    shown = client.get(machine.path).json()
+    assert (shown["UUID"], shown["SerialNumber"]) == ("", "To be filled by O.E.M.")
+
+
+def test_a_manager_shows_its_clock_and_its_own_restarts(serve: Serve) -> None:
+    machine = Machine()
+    client = serve(machine)
+    machine.advance(3600)
+    machine.reset()
+    shown = _manager(client, machine)
+    assert (shown["DateTime"], shown["LastResetTime"]) == ("2026-11-20T13:00:00+00:00", "2026-11-17T12:00:00+00:00")
+    machine.restart_bmc()
+    assert _manager(client, machine)["LastResetTime"] == "2026-11-20T13:00:00+00:00"
+    assert client.get(machine.path).json()["PowerState"] == "On"
+
+
+def test_a_clock_that_is_set_counts_for_marks_from_then_on(serve: Serve) -> None:
+    machine = Machine()
+    client = serve(machine)
+    machine.set_clock(datetime(1970, 1, 1, tzinfo=UTC))
+    assert client.get(machine.path).json()["LastResetTime"] == "2026-11-17T12:00:00+00:00"
+    machine.run_through()
+    assert _manager(client, machine)["DateTime"] == "1970-01-01T00:02:00+00:00"
+    assert client.get(machine.path).json()["LastResetTime"] == "1970-01-01T00:00:00+00:00"
+
+
+def test_a_reset_to_the_state_of_the_factory_forgets_the_override_and_the_last_reset(serve: Serve) -> None:
+    machine = Machine()
+    client = serve(machine)
+    _write(client, machine.path, ONCE_PXE)
+    machine.restart_bmc(clock=datetime(1970, 1, 1, tzinfo=UTC), forgets=True)
+    shown = client.get(machine.path).json()
+    assert (shown["Boot"]["BootSourceOverrideEnabled"], shown["LastResetTime"][:4]) == ("Disabled", "1970")
+    assert (machine.resets, machine.boots) == (0, [])
+
+
+def test_marks_that_never_move(serve: Serve) -> None:
+    machine = Machine(profile=STUCK)
+    client = serve(machine)
+    before = client.get(machine.path).json()
+    machine.run_through()
+    machine.reset("ForceOff")
+    machine.run_through()
+    after = client.get(machine.path).json()
+    assert len(machine.boots) == 2
+    assert (after["LastResetTime"], "LastStateTime" in after["BootProgress"]) == (before["LastResetTime"], False)
+
+
+def test_a_role_may_not_read_the_manager(serve: Serve) -> None:
+    machine = Machine(profile=replace(GENERIC, manager=False))
+    assert serve(machine).get(machine.manager_path).status_code == 403

@@ -301,7 +301,7 @@ def test_no_artifact_is_ever_named() -> None:
     image = generated.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": artifacts}})
     boots = {"method": "UefiHttp", "httpBoot": "uki", "image": "i-1"}
     profile = generated.document("BootProfile", "web", boots)
-    policy = generated.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Always"})
+    policy = generated.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Once"})
     fleet = generated.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS})
     text = "".join(configuration(generated.decided([fleet, image, profile, policy, *three_hundred()[:1]])).values())
     assert "some." not in text

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.plan import Cause, Phase, Record, UserDataFiles
+from gitboot.plan import Cause, Phase, Record, Run, UserDataFiles
 from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
 from tests.fleets import (
@@ -264,7 +264,7 @@ def test_r4_the_image_under_a_policy(case: str, stream: str, server_spec: str, e
     )
     assert boots(NOON, *documents) == expected, case
     # Under a maintenance only the profile's image or the stream's current one count.
-    assert boots(NOON, *documents, maintenance("repair", boots="web")) == "flatcar-1", case
+    assert boots(NOON, *documents, maintenance("repair", "- 30T00:00", boots="web")) == "flatcar-1", case
 
 
 def test_r4_a_pin_beats_the_profiles_own_image_too() -> None:
@@ -352,7 +352,7 @@ def test_r5_a_profile_of_method_disk_boots_the_disk() -> None:
     assert found is not None and (found.phase, found.cause) == (Phase.DISK, Cause.DISK)
 
 
-MADE = Record(provision=1, image="flatcar-1", runs={"repair": (1, at("20T23:00"))})
+MADE = Record(provision=1, image="flatcar-1", runs={"repair": Run(1, at("20T23:00"))})
 
 
 @pytest.mark.parametrize(

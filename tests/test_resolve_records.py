@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Record
+from gitboot.plan import Record, Run
 from gitboot.resolve.records import adopted, ahead, exported, first_records, imported
 from tests.fleets import SEED, at, decision, policy, profile, server, uuid_of
 from tests.test_ledger import RECORDS
@@ -175,8 +175,20 @@ CONSUMED = Record(consumed_at=LATE, consumed_key="provision/1")
             False,
         ),
         ("it was set pending since", Record(provisioned_at=LATE), Record(provision=1, provisioned_at=EARLY), (), True),
-        ("a maintenance was booted since", Record(runs={"m": (1, LATE)}), Record(runs={"m": (0, EARLY)}), (), True),
-        ("the ledger knows of a later run", Record(runs={"m": (0, EARLY)}), Record(runs={"m": (1, LATE)}), (), False),
+        (
+            "a maintenance was booted since",
+            Record(runs={"m": Run(1, LATE)}),
+            Record(runs={"m": Run(0, EARLY)}),
+            (),
+            True,
+        ),
+        (
+            "the ledger knows of a later run",
+            Record(runs={"m": Run(0, EARLY)}),
+            Record(runs={"m": Run(1, LATE)}),
+            (),
+            False,
+        ),
         ("it was set and consumed since", CONSUMED, Record(), (), True),
         ("it was set, and is resolved since", CONSUMED, Record(), ("provision/1",), False),
     ],

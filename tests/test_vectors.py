@@ -42,7 +42,7 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.observe.observation import Observation
-from gitboot.plan import BootPlan, Decision, Phase, Record
+from gitboot.plan import BootPlan, Decision, Phase, Record, Run
 from gitboot.problems.codes import Code
 from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve import Decisions, decide, plan
@@ -286,7 +286,7 @@ def boot_method(case: Case) -> None:
             assert during is not None
             assert during.phase is Phase.MAINTENANCE
             assert method_of(during) == expected["method"]
-        assert method_of(plan(found, at("20T14:00"), Record(runs={"repair": (1, NOON)}))) == boot_policy["firstBoot"]
+        assert method_of(plan(found, at("20T14:00"), Record(runs={"repair": Run(1, NOON)}))) == boot_policy["firstBoot"]
     if "effectivePolicy" in expected:
         boots = {
             when: method_of(plan(found, NOON, known)) for when, known in (("firstBoot", PENDING), ("boot", INSTALLED))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from gitboot.bmc.identity import Identified, identify, known_at, pin
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import (
     OFF,
     AskOperator,
     Confirm,
+    Enabled,
     Leave,
     Observed,
     Override,
@@ -20,6 +22,7 @@ from gitboot.bmc.override import (
     Set,
     Wait,
     Withdraw,
+    needs_clock,
     next_step,
     refused,
 )
@@ -41,6 +44,8 @@ def bring_about(
     wrote: list[OverrideRecord] = []
     before: Override | None = None
     seen: Observed | None = None
+    identified: Identified | None = None
+    pinned = known_at(job.pinned, job.bmc.place)
 
     def done(outcome: Outcome, message: str, *, answered: bool = True, retry_after_s: int | None = None) -> Result:
         return Result(
@@ -52,6 +57,8 @@ def bring_about(
             observed=seen,
             wrote=tuple(wrote),
             answered=answered,
+            identified=identified,
+            pinned=job.pinned if job.dry_run else pinned,
             retry_after_s=retry_after_s,
         )
 
@@ -64,9 +71,13 @@ def bring_about(
 
     try:
         for _ in range(_MOST_STEPS):
-            seen = bmc.observe()
+            seen = look(bmc, records.values(), clock, with_clock=job.with_clock)
             before = before or seen.override
-            step = next_step(wanted=job.wanted, observed=seen, records=records.values(), at=clock())
+            identified = identify(job.described, seen.shown, pinned=pinned, shared=job.shared)
+            pinned = pin(seen.shown, identified, pinned=pinned, place=job.bmc.place, at=clock())
+            step = next_step(
+                wanted=job.wanted, observed=seen, records=records.values(), at=clock(), identified=identified
+            )
             if job.only_read and isinstance(step, Set | Withdraw):
                 return done(Outcome.UNCHANGED, "only read, to judge a fetch")
             if job.dry_run and (patch := would_send(step, seen)) is not None:
@@ -82,6 +93,9 @@ def bring_about(
                 case Confirm(record=record):
                     keep(record)
                 case Set(record=record):
+                    if record.override.enabled is Enabled.ONCE:
+                        seen = bmc.with_clock(seen, clock)
+                    record = replace(record, marks=seen.marks)
                     keep(record)
                     try:
                         bmc.set_override(record.override, seen)
@@ -104,6 +118,16 @@ def bring_about(
     except BmcRejected as error:
         return done(Outcome.STALLED, str(error), answered=seen is not None)
     return done(Outcome.WAITING, f"not settled after {_MOST_STEPS} steps")
+
+
+def look(
+    bmc: BmcConnection, records: Iterable[OverrideRecord], clock: Callable[[], datetime], *, with_clock: bool = False
+) -> Observed:
+    """Read a BMC: in one request, and one more for its clock where what has become of an override depends on it."""
+    seen = bmc.observe()
+    if with_clock or needs_clock(records, seen, clock()):
+        return bmc.with_clock(seen, clock)
+    return seen
 
 
 def would_send(step: object, seen: Observed) -> str | None:

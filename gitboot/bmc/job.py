@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gitboot.bmc.identity import Described, Identified, Pinned
 from gitboot.bmc.override import Observed, Override, OverrideRecord, Wanted
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -29,6 +30,14 @@ class Job:
     site: str | None = None  # whose network the BMC is in
     dry_run: bool = False  # say what would be written, and write nothing
     only_read: bool = False  # a fetch is to be judged by what stands now: nothing is set before
+    with_clock: bool = False  # what its marks say is to count: the Manager's clock is read, too
+    serial: str | None = None  # as its document says
+    pinned: Pinned | None = None  # what its BMC showed before
+    shared: frozenset[str] = frozenset()  # what the BMCs of several machines show: `gitboot.bmc.identity.shared`
+
+    @property
+    def described(self) -> Described:
+        return Described.by(self.uuid, self.serial, self.bmc)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,4 +52,7 @@ class Result:
     observed: Observed | None = None  # the last reading
     wrote: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
     answered: bool = True  # whether the BMC, and the way to it, are in order
+    identified: Identified | None = None  # whose machine answered, by the last reading
+    pinned: Pinned | None = None  # what is to be kept of what it shows
+    credentials: str | None = None  # tells whether its credentials have changed since; None: it had none
     retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone

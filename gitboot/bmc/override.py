@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import Enum, StrEnum
+from enum import StrEnum
 
+from gitboot.bmc.identity import NOTHING, Another, Identified, IdentityChanged, Same, Shown, is_another_system
+from gitboot.bmc.marks import NO_MARKS, Marks, Reset, in_utc, parse
 from gitboot.load.machines import BmcAccess
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
@@ -65,45 +67,14 @@ class Override:
 OFF = Override(enabled=Enabled.DISABLED, target=Target.NONE)
 
 
-class Reset(Enum):
-    """Whether a machine has reset between two readings."""
-
-    SEEN = "seen"
-    RULED_OUT = "ruled out"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Marks:
-    """What moves when a machine resets, as far as its BMC shows it."""
-
-    last_reset_time: str | None = None  # LastResetTime
-    boot_progress_time: str | None = None  # BootProgress.LastStateTime
-    settled: bool = False  # the machine was known to run, past POST
-
-    def reset_since(self, earlier: Marks) -> Reset:
-        """Tell whether the machine has reset since ``earlier`` was read.
-
-        Marks that stand still rule it out only if they were settled: a machine in POST consumes an override
-        that is set behind its back without another reset.
-        """
-        pairs = (
-            (earlier.last_reset_time, self.last_reset_time),
-            (earlier.boot_progress_time, self.boot_progress_time),
-        )
-        shown = [(before, after) for before, after in pairs if before and after]
-        if any(before != after for before, after in shown):
-            return Reset.SEEN
-        return Reset.RULED_OUT if shown and earlier.settled else Reset.UNKNOWN
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
     """One reading of a BMC: what its override is now, and what it could be."""
 
     system: str  # the path of the ComputerSystem
     override: Override
-    marks: Marks = Marks()
+    shown: Shown = NOTHING  # who the system is
+    marks: Marks = NO_MARKS
     power: str | None = None  # PowerState
     in_post: bool = False
     runs_os: bool = False  # BootProgress.LastState is OSRunning
@@ -115,6 +86,7 @@ class Observed:
     settings: str = ""  # the resource that takes overrides: the system itself or its Settings
     etag: str | None = None  # of that resource
     bmc: str = ""  # the row of `gitboot.bmc.quirks` that applies
+    manager: str | None = None  # the path of the Manager, which has the clock
 
 
 class State(StrEnum):
@@ -126,6 +98,8 @@ class State(StrEnum):
     WITHDRAWN = "Withdrawn"  # gone, and proven not consumed: the reason is open again
     CONSUMED = "Consumed"  # was confirmed, is gone, and the machine has reset since
     LOST = "Lost"  # gone, and nothing proves how: counts as consumed
+
+    OPENED = "Opened"  # by a person: it may be set, whatever stands there now
 
     @property
     def is_open(self) -> bool:
@@ -141,6 +115,7 @@ class Wanted:
     plan_digest: str
     override: Override
     set_again: bool = False  # a Once is set anew after each reset that is proven to have consumed it
+    writes_disk: bool = True  # what it boots
     until: datetime | None = None  # from when on the plan may want something else
 
 
@@ -157,6 +132,8 @@ class OverrideRecord:
     corrections: tuple[datetime, ...] = ()  # when it had to be set anew, in the last hour
     replaces: Override | None = None  # what stood for the same reason, until this one is confirmed
     bmc: BmcAccess | None = None  # on which it was set, in case no document names it any more
+    shown: Shown = NOTHING  # who the system was on which it was set
+    writes_disk: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +175,8 @@ class OperatorCondition(StrEnum):
     NEEDS_OPERATOR = "NeedsOperator"  # only a person can know whether the machine was installed
     CONTENDED = "Contended"  # the override keeps changing under gitboot
     UNSUPPORTED = "Unsupported"  # this BMC cannot do it
+    ANOTHER_MACHINE = "AnotherMachine"  # the BMC shows another machine, or another than it has shown before
+    FOREIGN_OVERRIDE = "ForeignOverride"  # before gitboot has set any, another stands that somebody else has set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,20 +190,54 @@ class AskOperator:
 Step = Leave | Set | Confirm | Withdraw | Wait | AskOperator
 
 
-def next_step(*, wanted: Wanted | None, observed: Observed, records: Iterable[OverrideRecord], at: datetime) -> Step:
+def next_step(
+    *,
+    wanted: Wanted | None,
+    observed: Observed,
+    records: Iterable[OverrideRecord],
+    at: datetime,
+    identified: Identified,
+) -> Step:
     """Decide what comes next for one BMC.
 
-    ``records`` are all of the server's, one a reason. What stands for another reason than the wanted one is
-    withdrawn first. What gitboot has not set itself is left alone, until something else is wanted.
+    ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. What stands for
+    another reason than the wanted one is withdrawn first. What gitboot has not set itself is left alone. Nothing is
+    set on another machine, and nothing withdrawn but on the system on which it was set.
     """
-    wanted_reason = wanted.reason if wanted else None
-    own = None
+    records = tuple(records)
+    accepted = isinstance(identified, Same) and identified.accepted
+    if not accepted and (elsewhere := _set_elsewhere(records, observed)) is not None:
+        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=_was_set_elsewhere(elsewhere, observed))
+    moving = frozenset[str]().union(*(observed.marks.moved_since(record.marks) for record in records))
+    own = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
     for record in records:
-        if record.reason == wanted_reason:
-            own = record
-        elif record.state.is_open:
-            return _let_go(record, observed, at)
-    return _bring_about(wanted, own, observed, at) if wanted else Leave()
+        if record.state.is_open and (record is not own or isinstance(identified, Another)):
+            return _let_go(record, observed, at, moving)
+    if wanted is None:
+        return Leave()
+    if isinstance(identified, Another):
+        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
+    step = _bring_about(wanted, own, observed, at, moving)
+    if isinstance(identified, IdentityChanged) and isinstance(step, Set):
+        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
+    return step
+
+
+def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datetime) -> bool:
+    """Whether the BMC's clock has to be read, beside its marks, before the next step is decided.
+
+    It tells what has become of an override, and whether a machine is in POST that seems to have been for too long.
+    """
+    if observed.marks.bmc_time is not None:
+        return False
+    return (observed.in_post and not _in_post(observed, at)) or any(_is_in_question(each, observed) for each in records)
+
+
+def _is_in_question(record: OverrideRecord, observed: Observed) -> bool:
+    once = record.state.is_open and record.override.enabled is Enabled.ONCE
+    if not once or record.marks.bmc_time is None:
+        return False
+    return not stands(record.override, observed) or bool(observed.marks.moved_since(record.marks))
 
 
 def refused(record: OverrideRecord, observed: Observed) -> Confirm:
@@ -234,7 +247,7 @@ def refused(record: OverrideRecord, observed: Observed) -> Confirm:
     (community.general, issue 5091).
     """
     state = State.CONFIRMED if stands(record.override, observed) else State.WITHDRAWN
-    return Confirm(record=replace(record, state=state, marks=observed.marks))
+    return Confirm(record=replace(record, state=state, marks=_marks(observed, record)))
 
 
 def stands(override: Override, observed: Observed) -> bool:
@@ -278,7 +291,15 @@ def _uri_matters(override: Override, observed: Observed) -> bool:
     return override.target == Target.UEFI_HTTP and observed.supports_http_boot_uri
 
 
-def _let_go(record: OverrideRecord, observed: Observed, at: datetime) -> Step:
+def _set_elsewhere(records: Iterable[OverrideRecord], observed: Observed) -> OverrideRecord | None:
+    """An override that may stand, but on another system than the one that is observed."""
+    for record in records:
+        if record.state.is_open and is_another_system(record.shown, observed.shown):
+            return record
+    return None
+
+
+def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> Step:
     """Withdraw what is no longer wanted, or settle what has become of it."""
     if _was_not_replaced(record, observed):
         record = replace(record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED)
@@ -287,10 +308,10 @@ def _let_go(record: OverrideRecord, observed: Observed, at: datetime) -> Step:
     if not stands(record.override, observed):
         if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
             return Wait(why="it was set a moment ago, and is not shown yet")
-        return Confirm(record=replace(record, state=_what_became_of(record, observed)))
+        return Confirm(record=replace(record, state=_what_became_of(record, observed, at, moving)))
     if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
         return Wait(why="it was cleared a moment ago, and is still shown")
-    return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=observed.marks, at=at))
+    return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=_marks(observed, record), at=at))
 
 
 def _was_not_replaced(record: OverrideRecord, observed: Observed) -> bool:
@@ -320,11 +341,17 @@ def _consumed(record: OverrideRecord) -> State:
     return State.CONSUMED if record.state is State.CONFIRMED else State.LOST
 
 
-def _what_became_of(record: OverrideRecord, observed: Observed) -> State:
-    """Tell how an override that no longer stands has ended."""
+def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> State:
+    """Tell how an override that no longer stands has ended.
+
+    Marks that stand still prove for a boot that writes a disk only what they are known to do: to move. But no
+    machine shuts down and boots within the moment that a withdrawal takes.
+    """
     if record.override.enabled is Enabled.CONTINUOUS:
         return State.WITHDRAWN
-    match observed.marks.reset_since(record.marks):
+    withdrawn_now = record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at)
+    known = moving if record.writes_disk and not withdrawn_now else None
+    match observed.marks.reset_since(record.marks, moving=known):
         case Reset.RULED_OUT:
             return State.WITHDRAWN
         case Reset.SEEN if record.state is State.CONFIRMED:
@@ -332,29 +359,46 @@ def _what_became_of(record: OverrideRecord, observed: Observed) -> State:
     return State.LOST
 
 
-def _bring_about(wanted: Wanted, record: OverrideRecord | None, observed: Observed, at: datetime) -> Step:
+def _marks(observed: Observed, record: OverrideRecord) -> Marks:
+    """The marks that were seen, by the clock as it was read last."""
+    return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_of(record.marks)
+
+
+def _bring_about(
+    wanted: Wanted, record: OverrideRecord | None, observed: Observed, at: datetime, moving: frozenset[str]
+) -> Step:
     override = fit(wanted.override, observed)
     if override is None:
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
-    if record is None or record.state is State.WITHDRAWN or (wanted.set_again and record.state is State.CONSUMED):
+    if record is not None and record.state is State.OPENED:
         return _set(wanted, override, observed, at)
+    if record is None or record.state is State.WITHDRAWN or (wanted.set_again and record.state is State.CONSUMED):
+        return _set_anew(wanted, override, observed, at)
     if not record.state.is_open:
         lost = wanted.set_again and record.state is State.LOST
         return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
     if not stands(record.override, observed):
-        return _bring_back(wanted, record, override, observed, at)
+        return _bring_back(wanted, record, override, observed, at, moving)
     if _is_someone_elses(record, observed):
         return Confirm(record=replace(record, state=_consumed(record)))
     if record.override != override:
         return _set(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
     if record.state is State.CONFIRMED:
         return Leave()
-    return Confirm(record=replace(record, state=State.CONFIRMED, marks=observed.marks, replaces=None))
+    marks = _marks(observed, record)
+    return Confirm(record=replace(record, state=State.CONFIRMED, marks=marks, replaces=None))
 
 
-def _bring_back(wanted: Wanted, record: OverrideRecord, override: Override, observed: Observed, at: datetime) -> Step:
+def _bring_back(
+    wanted: Wanted,
+    record: OverrideRecord,
+    override: Override,
+    observed: Observed,
+    at: datetime,
+    moving: frozenset[str],
+) -> Step:
     """Set a wanted override that does not stand once more, if it cannot have been consumed."""
-    became = _what_became_of(record, observed)
+    became = _what_became_of(record, observed, at, moving)
     if record.state is State.WITHDRAWING:
         return Confirm(record=replace(record, state=became))
     if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
@@ -371,6 +415,16 @@ def _bring_back(wanted: Wanted, record: OverrideRecord, override: Override, obse
     if _in_post(observed, at):
         return Wait(why="the machine is in POST, and its override is not known to be set")
     return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_undecidable(record))
+
+
+def _set_anew(wanted: Wanted, override: Override, observed: Observed, at: datetime) -> Step:
+    """Set what does not stand in gitboot's name, unless somebody else's override would have to give way to it."""
+    step = _set(wanted, override, observed, at)
+    seen = observed.override
+    free = seen.enabled is Enabled.DISABLED or seen.target == Target.NONE or stands(override, observed)
+    if isinstance(step, Set) and not free:
+        return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=_foreign(override, seen))
+    return step
 
 
 def _set(
@@ -395,18 +449,20 @@ def _set(
             at=at,
             corrections=corrections,
             replaces=replaces,
+            shown=observed.shown,
+            writes_disk=wanted.writes_disk,
         )
     )
 
 
 def _in_post(observed: Observed, at: datetime) -> bool:
-    if not observed.in_post or observed.marks.boot_progress_time is None:
+    marks = observed.marks
+    if not observed.in_post or marks.boot_progress_time is None:
         return observed.in_post
-    try:
-        since = datetime.fromisoformat(observed.marks.boot_progress_time)
-    except ValueError:
-        return True
-    return since.tzinfo is None or abs(at - since) < _LONGEST_POST
+    since, now = parse(marks.boot_progress_time), parse(marks.bmc_time)
+    if now is None:  # by our clock, if the BMC says which time it means
+        now = at if since is not None and since.tzinfo is not None else None
+    return since is None or now is None or abs(in_utc(now) - in_utc(since)) < _LONGEST_POST
 
 
 def _is_within(period: timedelta, record: OverrideRecord, at: datetime) -> bool:
@@ -422,6 +478,21 @@ def _unsupported(override: Override, observed: Observed) -> str:
         allowable = ", ".join(sorted(observed.allowable_targets))
         return f"{override.target} is wanted, and the BMC boots only {allowable}"
     return f"mode {override.mode} is wanted, and the BMC has {observed.override.mode}, which it cannot change"
+
+
+def _foreign(override: Override, seen: Override) -> str:
+    uri = f" {seen.http_boot_uri}" if seen.http_boot_uri and seen.target == Target.UEFI_HTTP else ""
+    return (
+        f"the BMC shows {seen.enabled} {seen.target}{uri}, which gitboot has not set;"
+        f" {override.enabled} {override.target} is set when it is gone"
+    )
+
+
+def _was_set_elsewhere(record: OverrideRecord, observed: Observed) -> str:
+    return (
+        f"{record.override.enabled} {record.override.target} for {record.reason} was set where the BMC showed"
+        f" {record.shown}; now it shows {observed.shown}, and nothing is withdrawn or set there"
+    )
 
 
 def _contended(record: OverrideRecord, observed: Observed) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from gitboot.bmc.override import Enabled, Marks, Observed, Override, Target
+from gitboot.bmc.identity import Shown
+from gitboot.bmc.marks import Marks, with_clock
+from gitboot.bmc.override import Enabled, Observed, Override, Target
 from gitboot.bmc.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected
+from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 
 _IN_POST = frozenset(
     {
@@ -73,6 +78,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
     return Observed(
         system=system.path,
         override=_override(takes_overrides),
+        shown=_shown(system.body),
         marks=Marks(
             last_reset_time=_instant(_at(system.body, quirks.reset_time)),
             boot_progress_time=_instant(_at(system.body, ("BootProgress", "LastStateTime"))),
@@ -89,7 +95,40 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         settings=takes_overrides.path,
         etag=takes_overrides.etag,
         bmc=quirks.name,
+        manager=_manager(system.body),
     )
+
+
+def read_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
+    """Add to marks what a Manager shows of its clock, read ``at`` by ours."""
+    bmc_time = _text(manager.body.get("DateTime"))
+    if bmc_time is None:
+        return marks
+    offset = _text(manager.body.get("DateTimeLocalOffset")) or ""
+    zoned = bmc_time.endswith("Z") or "+" in bmc_time or "-" in bmc_time[10:]
+    reset = _text(manager.body.get("LastResetTime"))
+    return with_clock(marks, bmc_time=bmc_time if zoned else bmc_time + offset, manager_reset_time=reset, at=at)
+
+
+def _shown(system: Mapping[str, Any]) -> Shown:
+    serial, sku = (" ".join((_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
+    return Shown(uuid=_uuid(system.get("UUID")), serial=serial, sku=sku)
+
+
+def _uuid(value: object) -> SystemUuid | None:
+    """A UUID however it is written; None where nobody has set one."""
+    digits = re.sub(r"[^0-9a-f]", "", (_text(value) or "").lower())
+    try:
+        return parse_uuid(re.sub(r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", r"\1-\2-\3-\4-\5", digits))
+    except Malformed:
+        return None
+
+
+def _manager(system: Mapping[str, Any]) -> str | None:
+    """The path of the Manager that manages the system; the first, where there are several."""
+    managers = _at(system, ("Links", "ManagedBy"))
+    first = managers[0] if isinstance(managers, list) and managers else None
+    return _text(_mapping(first).get("@odata.id"))
 
 
 def _override(resource: Resource) -> Override:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import ssl
 import threading
 from collections import Counter
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Outcome, Result
@@ -30,7 +33,22 @@ def read_credentials(directory: Path, name: str) -> Credentials:
         raise UsageError(
             f"no credentials named {name}: {directory / name} needs the files username and password ({error})"
         ) from None
-    return Credentials(username=username, password=password)
+    return Credentials(username=username, password=password, name=name)
+
+
+_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # this process's own: a fingerprint is of no use outside
+
+
+def fingerprint(directory: Path | None, name: str) -> str | None:
+    """What changes when credentials do, and tells nothing of them; None where there are none."""
+    if directory is None:
+        return None
+    try:
+        found = read_credentials(directory, name)
+    except UsageError:
+        return None
+    text = f"{found.username}\0{found.password}".encode()
+    return hashlib.blake2b(text, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
 
 
 @dataclass(slots=True)
@@ -139,12 +157,19 @@ class BmcPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._connections.close()
 
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        """What changes when a BMC's credentials do: one that was refused is asked again when it is another."""
+        return fingerprint(self.credentials, bmc.credentials)
+
     def _run(self, job: Job) -> Result:
+        used = self.fingerprint(job.bmc)  # before they are used: what changes meanwhile is a change
         try:
             bmc = self._connections.to(job.uuid, job.server, job.bmc)
         except UsageError as error:
-            return Result(server=job.server, uuid=job.uuid, outcome=Outcome.STALLED, message=str(error), answered=False)
-        return bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
+            stalled = Outcome.STALLED
+            return Result(server=job.server, uuid=job.uuid, outcome=stalled, message=str(error), answered=False)
+        result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
+        return replace(result, credentials=used)
 
 
 @contextmanager

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from http import HTTPStatus
 from typing import Any, Self
 
 from requests import Response
@@ -19,7 +21,7 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.override import OFF, Observed, Override
-from gitboot.bmc.payload import Resource, observe
+from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.transport import BmcAdapter, RedirectedElsewhere, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, OperatorError, TryAgain
@@ -62,6 +64,7 @@ _NEVER = frozenset({501, 505})
 class Credentials:
     username: str
     password: str = field(repr=False)
+    name: str = ""  # by which documents name them
 
 
 class BmcConnection:
@@ -82,6 +85,7 @@ class BmcConnection:
         read_timeout_s: float = 10,  # until the answer is whole
     ) -> None:
         self._address = address.rstrip("/")
+        self._credentials = credentials.name
         self._system = system
         self._settings_without_override: str | None = None
         self._retry_after: str | None = None
@@ -119,6 +123,16 @@ class BmcConnection:
             self._system = self._only_system()
         system = self._get(self._system)
         return observe(system, self._settings_with_override(system))
+
+    def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
+        """Read the Manager's clock, too, in one more request; a BMC that shows none is as it was seen."""
+        if seen.manager is None or seen.marks.bmc_time is not None:
+            return seen
+        try:
+            manager = self._get(seen.manager)
+        except BmcRejected:  # a role that may not see the Manager, a path that leads nowhere
+            return seen
+        return replace(seen, marks=read_clock(seen.marks, manager, clock()))
 
     def set_override(self, wanted: Override, seen: Observed) -> None:
         """Write what differs from ``seen``, unless the BMC has changed since: then `BmcBusy`.
@@ -178,30 +192,35 @@ class BmcConnection:
         try:
             yield
         except exceptions.SushyError as error:
-            raise self._meaning(error, request) from error
+            if isinstance(error, exceptions.HTTPError):
+                raise self._answered(error, request) from error
+            raise _meaning(error, request) from error
         except (AttributeError, TypeError, RecursionError) as error:
             # sushy takes for granted that the body of an error is shaped as Redfish says.
             raise BmcUnreachable(f"{request}: an error that is not Redfish's") from error
 
-    def _meaning(self, error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
-        if isinstance(error, exceptions.HTTPError):
-            return self._answered(error, request)
-        for cause in _causes(error):
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
-            if isinstance(cause, RedirectedElsewhere):
-                return BmcRejected(f"{request}: {cause}")
-            if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
-                return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
-        return MEANING[type(error)](f"{request}: {_detail(str(error))}")
-
     def _answered(self, error: exceptions.HTTPError, request: str) -> TryAgain | OperatorError:
         status = error.status_code
+        if status == HTTPStatus.UNAUTHORIZED:
+            name = f' "{self._credentials}"' if self._credentials else ""
+            return BmcRejected(f"{request}: {status}: the BMC refuses the user name or password of credentials{name}")
         said = json.dumps(error.body) if error.body else ""
         message = f"{request}: {status} {_detail(error.detail or said or 'without a reason')}"
         if status in _BUSY or any(f'{reason}"' in said for reason in NOT_NOW):
             return BmcBusy(message, retry_after_s=_seconds(self._retry_after))
         return BmcRejected(message) if status in _NEVER else MEANING[type(error)](message)
+
+
+def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
+    """What came instead of an answer."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
+        if isinstance(cause, RedirectedElsewhere):
+            return BmcRejected(f"{request}: {cause}")
+        if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
+            return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
+    return MEANING[type(error)](f"{request}: {_detail(str(error))}")
 
 
 def _resource(response: Response) -> Resource:

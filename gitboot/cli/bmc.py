@@ -101,38 +101,45 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
 @command.command("resolve", context_settings=_SETTINGS)
 @click.argument("server")
 @state_option
-@click.option(
-    "--consumed/--not-set",
-    "consumed",
-    required=True,  # with a default click would take its absence for --not-set
-    help="Whether the override was set and the machine booted it, or it was never set.",
-)
+@click.option("--consumed", "word", flag_value="consumed", help="The override was set, and the machine booted it.")
+@click.option("--not-set", "word", flag_value="not-set", help="The override was never set.")
+@click.option("--same", "word", flag_value="same", help="What the BMC shows now is SERVER all the same.")
+@click.option("--replace", "word", flag_value="replace", help="What somebody else has set there may be replaced.")
 @_reason_option
-def resolve(server: str, state: Path, consumed: bool, reason: str) -> None:
-    """Say what became of the override of SERVER that only a person can know (condition NeedsOperator).
+def resolve(server: str, state: Path, word: str | None, reason: str) -> None:
+    """Say what only a person can know of the BMC of SERVER.
 
-    --consumed: it was set and consumed; it is not set again. --not-set: it was never set; where the plan still wants
-    it, it is set now. Look at the machine's console or boot log first: the wrong word installs it twice, or never.
+    --consumed: the override was set and consumed; it is not set again. --not-set: it was never set; where the plan
+    still wants it, it is set now (condition NeedsOperator). Look at the machine's console or boot log first: the wrong
+    word installs it twice, or never. --same: the machine that the BMC shows is SERVER (condition AnotherMachine).
+    --replace: somebody else's override gives way to what the plan wants (condition ForeignOverride).
     """
     from gitboot.cli.instance import decision_of, looked_at, request
-    from gitboot.instance.requests import RESOLVE
+    from gitboot.errors import UsageError
+    from gitboot.instance.requests import ACCEPT, REPLACE, RESOLVE
     from gitboot.resolve import plan
 
+    if word is None:
+        raise click.UsageError("Missing option '--consumed', '--not-set', '--same' or '--replace'.")
     at = now()
     with looked_at(state, at) as instance:
         decision = decision_of(instance, server)
         planned = plan(decision, at, instance.knowledge.record(decision.uuid))
-        bmc = instance.commit.machines[decision.uuid].bmc
+        bmc, pinned = instance.commit.machines[decision.uuid].bmc, instance.knowledge.pins.get(decision.uuid)
     override = planned.override if planned is not None else None
-    facts = {
-        "uuid": decision.uuid,
-        "server": server,
-        "consumed": consumed,
-        "key": override.reason if override is not None else planned.key if planned is not None else None,
-        "bmc": list(bmc.place) if bmc is not None else None,
-        "reason": reason,
-    }
-    click.echo(request(state, RESOLVE, facts))
+    key = override.reason if override is not None else planned.key if planned is not None else None
+    facts: dict[str, object] = {"uuid": decision.uuid, "server": server, "reason": reason}
+    match word:
+        case "same":
+            if pinned is None:
+                raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {server}")
+            kind, facts = ACCEPT, facts | {"shown": [pinned.seen.uuid, pinned.seen.serial]}
+        case "replace":
+            kind, facts = REPLACE, facts | {"key": key}
+        case _:
+            place = list(bmc.place) if bmc is not None else None
+            kind, facts = RESOLVE, facts | {"consumed": word == "consumed", "key": key, "bmc": place}
+    click.echo(request(state, kind, facts))
 
 
 def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) -> list[Inspection]:

@@ -26,6 +26,11 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @click.argument("range", metavar="BASE..HEAD")
 @click.argument("path", default=".", type=click.Path(path_type=Path))
 @click.option("--merge", is_flag=True, help="Compare BASE with HEAD merged into it, as the branch will be.")
+@click.option(
+    "--each-merge",
+    is_flag=True,
+    help="Judge each commit of HEAD's first-parent line by itself, as an instance does that has accepted BASE.",
+)
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
 @limit_options
 @output_option(*_FORMATS)
@@ -34,6 +39,7 @@ def command(
     range: str,
     path: Path,
     merge: bool,
+    each_merge: bool,
     detailed_exitcode: bool,
     outputs: tuple[Output, ...],
     **limits: int | None,
@@ -51,10 +57,17 @@ def command(
 
     gc.disable()  # two fleets are loaded once and all of them kept
     found = compared(path, range, merge=merge)
-    again = shlex.join(
-        ["gitboot", "diff", range, *([str(path)] if path != Path() else []), *(["--merge"] * merge), *_flags(limits)]
+    where = [str(path)] if path != Path() else []
+    options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *_flags(limits)]
+    again = shlex.join(["gitboot", "diff", range, *where, *options])
+    result = review(
+        found.base,
+        found.head,
+        limits=limits_of(limits),
+        messages=found.messages,
+        line=found.line if each_merge else (),
+        command=again,
     )
-    result = review(found.base, found.head, limits=limits_of(limits), messages=found.messages, command=again)
     for output in outputs:
         output.write(_written(output.format, result, prefix_of(path)))
     if result.outcome is ReviewOutcome.INVALID:

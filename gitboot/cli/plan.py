@@ -11,7 +11,8 @@ import click
 
 from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import Output, at_option, document, fleet_argument, now, output_option
-from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_held_back
+from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_already_made, tell_held_back
+from gitboot.model.scalars import format_instant
 
 
 @click.command()
@@ -36,6 +37,7 @@ def command(
     Without --records nothing is known of provisioning, and unknown never installs.
     """
     from gitboot.render.plans import summary
+    from gitboot.resolve.instant import already_made
 
     fleet = planned_fleet(path, rev, at or now(), records)
     chosen = selected(selector)
@@ -52,7 +54,13 @@ def command(
         plans[decision.server] = plan
         files = fleet.files(decision, plan)
         boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
-        items.append(summary(decision, plan, boot_files))
+        made = already_made(decision, fleet.at, fleet.records.get(decision.uuid))
+        items.append(
+            {
+                **summary(decision, plan, boot_files),
+                "alreadyMade": {name: format_instant(run.at) for name, run in made.items()},
+            }
+        )
     for output in outputs:
         if output.format == "text":
             output.write(_as_table(items) if items else "")
@@ -63,6 +71,7 @@ def command(
         asked = f" with the labels {selector}" if selector else ""
         among = f" among {', '.join(names)}" if names else ""
         click.echo(f"no server{among}{asked}; the fleet has {len(fleet.decisions.servers)}", err=True)
+    tell_already_made({item["server"]: item["alreadyMade"] for item in items})
     tell_held_back(held_back(plans))
 
 

@@ -12,7 +12,7 @@ import click
 from gitboot import phrases
 from gitboot.cli.bounded import evaluating
 from gitboot.errors import UsageError
-from gitboot.load import FleetRepository, load
+from gitboot.load import FleetRepository
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
@@ -20,8 +20,9 @@ from gitboot.plan import BootPlan, Cause, Decision, Record
 from gitboot.render.formats import server_files
 from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import site_of
+from gitboot.resolve.reading import read
 from gitboot.resolve.records import first_records, imported
 from gitboot.source import open_snapshot
 
@@ -78,8 +79,8 @@ def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None
     with evaluating() as begun:
         snapshot = open_snapshot(path, rev)
         begun(len(snapshot.blobs))
-        repository = load(snapshot)
-        decisions = decide(repository)
+        decided = read(snapshot)
+        repository, decisions = decided.repository, decided.decisions
     return Planned(
         repository=repository,
         decisions=decisions,
@@ -105,6 +106,20 @@ def known_records(decisions: Decisions, records: str | None) -> dict[SystemUuid,
 def held_back(planned: Mapping[str, BootPlan | None]) -> int:
     """How many servers boot their disk only because nothing is known of them."""
     return sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in planned.values())
+
+
+def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:
+    """Say of each maintenance that it asks for nothing more, and what makes it ask again; by server, when."""
+    servers: dict[tuple[str, str], list[str]] = {}
+    for server, runs in made.items():
+        for name, at in runs.items():
+            servers.setdefault((name, at), []).append(server)
+    for (name, at), names in sorted(servers.items()):
+        click.echo(
+            f"Maintenance/{name}: already made on {at} ({phrases.some(names, 3)}). Raise its run, or let its window "
+            "start after the one in which it was made, and it is made again.",
+            err=True,
+        )
 
 
 def tell_held_back(number: int) -> None:

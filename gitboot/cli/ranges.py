@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gitboot.cli.bounded import evaluating
 from gitboot.errors import InvalidRepository
-from gitboot.load import ParseCache, Snapshot, load
-from gitboot.resolve import decide
-from gitboot.review.review import Side
+from gitboot.load import ParseCache, Snapshot
+from gitboot.resolve.reading import read
+from gitboot.review.merges import Between
+from gitboot.review.side import Side
 from gitboot.source.compare import open_range
 
 
@@ -20,6 +23,7 @@ class Compared:
     base: Side
     head: Side
     messages: tuple[tuple[str, str], ...]
+    line: tuple[Between, ...] = ()
 
 
 def compared(path: Path, range: str, *, merge: bool) -> Compared:
@@ -35,11 +39,18 @@ def compared(path: Path, range: str, *, merge: bool) -> Compared:
         conflicted = Side(named=names[1], revision=names[1], decisions=None, repository=None, problems=error.problems)
         nothing = Side(named=names[0], revision=names[0], decisions=None, repository=None, problems=())
         return Compared(base=nothing, head=conflicted, messages=())
+    line = (Between(each.revision, each.messages, partial(_side_of, each.snapshot, parsed)) for each in found.line)
     return Compared(
         base=side(names[0], found.base, parsed),
         head=side(names[1], found.head, parsed),
         messages=found.messages,
+        line=tuple(line),
     )
+
+
+def _side_of(snapshot: Callable[[], Snapshot], parsed: ParseCache) -> Side:
+    found = snapshot()
+    return side(found.revision, found, parsed)
 
 
 def side(named: str, snapshot: Snapshot, parsed: ParseCache) -> Side:
@@ -47,8 +58,8 @@ def side(named: str, snapshot: Snapshot, parsed: ParseCache) -> Side:
     try:
         with evaluating() as begun:
             begun(len(snapshot.blobs))
-            repository = load(snapshot, parsed)
-            decisions = decide(repository)
+            decided = read(snapshot, parsed)
+            repository, decisions = decided.repository, decided.decisions
     except InvalidRepository as error:
         return Side(named=named, revision=snapshot.revision, decisions=None, repository=None, problems=error.problems)
     return Side(

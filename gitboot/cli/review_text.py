@@ -138,6 +138,7 @@ def _group(group: Group) -> list[str]:
     lines += map(_cause, group.causes)
     lines += (_wrapped(f"takes effect {words.when(effect)}") for effect in group.effects)
     lines += (_wrapped(f"may be reinstalled: {words.reason(each)}") for each in group.reinstalls)
+    lines += (_wrapped(f"becomes unknown: {words.unknown(each)}") for each in group.unknown)
     lines += (_wrapped(words.change(field)) for field in group.fields)
     if group.rendered is None:
         lines.append("  not rendered: there are too many groups")
@@ -195,5 +196,8 @@ def _next(review: Review) -> Iterator[str]:
     if acknowledging:
         yield "  to accept it anyway, put into the last commit's message:"
         yield from (f"    {line}" for _, line in acknowledging)
+        if review.steps:
+            yield "  or each commit by itself, in any commit's message behind it:"
+            yield from (f"    {line}  # {step.commit[:12]}" for step in review.steps for line in step.lines)
         yield "  or, where the instance runs:"
         yield f"    {review.approval}"

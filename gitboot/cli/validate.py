@@ -29,10 +29,9 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
     `gitboot explain CODE` says more about a problem.
     """
     from gitboot.errors import InvalidRepository
-    from gitboot.load import load
     from gitboot.problems.problem import Problem, Severity
-    from gitboot.resolve import decide
     from gitboot.resolve.optouts import overdue
+    from gitboot.resolve.reading import read
     from gitboot.source import open_snapshot
 
     gc.disable()  # a fleet is loaded once and all of it kept: collecting would only look at it again and again
@@ -42,8 +41,8 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
         with evaluating() as begun:
             snapshot = open_snapshot(path, rev)
             begun(len(snapshot.blobs))
-            repository = load(snapshot)
-            decisions = decide(repository)
+            decided = read(snapshot)
+            repository, decisions = decided.repository, decided.decisions
         problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or now()))))
         servers, images = len(repository.servers), len(repository.images)
         summary = f"{count(servers, 'server')}, {count(images, 'image')}, "

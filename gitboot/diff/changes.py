@@ -12,13 +12,16 @@ from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
+from gitboot.diff.less import is_less
 from gitboot.diff.matching import matched
 from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, reinstalls
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import SharedChange, changes_all_files, shared_change, unknown_change
+from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.load import FleetRepository, Id
 from gitboot.load.machines import BmcAccess, machines
 from gitboot.model.scalars import Digest
+from gitboot.model.server import Lifecycle
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions
 
@@ -36,6 +39,7 @@ class ServerChange:
     risks: frozenset[Risk]
     reinstalls: tuple[Reinstall, ...]  # why it can ask for a boot that writes disks
     effects: tuple[Effect, ...]
+    unknown: tuple[BecomesUnknown, ...] = ()  # why it becomes unknown whether it is provisioned
 
     @property
     def name(self) -> str:
@@ -47,6 +51,12 @@ class ServerChange:
     @property
     def renamed(self) -> bool:
         return self.old is not None and self.new is not None and self.old.server != self.new.server
+
+    @property
+    def retired(self) -> bool:
+        """Whether its machine goes for good, though its document stays."""
+        both = [each.lifecycle is Lifecycle.RETIRED for each in (self.old, self.new) if each is not None]
+        return both == [False, True]
 
     @property
     def fate(self) -> Fate:
@@ -199,9 +209,16 @@ def _server_change(
     found = risks(old, new, asked) if not same else frozenset()
     if all_files and old is not None and new is not None:
         found |= {Risk.OUTPUTS}
+    elif old is not None and new is not None and not asked and is_less(old, new):
+        found |= {Risk.LESS}
     if not same and mutated & {*booted(old), *booted(new)}:
         found |= {Risk.MUTATED_IMAGE}
-    return ServerChange(old=old, new=new, risks=found, reinstalls=asked, effects=effects(old, new, found, asked))
+    unknown = becomes_unknown(old, new) if not same else ()
+    if unknown:
+        found |= {Risk.BECOMES_UNKNOWN}
+    return ServerChange(
+        old=old, new=new, risks=found, reinstalls=asked, effects=effects(old, new, found, asked), unknown=unknown
+    )
 
 
 # Groups of servers
@@ -231,7 +248,7 @@ def _areas(
         before = change.old.server if change.old else None
         after = change.new.server if change.new else None
         labels = {None, *_labels(old, before), *_labels(new, after)}
-        count(_COUNTED[change.fate], labels)
+        count(_counted(change), labels)
         if change.reinstalls:
             count("reinstalled", labels)
     return tuple(_area(label, counts[label]) for label in sorted(counts, key=_place))
@@ -242,6 +259,7 @@ def _area(label: Label | None, counted: Mapping[str, int]) -> Area:
         label=label,
         size=counted.get("size", 0),
         changed=counted.get("changed", 0),
+        less=counted.get("less", 0),
         removed=counted.get("removed", 0),
         added=counted.get("added", 0),
         reinstalled=counted.get("reinstalled", 0),
@@ -253,7 +271,14 @@ def _place(label: Label | None) -> tuple[int, str]:
     return (GROUPING.index(label[0]), label[1]) if label else (-1, "")
 
 
-_COUNTED: Final = {Fate.EDITED: "changed", Fate.REMOVED: "removed", Fate.ADDED: "added"}
+def _counted(change: ServerChange) -> str:
+    """As what a server's change counts; retired is removed."""
+    match change.fate:
+        case Fate.ADDED:
+            return "added"
+        case Fate.EDITED if not change.retired:
+            return "less" if Risk.LESS in change.risks else "changed"
+    return "removed"
 
 
 def _labels(repository: FleetRepository | None, server: str | None) -> Iterator[Label]:

@@ -66,13 +66,14 @@ def _effects(
 
 def _general(decision: Decision) -> tuple[object, ...]:
     """What counts for each boot of a server, whatever it boots by."""
-    return decision.base_url, decision.restrict, decision.lifecycle, decision.architecture, decision.firmware
+    how = decision.architecture, decision.firmware
+    return decision.base_url, decision.restrict, decision.stopped, decision.lifecycle, how
 
 
 def _of_policy(
     old: PolicyDecision | None, new: PolicyDecision, risks: frozenset[Risk], asked: tuple[Reinstall, ...]
 ) -> Iterator[Effect]:
-    if risks <= {Risk.OVERRIDE_ONLY, Risk.IDENTITY, Risk.OUTPUTS}:
+    if risks <= {Risk.OVERRIDE_ONLY, Risk.IDENTITY, Risk.OUTPUTS, Risk.LESS}:
         return
     changes_how = old is not None and _how(old) != _how(new)
     installs = Risk.INSTALL in risks or asks_at_once(asked)

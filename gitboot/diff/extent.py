@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gitboot.canonical import digest
 from gitboot.model.scalars import Digest
 
 Label = tuple[str, str]  # site, fra1
@@ -15,8 +16,9 @@ class Area:
 
     label: Label | None  # None: the whole fleet
     size: int  # servers of the old commit, and who moved here and changes
-    changed: int
-    removed: int
+    changed: int  # but for those that only offer less
+    less: int  # servers that offer nothing that they did not offer before: no guard counts them
+    removed: int  # or retired
     added: int
     reinstalled: int
 
@@ -37,3 +39,10 @@ class Extent:
     unknown: bool  # whether machines that no document describes boot something else
     mutated_images: int  # in use, and edited
     areas: tuple[Area, ...]  # the whole fleet first
+
+    def taking_back(self, accepted: str, revision: str) -> Extent:
+        """The same of a commit that does not descend from the accepted one: what acknowledges it is bound to both.
+
+        A rewind may change no decision; what acknowledged one says nothing of the next.
+        """
+        return replace(self, digest=digest(["rewind", accepted, revision, self.digest]))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from gitboot.diff.extent import Area, Extent
 from gitboot.model.fleet import Guards
@@ -115,7 +115,7 @@ def judge(
 
 
 def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int, rewound: bool) -> Iterator[Trip]:
-    if extent.after == 0 and not limits.allow_empty and (extent.first or extent.before):
+    if extent.after == 0 and extent.before and not limits.allow_empty:
         yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
     if rewound and not limits.allow_rewind:
         yield Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0)
@@ -188,26 +188,49 @@ def trailer(digest: Digest, guard: Guard) -> str:
     return f"Gitboot-Ack: {digest} {guard}"
 
 
-def acknowledgements(messages: Iterable[tuple[str, str]], digest: Digest) -> Acknowledgements:
-    """What commits, as (id, message), acknowledge of the changes with this digest.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AckLine:
+    """A well-formed line of a commit's message."""
+
+    STALE: ClassVar[str] = "it acknowledges other changes than these: something was changed since, look again"
+
+    commit: str
+    text: str
+    digest: str
+    guard: str
+
+
+def ack_lines(messages: Iterable[tuple[str, str]]) -> Iterator[AckLine | Unheeded]:
+    """Every line of commits, as (id, message), that is to acknowledge something.
 
     The line may stand anywhere in a message and be indented, as a squash leaves it. What is wrong in any way
     acknowledges nothing.
     """
-    given = set()
-    unheeded = []
     for commit, message in messages:
         for line in _LINE.findall(message):
-            why = _fault(line, digest)
-            if why is None:
-                words = line.split()
-                given.add((words[1], words[2]))
+            if (why := _fault(line)) is not None:
+                yield Unheeded(commit=commit, line=line.strip(), why=why)
             else:
-                unheeded.append(Unheeded(commit=commit, line=line.strip(), why=why))
+                _, digest, guard = line.split()
+                yield AckLine(commit=commit, text=line.strip(), digest=digest, guard=guard)
+
+
+def acknowledgements(messages: Iterable[tuple[str, str]], digest: Digest) -> Acknowledgements:
+    """What commits, as (id, message), acknowledge of the changes with this digest."""
+    given = set()
+    unheeded = []
+    for line in ack_lines(messages):
+        match line:
+            case AckLine() if line.digest == digest:
+                given.add((line.digest, line.guard))
+            case AckLine():
+                unheeded.append(Unheeded(commit=line.commit, line=line.text, why=AckLine.STALE))
+            case Unheeded():
+                unheeded.append(line)
     return Acknowledgements(given=frozenset(given), unheeded=tuple(unheeded))
 
 
-def _fault(line: str, digest: Digest) -> str | None:
+def _fault(line: str) -> str | None:
     """What is wrong with a line, if anything."""
     found = _WORDS.fullmatch(line)
     if found is None:
@@ -217,6 +240,4 @@ def _fault(line: str, digest: Digest) -> str | None:
         return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
     if guard not in list(Guard):
         return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
-    if its_digest != digest:
-        return "it acknowledges other changes than these: something was changed since, look again"
     return None

@@ -1,4 +1,4 @@
-"""Which server of one commit is which of another: by UUID, else by name, MAC, serial or BMC."""
+"""Which server of one commit is which of another: by UUID, what it replaces, else by name, MAC, serial or BMC."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ Pair = tuple[str | None, str | None]  # a server's name before and after; None: 
 def matched(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[Pair]:
     """Every server of both commits once, in the order of its name (its new one, where it has one).
 
-    A UUID says most. What is left is matched by the marks that a new motherboard keeps, the surest first.
+    A UUID says most, then what a document says that it replaces. What is left is matched by the marks that a new
+    motherboard keeps, the surest first.
     """
     pairs = [(machine.name, new[uuid].name) for uuid, machine in old.items() if uuid in new]
     gone = {uuid: machine for uuid, machine in old.items() if uuid not in new}
     come = {uuid: machine for uuid, machine in new.items() if uuid not in old}
+    for uuid, machine in list(come.items()):
+        if machine.replaces is not None and machine.replaces in gone:
+            pairs.append((gone.pop(machine.replaces).name, come.pop(uuid).name))
     for kind in ("name", "MAC", "serial", "BMC"):
         whose = {mark: uuid for uuid, machine in gone.items() for mark in _marks(machine, kind)}
         for uuid, machine in list(come.items()):

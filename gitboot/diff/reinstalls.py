@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from gitboot.diff.demands import Demand, NotProvisioned, Span, covers, instants, spans
 from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.model.scalars import format_instant
 from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
@@ -16,7 +17,7 @@ class Why(StrEnum):
 
     PROVISION = "provision"  # raised
     IMAGE = "image"  # another one under OnImageChange or Always
-    POLICY = "policy"
+    POLICY = "policy"  # there was none, or the server was parked
     NETWORK_BOOT = "networkBoot"
     OVERRIDE = "override"  # from None: it was left to the firmware whether it boots so
     MAC = "MAC"  # another server's: the machine behind it boots what this one does
@@ -24,6 +25,7 @@ class Why(StrEnum):
     WRITES_DISK = "writesDisk"  # what it booted before wrote no disk
     MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
     UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
+    STOPPED = "stopped"  # boots that write disks were, and are no more
 
 
 Mark = tuple[str, str]  # what it is, and its value, as in gitboot.load.machines
@@ -41,9 +43,10 @@ class Reinstall(NamedTuple):
 def reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     """Every way in which ``new`` can ask for a disk-writing boot that ``old`` could not.
 
-    No record is looked at, so this is what may happen, whatever a server was provisioned with.
+    No record is looked at, so this is what may happen, whatever a server was provisioned with. What is made once for
+    a provision key is the same boot whichever pool asks for it, and whichever image belongs to it.
     """
-    return (*_under_policy(old, new), *_under_maintenances(old, new))
+    return tuple(dict.fromkeys(_asked_anew(old, new)))
 
 
 def marks(decision: Decision) -> Iterator[Mark]:
@@ -55,6 +58,8 @@ def marks(decision: Decision) -> Iterator[Mark]:
 
 def behind_marks(new: Decision, owners: Mapping[Mark, str]) -> tuple[Reinstall, ...]:
     """The same for machines with marks that were another server's, by ``owners``."""
+    if new.stopped:
+        return ()
     policy = new.policy
     asks = policy is not None and _writes(policy.boot) and policy.network_boot is not NetworkBoot.NEVER
     if not asks and not any(_writes(maintenance.boot) for maintenance in new.maintenances):
@@ -80,50 +85,75 @@ def _writes(boot: Boot | None) -> bool:
     return boot is not None and boot.writes_disk
 
 
-def _under_policy(old: Decision, new: Decision) -> Iterator[Reinstall]:
+def _asked_anew(old: Decision, new: Decision) -> Iterator[Reinstall]:
+    """For each span of time in which ``new`` asks for a disk-writing boot that ``old`` does not: what is different."""
+    times = instants(old, new)
+    before, after = list(spans(old, times)), list(spans(new, times))
+    for number, is_now in enumerate(after):
+        ask = is_now.ask
+        if ask.writes_disk and not _is_asked(ask, before[number:]):
+            was = before[number].ask
+            if old.stopped and not new.stopped:
+                yield Reinstall(Why.STOPPED, None, None, ask.maintenance)
+            elif ask.maintenance is None:
+                yield from _under_policy(old, new, was)
+            else:
+                yield from _under_maintenance(old, new, was, ask.maintenance)
+
+
+def _is_asked(ask: Demand, spans: list[Span]) -> bool:
+    """Whether a disk-writing boot is asked for in the first of these spans, or its provision key there or later."""
+    here = spans[0].ask
+    if _asks_as_much(here, ask) and here.image == ask.image:
+        return True
+    if not isinstance(ask.when, NotProvisioned):
+        return False
+    return any(_asks_as_much(span.ask, ask) for span in spans if isinstance(span.ask.when, NotProvisioned))
+
+
+def _asks_as_much(was: Demand, ask: Demand) -> bool:
+    return was.writes_disk and covers(was.when, ask.when) and (_sets(was) or not _sets(ask))
+
+
+def _sets(ask: Demand) -> bool:
+    return ask.override is not OverrideMode.NONE
+
+
+def _under_policy(old: Decision, new: Decision, was: Demand) -> Iterator[Reinstall]:
     before, after = old.policy, new.policy
-    if after is None or after.boot is None or not after.boot.writes_disk or after.network_boot is NetworkBoot.NEVER:
-        return
-    if before is None or before.policy != after.policy:
-        yield Reinstall(Why.POLICY, before.policy if before else None, after.policy)
+    assert after is not None  # noqa: S101 - it asks for a boot
+    assert after.boot is not None  # noqa: S101
     if before is None:
+        yield Reinstall(Why.POLICY, None, after.policy)
         return
+    found = tuple(_differing(before, after, after.boot))
+    if not found and was.maintenance is not None:
+        found = (Reinstall(Why.UNCOVERED, was.maintenance, None),)
+    yield from found
+
+
+def _differing(before: PolicyDecision, after: PolicyDecision, boot: Boot) -> Iterator[Reinstall]:
     if before.network_boot is not after.network_boot:
         yield Reinstall(Why.NETWORK_BOOT, before.network_boot, after.network_boot)
     if before.boot is None or not before.boot.writes_disk:
-        yield Reinstall(Why.WRITES_DISK, before.boot.image if before.boot else None, after.boot.image)
-    elif before.boot.image != after.boot.image and after.network_boot is not NetworkBoot.ONCE:
-        yield Reinstall(Why.IMAGE, before.boot.image, after.boot.image)
+        yield Reinstall(Why.WRITES_DISK, before.boot.image if before.boot else None, boot.image)
+    elif before.boot.image != boot.image and after.network_boot is not NetworkBoot.ONCE:
+        yield Reinstall(Why.IMAGE, before.boot.image, boot.image)
     if after.network_boot in _BY_KEY and after.provision > before.provision:
         yield Reinstall(Why.PROVISION, str(before.provision), str(after.provision))
-    if _sets_newly(before, after):
+    if before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE:
         yield Reinstall(Why.OVERRIDE, before.override, after.override)
-    if (by := _without_end(old)) and not _without_end(new):
-        yield Reinstall(Why.UNCOVERED, by, None)
 
 
-def _sets_newly(before: PolicyDecision | MaintenanceDecision, after: PolicyDecision | MaintenanceDecision) -> bool:
-    return before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE
-
-
-def _without_end(decision: Decision) -> str | None:
-    """A maintenance that no instant is outside of, so that the policy never counts."""
-    endless = (each.name for each in decision.maintenances if each.start is None and each.end is None)
-    return next(endless, None)
-
-
-def _under_maintenances(old: Decision, new: Decision) -> Iterator[Reinstall]:
-    before = {maintenance.name: maintenance for maintenance in old.maintenances}
-    for after in new.maintenances:
-        if not _writes(after.boot):
-            continue
-        was = before.get(after.name)
-        if was is None or _asked(was) != _asked(after):
-            yield Reinstall(Why.MAINTENANCE, _told(was) if was else None, _told(after), after.name)
-        elif _sets_newly(was, after):
-            yield Reinstall(Why.OVERRIDE, was.override, after.override, after.name)
-        elif gone := _hiding(was, old) - _hiding(after, new):
-            yield Reinstall(Why.UNCOVERED, min(gone)[0], None, after.name)
+def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> Iterator[Reinstall]:
+    before, after = (next((each for each in its.maintenances if each.name == name), None) for its in (old, new))
+    assert after is not None  # noqa: S101 - it asks for a boot
+    if before is None or _asked(before) != _asked(after):
+        yield Reinstall(Why.MAINTENANCE, _told(before) if before else None, _told(after), name)
+    elif before.override is not after.override:
+        yield Reinstall(Why.OVERRIDE, before.override, after.override, name)
+    else:
+        yield Reinstall(Why.UNCOVERED, was.maintenance, None, name)
 
 
 def _asked(maintenance: MaintenanceDecision) -> tuple[object, ...]:
@@ -138,18 +168,6 @@ def _told(maintenance: MaintenanceDecision) -> str:
     return f"{image}, {maintenance.network_boot}, run {maintenance.run}, [{start}, {end})"
 
 
-def _hiding(maintenance: MaintenanceDecision, decision: Decision) -> set[tuple[str, str]]:
-    """The maintenances that win over this one while both are active, with their windows."""
-    return {
-        (other.name, f"{other.start} {other.end}")
-        for other in decision.maintenances
-        if other.priority > maintenance.priority and other.overlaps(maintenance)
-    }
-
-
 def asks_at_once(asked: tuple[Reinstall, ...]) -> bool:
-    """Whether the policy asks for its boot whatever was provisioned before.
-
-    Another policy alone does not: a server that is provisioned with its number stays as it is installed.
-    """
-    return any(each.maintenance is None and (each.why is not Why.POLICY or each.old is None) for each in asked)
+    """Whether the policy asks for its boot whatever was provisioned before."""
+    return any(each.maintenance is None for each in asked)

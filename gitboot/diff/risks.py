@@ -18,6 +18,7 @@ class Risk(StrEnum):
     UNKNOWN_SERVERS = "unknown servers"  # what unknown machines boot
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or selected by nothing any more
+    BECOMES_UNKNOWN = "becomes unknown"  # whether it is provisioned: it boots its disk until somebody says
     INSTALL = "install"  # a new server that wants a first boot
     KERNEL_ARGUMENTS = "kernel arguments"
     IMAGE = "image"
@@ -30,6 +31,7 @@ class Risk(StrEnum):
     ADDED = "added"  # a new server
     BMC = "BMC"  # where overrides are written; no file changes
     OVERRIDE_ONLY = "override only"  # nothing but how the BMC is set
+    LESS = "less"  # nothing is offered that was not before: no guard holds it
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])
@@ -59,8 +61,9 @@ def own_arguments(boot: Boot) -> tuple[str, ...]:
 
 # What each class looks at. Together they see all that a decision's digest is made of.
 _OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
-    (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.macs, its.serial, its.architecture, its.firmware)),
-    (Risk.BOOT, lambda its: (its.base_url, its.restrict, its.lifecycle is Lifecycle.ACTIVE)),
+    (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.replaces, its.macs, its.serial)),
+    (Risk.IDENTITY, lambda its: (its.architecture, its.firmware)),
+    (Risk.BOOT, lambda its: (its.base_url, its.restrict, its.stopped, its.lifecycle is Lifecycle.ACTIVE)),
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
 )
 _OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (

@@ -9,11 +9,12 @@ from typing import Protocol
 from gitboot.diff.changes import GROUPING, Touched, compare
 from gitboot.diff.extent import Extent
 from gitboot.errors import InvalidRepository
-from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot, load
+from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot
 from gitboot.load.register import Register
 from gitboot.load.successor import Delta, Loaded, everything, succeed
 from gitboot.resolve.affected import Reach, affected, entered, struck
-from gitboot.resolve.decide import Decided, decide_again, decide_all
+from gitboot.resolve.decide import Decided, decide_again
+from gitboot.resolve.reading import read
 
 
 class Snapshots(Protocol):
@@ -170,11 +171,12 @@ def _read(snapshot: Snapshot, base: Foundation | None) -> Foundation:
     if base is not None:
         blobs = base.loaded.snapshot.blobs
         parsed = {blobs[path]: said for path, said in base.loaded.documents.items()}
-    repository = load(snapshot, parsed)
+    decided = read(snapshot, parsed)
+    repository = decided.repository
     documents = {origin.path: parsed[origin.blob] for origin in repository.origins.values()}
     return Foundation(
         loaded=Loaded(snapshot=snapshot, documents=documents, repository=repository),
-        decided=decide_all(repository),
+        decided=decided,
         pinned=_pinned(None, repository, repository.servers),
     )
 

@@ -86,6 +86,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     """A commit that does not hold together."""
 
     problems: tuple[Problem, ...]
+    stopped: str | None = None  # what its Fleet says anyway
 
 
 class Unreadable(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Initial, Knowledge, News
-from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests
+from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests
 from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
@@ -42,6 +42,7 @@ def known(
         machines=machines.read(store),
         standing=machines.standing(store),
         overrides=overrides.read(store),
+        pins=pins.read(store),
         pending=pending,
         noted=evidence.last_noted(store),
         approvals=facts.approvals(store),
@@ -64,6 +65,7 @@ def _write(tx: Transaction, news: News) -> None:
     records.write(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
     machines.write(tx, news.machines, gone=news.gone)
     overrides.write(tx, news.overrides)
+    pins.write(tx, news.pins.items())
     evidence.note(tx, news.pending)
     evidence.judge(tx, news.verdicts)
     if news.taken is not None:

@@ -138,8 +138,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
                 parts.take(servers)
             case wire.CommitEnd() as result:
                 return Evaluated(commit=parts.commit(revision, result), changes=result.extent)
-            case wire.Refused(problems=problems):
-                raise InvalidRepository(problems)
+            case wire.Refused(problems=problems, stopped=stopped):
+                raise InvalidRepository(problems, stopped=stopped)
             case wire.Unreadable(message=message, is_corrupt=is_corrupt):
                 raise CorruptClone(message) if is_corrupt else SourceError(message)
     raise EOFError

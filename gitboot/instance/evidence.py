@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from gitboot.bmc.override import Enabled, Marks, Observed, OverrideRecord, State, stands
+from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, stands
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import fetches, offer_of
@@ -168,14 +168,10 @@ def _judge_progress(learning: Learning, state: ServerState, seen: Observed, at: 
     ]
     before += [each.marks for each in learning.pending_of(uuid) if each.marks is not None]
     offer = offer_of(state.decision, plan)
-    if offer is not None and any(_has_come_up(marks, seen.marks) for marks in before):
+    if offer is not None and any(seen.marks.has_come_up_since(marks) for marks in before):
         record_boot(learning, offer, at, "Progress", at)
         for pending in learning.pending_of(uuid):
             learning.judge(pending, "Provisioned")
-
-
-def _has_come_up(before: Marks, now: Marks) -> bool:
-    return now.boot_progress_time is not None and now.boot_progress_time != before.boot_progress_time
 
 
 def _stood(record: OverrideRecord, observation: Observation) -> bool:

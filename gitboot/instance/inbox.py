@@ -15,6 +15,7 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.ledger import overrides, requests
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe import spool
 from gitboot.observe.observation import Observation
@@ -30,6 +31,9 @@ class Bmcs(Protocol):
 
     def forget(self, uuids: frozenset[SystemUuid]) -> None:
         """Drop jobs that have not begun."""
+
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        """What changes when a BMC's credentials do; None where there are none."""
 
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
         """The results of jobs that have ended since the last call."""

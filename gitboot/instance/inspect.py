@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from gitboot.bmc.apply import would_send
+from gitboot.bmc.apply import look, would_send
+from gitboot.bmc.identity import Described, Pinned, identify, known_at
 from gitboot.bmc.override import (
     AskOperator,
     Confirm,
@@ -29,7 +30,7 @@ from gitboot.bmc.pool import Connections
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import wanted_by
+from gitboot.instance.overrides import shared_values, wanted_by
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, Record
@@ -43,6 +44,10 @@ _HINTS: Final[dict[OperatorCondition | Cause, str]] = {
     "gitboot bmc resolve {server} --consumed (it has booted), or --not-set",
     OperatorCondition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
     OperatorCondition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
+    OperatorCondition.ANOTHER_MACHINE: "where it is this server all the same: "
+    "gitboot bmc resolve {server} --same --reason …",
+    OperatorCondition.FOREIGN_OVERRIDE: "let the machine boot it, or clear it at the BMC; to replace it: "
+    "gitboot bmc resolve {server} --replace --reason …",
     Cause.CONSUMED: _RECORDS,
     Cause.UNKNOWN: _RECORDS,
 }
@@ -60,6 +65,9 @@ class Subject:
     record: Record | None
     wanted: Wanted | None
     overrides: tuple[OverrideRecord, ...]
+    serial: str | None = None
+    pinned: Pinned | None = None
+    shared: frozenset[str] = frozenset()
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
 
     @property
@@ -168,6 +176,7 @@ class Inspection:
 
 def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
+    values = shared_values(knowledge)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
@@ -182,6 +191,9 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
             record=record,
             wanted=wanted_by(planned),
             overrides=knowledge.overrides_of(decision.uuid),
+            serial=machine.serial,
+            pinned=knowledge.pins.get(decision.uuid),
+            shared=values,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
         )
     for uuid in sorted(knowledge.overrides):
@@ -217,10 +229,13 @@ def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
 
 def _inspect(subject: Subject, connections: Connections, at: datetime) -> Inspection:
     try:
-        seen = connections.to(subject.uuid, subject.name, subject.bmc).observe()
+        seen = look(connections.to(subject.uuid, subject.name, subject.bmc), subject.overrides, lambda: at)
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error)
-    step = next_step(wanted=subject.wanted, observed=seen, records=subject.overrides, at=at)
+    described = Described.by(subject.uuid, subject.serial, subject.bmc)
+    pinned = known_at(subject.pinned, subject.bmc.place)
+    identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
+    step = next_step(wanted=subject.wanted, observed=seen, records=subject.overrides, at=at, identified=identified)
     return Inspection(subject=subject, seen=seen, step=step, failure=None)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
@@ -28,6 +29,7 @@ class Knowledge:
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # every one that was ever seen
     standing: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
+    pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # what BMCs showed of their machines
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
     noted: int = 0  # the number of the observation that was noted last
     approvals: Mapping[str, frozenset[str]] = field(default_factory=dict)  # guards, by the digest of changes
@@ -67,6 +69,7 @@ class News:
     machines: tuple[Machine, ...]
     gone: tuple[SystemUuid, ...]
     overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
+    pins: Mapping[SystemUuid, Pinned]
     pending: tuple[Pending, ...]  # noted now, or with marks now
     verdicts: Mapping[int, str]  # by the number of an observation
     approved: tuple[Approval, ...]
@@ -79,7 +82,7 @@ class News:
     @property
     def is_nothing(self) -> bool:
         lists: Iterable[Collection[object]] = (
-            *(self.records, self.machines, self.gone, self.overrides, self.pending, self.verdicts),
+            *(self.records, self.machines, self.gone, self.overrides, self.pins, self.pending, self.verdicts),
             *(self.approved, self.outcomes, self.events),
         )
         singles = (self.forgotten, self.used_up, self.prune_before, self.taken is not None)
@@ -110,6 +113,7 @@ class Learning:
         self.forgotten = False
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
         self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
+        self.new_pins: dict[SystemUuid, Pinned] = {}
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
         self._stored: dict[tuple[SystemUuid, str], OverrideRecord] = {}  # of the new overrides, those to be written
         self._noted: dict[int, Pending] = {}
@@ -138,6 +142,14 @@ class Learning:
         self.new_overrides[uuid] = dict(sorted(kept.items()))
         if not stored:
             self._stored[uuid, record.reason] = record
+
+    def pinned(self, uuid: SystemUuid) -> Pinned | None:
+        """What a machine's BMC showed of it."""
+        return self.new_pins.get(uuid, self.known.pins.get(uuid))
+
+    def pin(self, uuid: SystemUuid, pinned: Pinned) -> None:
+        if pinned != self.pinned(uuid):
+            self.new_pins[uuid] = pinned
 
     def pending_of(self, uuid: SystemUuid) -> tuple[Pending, ...]:
         return self.new_pending.get(uuid, self.known.pending.get(uuid, ()))
@@ -179,17 +191,12 @@ class Learning:
             machines={**known.machines, **self.machines} if self.machines else known.machines,
             standing=standing,
             overrides={**known.overrides, **self.new_overrides} if self.new_overrides else known.overrides,
+            pins={**known.pins, **self.new_pins} if self.new_pins else known.pins,
             pending={uuid: each for uuid, each in pending.items() if each} if self.new_pending else pending,
             noted=self.noted,
-            approvals=self._approvals(),
+            approvals=_approvals(known.approvals, self.approved, self.used_up),
             taken=known.taken if self.taken is None else self.taken,
         )
-
-    def _approvals(self) -> Mapping[str, frozenset[str]]:
-        found = self.known.approvals
-        for each in self.approved:
-            found = {**found, each.digest: found.get(each.digest, frozenset()) | set(each.guards)}
-        return {digest: guards for digest, guards in found.items() if digest != self.used_up}
 
     def news(self, at: datetime) -> News:
         """What of it the ledger is to store."""
@@ -202,6 +209,7 @@ class Learning:
             machines=tuple(self.machines.values()),
             gone=tuple(sorted(self.gone)),
             overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
+            pins=self.new_pins,
             pending=tuple(self._noted[number] for number in sorted(self._noted)),
             verdicts=self._verdicts,
             approved=tuple(self.approved),
@@ -211,3 +219,13 @@ class Learning:
             taken=self.taken if self.taken != self.known.taken else None,
             prune_before=self.prune_before,
         )
+
+
+def _approvals(
+    known: Mapping[str, frozenset[str]], new: Iterable[Approval], used_up: str | None
+) -> Mapping[str, frozenset[str]]:
+    """The guards that each digest was approved for, but for the digest that is accepted now."""
+    found = dict(known)
+    for each in new:
+        found[each.digest] = found.get(each.digest, frozenset()) | set(each.guards)
+    return {digest: guards for digest, guards in found.items() if digest != used_up}

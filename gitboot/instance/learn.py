@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.instance import evidence, provisioning, requests
 from gitboot.instance.commit import Commit
@@ -29,6 +30,7 @@ class Batch:
     fetched: tuple[Fetch, ...] = ()
     taken: Mapping[str, int] | None = None  # how far the spool is taken in with that
     readings: tuple[Reading, ...] = ()
+    pins: tuple[tuple[SystemUuid, Pinned], ...] = ()  # what was seen at BMCs of who their machines are
     unasked: frozenset[SystemUuid] = frozenset()  # who waits to be judged by a BMC that nobody asks
     events: tuple[Event, ...] = ()  # to be written down with it
 
@@ -74,6 +76,8 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
     if learning.settled != commit.revision:
         provisioning.settle(learning, commit, batch.changed, at)
     kind = commit.fleet.provisioning.evidence
+    for uuid, pinned in batch.pins:
+        learning.pin(uuid, pinned)
     for reading in batch.readings:
         if evidence.judge(learning, reading, kind, at):
             learning.judged.add(reading.uuid)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record
+from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record, Run
 from gitboot.render.provisioned import report_token
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.instant import provision_reason
@@ -79,10 +79,10 @@ def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, s
     """The record once a maintenance's boot was made, and that in words; the same record if that is no news."""
     if offer.maintenance is None or offer.run is None:
         return record, ""
-    made, _ = record.runs.get(offer.maintenance, (-1, made_at))
-    if made >= offer.run:
+    made = record.runs.get(offer.maintenance)
+    if made is not None and made.run >= offer.run:
         return record, ""
-    runs = {**record.runs, offer.maintenance: (offer.run, made_at)}
+    runs = {**record.runs, offer.maintenance: Run(offer.run, made_at)}
     return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
 
 

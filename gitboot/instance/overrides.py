@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from zlib import crc32
 
+from gitboot.bmc.identity import CannotTell, Pinned, shared
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
 from gitboot.instance.agenda import Agenda
@@ -42,6 +43,8 @@ class Ask:
     wanted: Wanted | None
     records: tuple[OverrideRecord, ...]
     site: str | None
+    serial: str | None = None
+    judged_by_marks: bool = False  # its BMC alone can tell when it has come up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +57,8 @@ class Appointment:
     bmc: BmcAccess | None = None  # and where
     outcome: Outcome | None = None
     message: str = ""
+    answered: bool = True
+    credentials: str | None = None  # the fingerprint of those that it was asked with
     failures: int = 0
     late_since: datetime | None = None  # since when what is wanted could not be brought about
     judges: frozenset[int] = frozenset()  # the observations that were pending when it was asked last
@@ -61,6 +66,11 @@ class Appointment:
     @property
     def is_fine(self) -> bool:
         return self.outcome in _FINE
+
+    @property
+    def is_locked_out(self) -> bool:
+        """Whether only a person can change that it was not let in, as by other credentials."""
+        return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
         """What is the matter, in a word."""
@@ -87,6 +97,8 @@ class Schedule:
     last_failure: str = ""
     resting_until: datetime | None = None
     has_asked: bool = False  # whether any job has ended
+    pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # of which `shared` was found
+    shared: frozenset[str] = frozenset()  # what the BMCs of several machines show
 
     @property
     def next_due(self) -> datetime | None:
@@ -132,6 +144,7 @@ def wanted_by(plan: BootPlan | None) -> Wanted | None:
             http_boot_uri=override.http_boot_uri,
         ),
         set_again=override.set_again,
+        writes_disk=plan.boot is not None and plan.boot.writes_disk,
         until=plan.next_transition,
     )
 
@@ -192,7 +205,8 @@ def _ask(
     if not may_set and not any(each.state.is_open and _is_for(each, wanted) for each in records):
         wanted = None
     stands = any(each.state.is_open for each in records)
-    if wanted is None and not stands and not awaits_progress(knowledge, state, commit.fleet.provisioning.evidence):
+    awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
+    if wanted is None and not stands and not awaits:
         return None
     return Ask(
         name=machine.name,
@@ -201,6 +215,8 @@ def _ask(
         wanted=wanted,
         records=records,
         site=commit.sites.get(machine.name),
+        serial=machine.serial,
+        judged_by_marks=awaits,
     )
 
 
@@ -225,6 +241,7 @@ def jobs(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[Job, ...], Schedule]:
     """A job for every BMC that is due, or of which something else is wanted than before."""
+    schedule = _compared(schedule, knowledge, at)
     candidates = {*changed, *schedule.refused, *schedule.agenda.due(at)}
     asks = [schedule.asks[uuid] for uuid in candidates if uuid in schedule.asks]
     due = []
@@ -237,8 +254,22 @@ def jobs(
     schedule = schedule.with_appointments(
         {ask.uuid: Appointment(name=ask.name, due=at) for ask in due if ask.uuid not in schedule.appointments}
     )
-    made = [_job(ask, only_read=wants_reading(knowledge.pending.get(ask.uuid, ()))) for ask in due]
+    made = [_job(ask, knowledge, schedule.shared) for ask in due]
     return _admitted(replace(schedule, refused=frozenset()), made, at)
+
+
+def _compared(schedule: Schedule, knowledge: Knowledge, at: datetime) -> Schedule:
+    """With what the BMCs of several machines show; whoever was held because of that is asked now."""
+    if schedule.pins is knowledge.pins:
+        return schedule
+    found = shared_values(knowledge)
+    now = replace(schedule, pins=knowledge.pins, shared=found)
+    return hurried(now, schedule.failing, at) if found != schedule.shared else now
+
+
+def shared_values(knowledge: Knowledge) -> frozenset[str]:
+    """What the BMCs of several machines show, and no document says: it tells no machine from another."""
+    return shared(knowledge.pins.values(), {uuid: machine.serial for uuid, machine in knowledge.machines.items()})
 
 
 def _admitted(schedule: Schedule, made: list[Job], at: datetime) -> tuple[tuple[Job, ...], Schedule]:
@@ -340,7 +371,13 @@ def _counted(schedule: Schedule, result: Result, at: datetime) -> Schedule:
 
 
 def _rescheduled(before: Appointment, result: Result, knowledge: Knowledge, at: datetime, jitter: float) -> Appointment:
-    now = replace(before, outcome=result.outcome, message=result.message)
+    now = replace(
+        before,
+        outcome=result.outcome,
+        message=result.message,
+        answered=result.answered,
+        credentials=result.credentials,
+    )
     if now.is_fine:
         return replace(now, failures=0, late_since=None)
     now = replace(now, late_since=before.late_since or at)
@@ -358,8 +395,11 @@ def _rescheduled(before: Appointment, result: Result, knowledge: Knowledge, at: 
     return now
 
 
-def events_of(result: Result, commit: str, at: datetime) -> Iterator[Event]:
-    """What a job has written down, each record as it was left."""
+def events_of(result: Result, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
+    """What a job has written down, each record as it was left; and at first contact, what could not be compared."""
+    if first and isinstance(result.identified, CannotTell):
+        message = f"{result.server}: {result.identified.message}"
+        yield Event(at=at, type="MachineUnproven", message=message, facts={"server": result.server}, warning=True)
     for record in {record.reason: record for record in result.wrote}.values():
         facts = {
             "server": result.server,
@@ -387,7 +427,7 @@ def _is_urgent(job: Job) -> bool:
     )
 
 
-def _job(ask: Ask, *, only_read: bool) -> Job:
+def _job(ask: Ask, knowledge: Knowledge, shared: frozenset[str]) -> Job:
     return Job(
         server=ask.name,
         uuid=ask.uuid,
@@ -395,7 +435,11 @@ def _job(ask: Ask, *, only_read: bool) -> Job:
         wanted=ask.wanted,
         records=ask.records,
         site=ask.site,
-        only_read=only_read,
+        only_read=wants_reading(knowledge.pending.get(ask.uuid, ())),
+        with_clock=ask.judged_by_marks,
+        serial=ask.serial,
+        pinned=knowledge.pins.get(ask.uuid),
+        shared=shared,
     )
 
 

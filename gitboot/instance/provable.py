@@ -7,7 +7,7 @@ from gitboot.load.machines import Machine
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.plan import Boot, Decision, Record
-from gitboot.resolve.instant import is_provisioned
+from gitboot.resolve.instant import has_run, is_provisioned
 
 
 def goes_unseen(
@@ -31,7 +31,7 @@ def goes_unseen(
     return any(
         each.boot is not None
         and each.network_boot is NetworkBoot.ONCE
-        and record.runs.get(each.name, (-1, None))[0] < each.run
+        and not has_run(each, record)
         and not _sees(each.boot, each.override, Evidence.FETCHED, has_bmc=has_bmc, observes=observes)
         for each in decision.maintenances
     )

@@ -96,7 +96,12 @@ class Reconciler:
         accepted, knowledge = attempt.accepted, before.knowledge
         if accepted is None:
             return Batch(events=events)
-        done = (event for result in heard.results for event in events_of(result, accepted.revision, at))
+        pins = knowledge.pins
+        done = (
+            event
+            for result in heard.results
+            for event in events_of(result, accepted.revision, at, first=result.uuid not in pins)
+        )
         batch = Batch(accepted=(accepted.revision, attempt.changes), events=(*events, *done))
         if not acts_for(knowledge, accepted):
             return batch
@@ -108,6 +113,7 @@ class Reconciler:
             fetched=fetches_of(self._store, (*heard.observations, *heard.spooled)),
             taken=heard.spool,
             readings=tuple(_readings(heard.results, before)),
+            pins=tuple((each.uuid, each.pinned) for each in heard.results if each.pinned is not None),
             unasked=unasked(before.schedule, knowledge),
         )
 
@@ -171,9 +177,19 @@ class Reconciler:
             now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set
         )
         self._bmcs.forget(machines - schedule.asks.keys())
+        schedule = hurried(schedule, self._with_other_credentials(schedule), at)
         made, schedule = jobs(schedule, knowledge, machines, at)
         taken = self._bmcs.submit(made)
         return replace(now, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())
+
+    def _with_other_credentials(self, schedule: Schedule) -> frozenset[SystemUuid]:
+        """Whose BMC does not let gitboot in, with other credentials than there are now."""
+        failing = {uuid: schedule.appointments[uuid] for uuid in schedule.failing}
+        asked = {uuid: each for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
+        now = {each.bmc.credentials: self._bmcs.fingerprint(each.bmc) for each in asked.values() if each.bmc}
+        return frozenset(
+            uuid for uuid, each in asked.items() if each.bmc and now[each.bmc.credentials] != each.credentials
+        )
 
     def _reported(self, now: Standing, at: datetime) -> datetime | None:
         """Say where the instance stands; return when something is due next."""

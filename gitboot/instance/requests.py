@@ -7,7 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from gitboot.bmc.override import OverrideRecord, State
+from gitboot.bmc.identity import accept, is_another_system
+from gitboot.bmc.marks import NO_MARKS
+from gitboot.bmc.override import OFF, OverrideRecord, State
 from gitboot.errors import UsageError
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import set_records
@@ -19,6 +21,8 @@ from gitboot.status import Event
 
 RECORDS: Final = "records"  # {"items": [{"uuid", "server", …a record}], "reason"}
 RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
+ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
+REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
 APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
 SUSPEND: Final = "suspend"  # {"reason", "until"}
@@ -44,6 +48,10 @@ def _do(learning: Learning, request: Request, at: datetime) -> str:
             return _set_records(learning, request)
         case "resolve":
             return _resolve(learning, facts)
+        case "accept":
+            return _accept(learning, facts, at)
+        case "replace":
+            return _replace(learning, facts, at)
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
             learning.hurried.update(uuids)
@@ -96,10 +104,13 @@ def _was_provisioned_since(learning: Learning, request: Request, uuid: SystemUui
 def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
     uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
     consumed, bmc, reason = facts["consumed"], facts["bmc"], facts["reason"]
+    pinned = learning.pinned(uuid)
+    seen = pinned.seen if pinned is not None else None
 
     def is_meant(each: OverrideRecord) -> bool:
         """It is open to doubt; or it counts as consumed, and is wanted; or it stands where nobody looks now."""
         elsewhere = each.state.is_open and each.bmc is not None and list(each.bmc.place) != bmc
+        elsewhere |= each.state.is_open and seen is not None and is_another_system(each.shown, seen)
         closed = each.reason == key and not each.state.is_open
         return elsewhere or closed or each.state is State.RECORDED
 
@@ -110,6 +121,30 @@ def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
         return f"{server}: there was nothing to resolve"
     what = "is consumed, and is not set again" if consumed else "was never set, and is set where wanted"
     return f"{server}: its override counts as one that {what} ({reason})"
+
+
+def _accept(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
+    """Take a person's word that what a BMC shows is its server, if it still shows what the person saw."""
+    uuid, server = parse_uuid(facts["uuid"]), facts["server"]
+    pinned = learning.pinned(uuid)
+    if pinned is None or [pinned.seen.uuid, pinned.seen.serial] != facts["shown"]:
+        seen = pinned.seen if pinned is not None else "nothing"
+        raise UsageError(f"the BMC of {server} shows {seen} by now; look again")
+    learning.pin(uuid, accept(pinned, at=at))
+    learning.hurried.add(uuid)
+    return f"{server}: it is the machine whose BMC shows {pinned.seen} ({facts['reason']})"
+
+
+def _replace(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
+    """Let what somebody else has set give way to what the plan wants."""
+    uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
+    own = next((each for each in learning.overrides_of(uuid) if each.reason == key), None)
+    if key is None or (own is not None and own.state not in (State.WITHDRAWN, State.CONSUMED)):
+        return f"{server}: there was nothing to replace"
+    opened = own or OverrideRecord(reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=at)
+    learning.note_override(uuid, replace(opened, state=State.OPENED, at=at))
+    learning.hurried.add(uuid)
+    return f"{server}: whatever its BMC shows gives way to {key} ({facts['reason']})"
 
 
 def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[[OverrideRecord], bool]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from gitboot.bmc.override import Marks
+from gitboot.bmc.marks import Marks
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer
 

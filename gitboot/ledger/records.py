@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 
 from gitboot.ledger import rows
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid, format_instant
-from gitboot.plan import Record
+from gitboot.plan import Record, Run
 
 
 def read(store: Store) -> dict[SystemUuid, Record]:
     """What is known of each server, by UUID; a UUID that is missing is unknown."""
     with store.reading():
-        runs: dict[str, dict[str, tuple[int, datetime]]] = {}
+        runs: dict[str, dict[str, Run]] = {}
         for uuid, maintenance, run, made_at in store.rows("SELECT * FROM runs"):
-            runs.setdefault(uuid, {})[maintenance] = (run, rows.instant(made_at))
+            runs.setdefault(uuid, {})[maintenance] = Run(run, rows.instant(made_at))
         found = store.rows(f"SELECT uuid, {rows.RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
         return {SystemUuid(uuid): rows.record(rest, runs.get(uuid, {})) for uuid, *rest in found}
 
@@ -32,7 +31,7 @@ def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) ->
         tx.execute("DELETE FROM runs WHERE uuid = ?", (uuid,))
         tx.executemany(
             "INSERT INTO runs VALUES (?, ?, ?, ?)",
-            [(uuid, name, run, format_instant(at)) for name, (run, at) in sorted(record.runs.items())],
+            [(uuid, name, made.run, format_instant(made.at)) for name, made in sorted(record.runs.items())],
         )
 
 

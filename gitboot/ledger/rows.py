@@ -8,11 +8,13 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gitboot.bmc.override import Enabled, Marks, Override, OverrideRecord, State
+from gitboot.bmc.identity import Pinned, Shown
+from gitboot.bmc.marks import Marks
+from gitboot.bmc.override import Enabled, Override, OverrideRecord, State
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, Phase, Record
+from gitboot.plan import Offer, Phase, Record, Run
 
 
 def instant(text: str) -> datetime:
@@ -47,7 +49,7 @@ def of_record(record: Record) -> tuple[Any, ...]:
     )
 
 
-def record(row: Sequence[Any], runs: Mapping[str, tuple[int, datetime]]) -> Record:
+def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants, consumed_key = row
     provisioned_at, grace_until, consumed_at = (instant(each) if each else None for each in instants)
     return Record(
@@ -66,7 +68,7 @@ def record(row: Sequence[Any], runs: Mapping[str, tuple[int, datetime]]) -> Reco
 
 # What was set
 
-OVERRIDE: Final = "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc"
+OVERRIDE: Final = "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk"
 
 
 def of_override(record: OverrideRecord) -> tuple[Any, ...]:
@@ -80,11 +82,13 @@ def of_override(record: OverrideRecord) -> tuple[Any, ...]:
         json_of([format_instant(at) for at in record.corrections]),
         json_of(asdict(record.replaces)) if record.replaces is not None else None,
         json_of(asdict(record.bmc)) if record.bmc is not None else None,
+        json_of(asdict(record.shown)),
+        int(record.writes_disk),
     )
 
 
 def override(row: Sequence[Any]) -> OverrideRecord:
-    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc = row
+    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk = row
     return OverrideRecord(
         reason=reason,
         plan_digest=plan_digest,
@@ -95,12 +99,35 @@ def override(row: Sequence[Any]) -> OverrideRecord:
         corrections=tuple(instant(each) for each in json.loads(corrections)),
         replaces=_override(replaces) if replaces is not None else None,
         bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
+        shown=Shown(**json_value(shown)),
+        writes_disk=bool(writes_disk),
     )
 
 
 def _override(text: str) -> Override:
     facts = json_value(text)
     return Override(**{**facts, "enabled": Enabled(facts["enabled"])})
+
+
+# What a BMC showed of its machine
+
+
+def of_pin(pinned: Pinned) -> str:
+    return json_of({**asdict(pinned), "at": format_instant(pinned.at)})
+
+
+def pin(text: str) -> Pinned:
+    facts = json_value(text)
+    address, system = facts["place"]
+    changed = facts["changed"]
+    return Pinned(
+        **{
+            **facts,
+            "at": instant(facts["at"]),
+            "place": (address, system),
+            "changed": Shown(**changed) if changed is not None else None,
+        }
+    )
 
 
 # A machine

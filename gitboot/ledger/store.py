@@ -74,6 +74,9 @@ _MIGRATIONS: Final = (
     UPDATE requests SET facts = replace(facts, '"armed": ', '"consumed": ') WHERE what = 'resolve' AND outcome IS NULL;
     UPDATE facts SET name = 'initialised' WHERE name = 'told';
     CREATE TABLE spool (file TEXT PRIMARY KEY, taken INTEGER NOT NULL) STRICT;
+    ALTER TABLE overrides ADD COLUMN shown TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE overrides ADD COLUMN writes_disk INTEGER NOT NULL DEFAULT 1;
+    CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
     """,
 )
 VERSION: Final = len(_MIGRATIONS)

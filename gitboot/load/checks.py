@@ -11,15 +11,15 @@ from typing import Final
 from gitboot.document import Path
 from gitboot.load.blobs import is_lfs_pointer, too_large
 from gitboot.load.draft import Draft
-from gitboot.load.identities import Identity, endpoint, identities
+from gitboot.load.identities import Identity, identities, place_of
 from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark
 from gitboot.load.resources import Id
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
-from gitboot.model.scalars import shown
-from gitboot.model.server import Server
+from gitboot.model.scalars import is_placeholder_uuid, shown
+from gitboot.model.server import Server, is_placeholder_serial
 from gitboot.phrases import near
 from gitboot.problems.codes import Code
 
@@ -32,6 +32,7 @@ def check(draft: Draft) -> None:
     draft.remarks += _second_fleets(draft)
     draft.remarks += _duplicate_identities(draft)
     draft.remarks += _ambiguous_bmcs(draft)
+    draft.remarks += _reports_of_nothing(draft)
     draft.remarks += _dangling_references(draft)
 
 
@@ -70,15 +71,40 @@ def _held(identity: Identity, holder: Id, held: Identity, place: str) -> str:
 def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
     """Servers that mean the only system of a BMC of which another server names one."""
     servers = [(key, server.spec.bmc) for key, server in draft.of(Server) if server.spec.bmc is not None]
-    named = {endpoint(bmc): key for key, bmc in reversed(servers) if bmc.system is not None}
+    named = {place_of(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
-        if bmc.system is None and (other := named.get(endpoint(bmc))):
+        if bmc.system is None and (other := named.get(place_of(bmc.address, None))):
             yield Remark(
                 spot=draft.spot(key, ("spec", "bmc", "address")),
                 code=Code.DUPLICATE_IDENTITY,
                 message=f"the BMC {bmc.address} is {other}'s too, which names its system there",
                 hint="name the system of this server as well, or correct the address",
             )
+
+
+def _reports_of_nothing(draft: Draft) -> Iterator[Remark]:
+    for key, server in draft.of(Server):
+        for at, message in reports_of_nothing(server):
+            yield Remark(
+                spot=draft.spot(key, at),
+                code=Code.COMBINATION,
+                message=message,
+                hint="leave it out: it is never compared",
+            )
+
+
+def reports_of_nothing(server: Server) -> Iterator[tuple[Path, str]]:
+    """What a BMC is said to show that tells its machine from no other: where it stands, and why it does not."""
+    reports = server.spec.bmc.reports if server.spec.bmc is not None else None
+    if reports is None:
+        return
+    at: Path = ("spec", "bmc", "reports")
+    if reports.uuid is None and reports.serial is None:
+        yield at, "bmc.reports says neither uuid nor serial"
+    if reports.uuid is not None and is_placeholder_uuid(reports.uuid):
+        yield (*at, "uuid"), f"{shown(reports.uuid)} is what boards show on which nobody has set one"
+    if reports.serial is not None and is_placeholder_serial(reports.serial):
+        yield (*at, "serial"), f"{shown(reports.serial)} is what boards show on which nobody has set one"
 
 
 def _dangling_references(draft: Draft) -> Iterator[Remark]:

@@ -8,16 +8,27 @@ from typing import Any
 
 from gitboot.document import Path
 from gitboot.load.blobs import ParsedBlob
+from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id, Origin, Resource
+from gitboot.load.schemas import adapter
 from gitboot.load.snapshot import Snapshot
+from gitboot.model.envelope import API_VERSION
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
+
+
+def _no_fleet() -> Fleet:
+    metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
+    found: Fleet = adapter("Fleet").validate_python(
+        {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec}
+    )
+    return found
 
 
 class Draft:
@@ -35,6 +46,7 @@ class Draft:
         self.more: Counter[str] = Counter()  # by path, problems of the file that are not among these
         self._origins: dict[Id, Origin] = {}
         self._broken: set[Id] = set()
+        self._twice: set[Id] = set()
 
     def add(self, path: str, parsed: ParsedBlob) -> None:
         """Take in what the file at ``path`` says, and what is wrong with it."""
@@ -47,6 +59,7 @@ class Draft:
             origin = Origin(path, self.snapshot.blobs[path], index)
             if key in self.resources:
                 self.remarks.append(self._duplicate_name(key, origin))
+                self._twice.add(key)
             else:
                 self.resources[key], self._origins[key] = resource, origin
 
@@ -76,15 +89,28 @@ class Draft:
     def spot(self, resource: Id, at: Path) -> Spot:
         return self._origins[resource], at
 
-    def finished(self) -> FleetRepository:
-        """The repository, once nothing is wrong with it."""
+    def whole(self) -> frozenset[Id]:
+        """The resources that stand once, and of which everything that they name is there, too."""
+        kept = self.resources.keys() - self._twice
+        while lacking := {key for key in kept if not self._has_all(key, kept)}:
+            kept -= lacking
+        return frozenset(kept)
+
+    def _has_all(self, key: Id, kept: set[Id]) -> bool:
+        if key.kind == "Fleet":
+            return True  # the others hold together by it, whatever profile it lacks
+        named = ((kind, name) for kind, name, _ in references(self.resources[key]) if kind != "Server")
+        return all(name in self.files if kind == "file" else Id(kind, name) in kept for kind, name in named)
+
+    def repository(self, kept: frozenset[Id] | None = None) -> FleetRepository:
+        """The resources as a repository, or some of them; a revision without a Fleet has one that says nothing."""
 
         def named(kind: type[Resource]) -> dict[str, Any]:
-            return {key.name: resource for key, resource in self.of(kind)}
+            return {key.name: resource for key, resource in self.of(kind) if kept is None or key in kept}
 
         return FleetRepository(
             revision=self.snapshot.revision,
-            fleet=next(resource for _, resource in self.of(Fleet)),
+            fleet=next((resource for _, resource in self.of(Fleet)), None) or _no_fleet(),
             servers=named(Server),
             images=named(BootImage),
             streams=named(ImageStream),

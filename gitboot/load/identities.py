@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from gitboot.document import Path
-from gitboot.model.scalars import swapped
+from gitboot.model.scalars import byte_orders
 from gitboot.model.server import Bmc, Server
 
 
@@ -23,7 +25,9 @@ class Identity(NamedTuple):
 def identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
     # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
-    yield Identity("UUID", spec.uuid, min(spec.uuid, swapped(spec.uuid)), ("spec", "uuid"))
+    yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
+    if spec.replaces is not None:  # whose document is gone, and which no other machine replaces
+        yield Identity("UUID", spec.replaces, byte_orders(spec.replaces)[0], ("spec", "replaces"))
     if spec.serial is not None:
         # A mirror's file system may not distinguish capitals from small letters.
         yield Identity("serial", spec.serial, spec.serial.upper(), ("spec", "serial"))
@@ -34,14 +38,44 @@ def identities(server: Server) -> Iterator[Identity]:
             ip = address.partition("/")[0]
             yield Identity("address", ip, ip, (*at, "addresses", index))
     if spec.bmc is not None:
-        address, system = spec.bmc.address, f" {spec.bmc.system}" if spec.bmc.system else ""
-        yield Identity("BMC", address + system, endpoint(spec.bmc) + system, ("spec", "bmc", "address"))
+        yield from _identities_of_bmc(server, spec.bmc)
 
 
-def endpoint(bmc: Bmc) -> str:
-    """A BMC's address in lower case, with its port."""
-    parts = urlsplit(bmc.address.lower())
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}{parts.path}"
+def _identities_of_bmc(server: Server, bmc: Bmc) -> Iterator[Identity]:
+    spec, at = server.spec, ("spec", "bmc")
+    place = " ".join(filter(None, (bmc.address, bmc.system)))
+    yield Identity("BMC", place, " ".join(filter(None, place_of(bmc.address, bmc.system))), (*at, "address"))
+    if bmc.reports is None:
+        return
+    # What a BMC shows is its machine's alone, as what a document says of a machine is.
+    uuid, serial = bmc.reports.uuid, bmc.reports.serial
+    if uuid is not None and uuid not in byte_orders(spec.uuid):
+        yield Identity("UUID", uuid, byte_orders(uuid)[0], (*at, "reports", "uuid"))
+    if serial is not None and serial.upper() != (spec.serial or "").upper():
+        yield Identity("serial", serial, serial.upper(), (*at, "reports", "serial"))
+
+
+@lru_cache(maxsize=1 << 16)
+def place_of(address: str, system: str | None) -> tuple[str, str | None]:
+    """Where a BMC is reached, in one spelling: two places are equal where they are one BMC and one system of it."""
+    parts = urlsplit(address)
+    scheme, host = parts.scheme.lower(), _host(parts.hostname or "")
+    port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
+    return f"{scheme}://{host}{port}{_path(parts.path)}", _path(system) if system is not None else None
+
+
+def _host(host: str) -> str:
+    """A host's name in small letters, without the dot of the root; an address in its short form."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host.lower().removesuffix(".")
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def _path(path: str) -> str:
+    """A path without empty segments and a slash at its end, and with nothing encoded that need not be."""
+    return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
 
 
 _PORTS: Final = {"http": 80, "https": 443}

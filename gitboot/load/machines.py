@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gitboot.load import FleetRepository
+from gitboot.load.identities import place_of
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Server
 
@@ -19,11 +20,13 @@ class BmcAccess:
     credentials: str
     verify: bool
     ca: str | None  # PEM
+    reports_uuid: SystemUuid | None = None  # what it shows, where that is not what the document says of its machine
+    reports_serial: str | None = None
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """What two BMCs cannot share."""
-        return self.address, self.system
+        """What two BMCs cannot share, however it is spelt."""
+        return place_of(self.address, self.system)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +38,7 @@ class Machine:
     macs: tuple[MacAddress, ...]  # of all its interfaces, sorted
     serial: str | None
     bmc: BmcAccess | None
+    replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
 
     def marks(self) -> Iterator[tuple[str, str]]:
         """What no other machine has while this one stands: (what it is, its value)."""
@@ -43,7 +47,7 @@ class Machine:
         if self.serial is not None:
             yield "serial", self.serial.upper()
         if self.bmc is not None:
-            yield "BMC", f"{self.bmc.address}{self.bmc.system or ''}"
+            yield "BMC", "".join(filter(None, self.bmc.place))
 
 
 def machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
@@ -64,6 +68,8 @@ def machine(repository: FleetRepository, server: Server) -> Machine:
             credentials=bmc.credentials,
             verify=bmc.tls.verify,
             ca=repository.files[bmc.tls.ca].decode("ascii", "ignore") if bmc.tls.ca else None,
+            reports_uuid=bmc.reports.uuid if bmc.reports is not None else None,
+            reports_serial=bmc.reports.serial if bmc.reports is not None else None,
         )
     return Machine(
         uuid=spec.uuid,
@@ -71,6 +77,7 @@ def machine(repository: FleetRepository, server: Server) -> Machine:
         macs=tuple(sorted(interface.mac for interface in spec.interfaces)),
         serial=spec.serial,
         bmc=access,
+        replaces=spec.replaces,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
-from gitboot.load.identities import endpoint, identities
+from gitboot.load.identities import identities, place_of
 from gitboot.load.multimap import Multimap
 from gitboot.load.references import references
 from gitboot.load.resources import Id, Resource
@@ -22,7 +22,7 @@ class Register:
 
     def __init__(self) -> None:
         self._identities = Multimap[tuple[str, str], str]()  # (what, value) -> servers
-        self._bmcs = Multimap[tuple[str, bool], str]()  # (endpoint, whether its system is named) -> servers
+        self._bmcs = Multimap[tuple[str, bool], str]()  # (address, whether its system is named) -> servers
         self._labels: dict[str, Multimap[str, str]] = {}  # key -> value -> servers
         self._naming = Multimap[Id, Id]()  # a resource, or a file of kind "file" -> who names it
 
@@ -85,4 +85,5 @@ def _named(resource: Resource) -> Iterator[Id]:
 
 def _bmc(server: Server) -> Iterator[tuple[str, bool]]:
     if server.spec.bmc is not None:
-        yield endpoint(server.spec.bmc), server.spec.bmc.system is not None
+        address, _ = place_of(server.spec.bmc.address, None)
+        yield address, server.spec.bmc.system is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gitboot.load.blobs import ParseCache, ParsedBlob, is_lfs_pointer, read_blob
+from gitboot.load.checks import reports_of_nothing
 from gitboot.load.listing import listed
 from gitboot.load.references import references
 from gitboot.load.register import Register
@@ -179,7 +180,7 @@ def _holds_together(
     if fleets or any(key not in origins and register.naming(key) for key, _ in gone):
         return False
     for _, resource in come:
-        if isinstance(resource, Server) and register.clashes(resource):
+        if isinstance(resource, Server) and (register.clashes(resource) or any(reports_of_nothing(resource))):
             return False
         for kind, name, _ in references(resource):
             if name not in snapshot.blobs if kind == "file" else Id(kind, name) not in origins:

@@ -31,6 +31,7 @@ from gitboot.model.scalars import (
     parse_name,
     parse_network,
     parse_percent,
+    parse_positive,
     parse_signed,
     parse_uuid,
     parse_variable,
@@ -57,6 +58,7 @@ NameField = Annotated[
     WithJsonSchema({**_matching(NAME, "string", "number"), "maxLength": 253}),
 ]
 Integer = Annotated[int, BeforeValidator(parse_integer), WithJsonSchema({"type": "integer", "minimum": 0})]
+Positive = Annotated[int, BeforeValidator(parse_positive), WithJsonSchema({"type": "integer", "minimum": 1})]
 SignedInteger = Annotated[int, BeforeValidator(parse_signed), WithJsonSchema({"type": "integer"})]
 Percent = Annotated[
     int, BeforeValidator(parse_percent), WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 100})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.dataclasses import dataclass
 
 from gitboot.model.envelope import STRICT, Metadata, Struct
@@ -16,9 +16,13 @@ from gitboot.model.fields import (
     NameField,
     Network,
     Percent,
+    Positive,
+    Text,
     Uuid,
 )
+from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
+from gitboot.problems.codes import Code
 
 
 class Output(StrEnum):
@@ -80,9 +84,26 @@ class Provisioning(Struct):
     monitors: tuple[Network, ...] = Field(
         default=(), description="Networks whose fetches prove nothing: monitoring, crawlers. Default: none."
     )
+    clients: tuple[Network, ...] = Field(
+        default=(), description="Networks from which machines boot: only their fetches count. Default: any."
+    )
+    attempts: Positive = Field(
+        default=1, description="How often an installation is attempted, with evidence Reported. Default: 1."
+    )
     ledger: Uuid | None = Field(
         default=None, description="Only the instance with this ledger sets overrides, powers, publishes. Default: any."
     )
+
+    @model_validator(mode="after")
+    def _attempts_are_reported(self) -> Provisioning:
+        if self.attempts > 1 and self.evidence is not Evidence.REPORTED:
+            raise Malformed(
+                Code.COMBINATION,
+                "several attempts need evidence Reported: a fetch does not say whether an installation failed",
+                "write evidence: Reported, or leave out attempts",
+                ("attempts",),
+            )
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -131,6 +152,11 @@ class FleetSpec(Struct):
     )
     provisioning: Provisioning = Field(
         default_factory=Provisioning, description="What proves that a server was provisioned."
+    )
+    stopped: Text | None = Field(
+        default=None,
+        description="Why no boot that writes disks is offered: machines boot what writes none, else their disk. "
+        "Obeyed as soon as it is pushed. Default: nothing is stopped.",
     )
     serving: Serving = Field(default_factory=Serving, description="How entries are answered.")
     guards: Guards = Field(default_factory=Guards, description="Limits on what one commit may change.")

@@ -16,6 +16,7 @@ from gitboot.model.fields import (
     KernelArgument,
     NameField,
     Percent,
+    Positive,
     Sha256,
     Text,
     Url,
@@ -119,6 +120,9 @@ class BootImageSpec(Struct):
         default=True,
         description="Whether booting it writes disks: false for discovery, memory tests, firmware updates, "
         "diskless images. Default: true.",
+    )
+    boots: Positive = Field(
+        default=1, description="How many times its installer boots from the network before it is done. Default: 1."
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
         default=(), description="Arguments that come first. Default: none."

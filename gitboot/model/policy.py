@@ -51,6 +51,13 @@ class NetworkBoot(StrEnum):
     NEVER = "Never"
 
 
+class ReinstallMode(StrEnum):
+    """The word that networkBoot Always needs with an image that writes disks."""
+
+    NEVER = "Never"
+    EVERY_BOOT = "EveryBoot"
+
+
 class OverrideMode(StrEnum):
     """Redfish BootSourceOverrideEnabled, but that None leaves the firmware's own order alone."""
 
@@ -187,6 +194,11 @@ class BootPolicySpec(Struct):
         default=None,
         description="Always; Once per provision number; OnImageChange; Never. Default: the parent's.",
     )
+    reinstall: ReinstallMode | None = Field(
+        default=None,
+        description="EveryBoot: networkBoot Always may boot an image that writes disks, each time. Default: the "
+        "parent's, else Never, and such an image is an error.",
+    )
     override: OverrideMode | None = Field(
         default=None,
         description="Once, Continuous, or None for the firmware's own order. Default: the parent's, else Once; "
@@ -253,19 +265,29 @@ class MaintenanceSpec(Struct):
 
     select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers.")
     window: Window = Field(
-        default_factory=Window, description="When it is active. Default: as long as it stands in Git."
+        default_factory=Window,
+        description="When it is active; one that writes disks needs an end. Default: as long as it stands in Git.",
     )
     profile: NameField = Field(description="The BootProfile of the maintenance.")
     network_boot: Literal[NetworkBoot.ALWAYS, NetworkBoot.ONCE] = Field(
         default=NetworkBoot.ALWAYS,
         description="Always: at each boot in the window. Once: one boot, then the disk. Default: Always.",
     )
+    reinstall: ReinstallMode = Field(
+        default=ReinstallMode.NEVER,
+        description="EveryBoot: networkBoot Always may boot an image that writes disks, each time. Default: Never, "
+        "and such an image is an error.",
+    )
     override: OverrideMode | None = Field(
         default=None,
         description="Once, Continuous, None. Default: Once for networkBoot Once; for Always Continuous with Pxe "
         "or a loader, else Once, set anew after each reset that consumed it.",
     )
-    run: Integer = Field(default=1, description="Raise it to run a Once again. Default: 1.")
+    run: Integer = Field(
+        default=1,
+        description="Raise it to run a Once again; a window that starts after the one in which it ran does so, too. "
+        "Default: 1.",
+    )
     power: MaintenancePower = Field(
         default=MaintenancePower.NONE,
         description="What is done to the machines' power inside the window, in waves. Default: None.",

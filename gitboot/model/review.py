@@ -42,8 +42,9 @@ class AreaFacts:
 
     area: Annotated[str, Field(description="all, site=VALUE or role=VALUE.")]
     size: Annotated[int, Field(description="Servers of the old commit, and who moved here.")]
-    changed: int
-    removed: int
+    changed: Annotated[int, Field(description="But for those that only offer less.")]
+    less: Annotated[int, Field(description="Servers that offer nothing that they did not offer before.")]
+    removed: Annotated[int, Field(description="Removed or retired.")]
     added: int
     reinstalled: Annotated[int, Field(description="Servers that may be reinstalled.")]
 
@@ -62,6 +63,15 @@ class TripFacts:
     area: str
     acknowledged: bool
     acknowledgement: Annotated[str, Field(description="The line for a commit's message.")]
+
+
+@with_config(_CLOSED)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """A commit between BASE and HEAD that somebody has to acknowledge."""
+
+    commit: str
+    acknowledgements: Annotated[tuple[str, ...], Field(description="The lines for a commit's message.")]
 
 
 @with_config(_CLOSED)
@@ -128,6 +138,7 @@ class GroupFacts:
     risks: tuple[str, ...]
     effects: tuple[EffectFacts, ...]
     reinstalls: tuple[str, ...]
+    unknown: Annotated[tuple[str, ...], Field(description="Why it becomes unknown whether they are provisioned.")]
     servers: tuple[str, ...]
     example: Annotated[str, Field(description="The server that fields and rendered are of.")]
     fields: tuple[FieldFacts, ...]
@@ -197,6 +208,7 @@ class DiffFacts:
     areas: tuple[AreaFacts, ...]
     limits: dict[str, int | bool] | None
     trips: tuple[TripFacts, ...]
+    steps: tuple[StepFacts, ...]
     unheeded: tuple[UnheededFacts, ...]
     unknown_servers: tuple[RenderedFacts, ...] | None
     shared: tuple[FieldFacts, ...] | None

@@ -73,6 +73,18 @@ class BmcTls(Struct):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class BmcReports(Struct):
+    """What a BMC shows of its machine where that is not what the document says: without it, nothing is set there."""
+
+    uuid: Uuid | None = Field(
+        default=None, description="The UUID that the BMC shows, in either byte order. Default: the server's."
+    )
+    serial: Text | None = Field(
+        default=None, description="The serial number or SKU that the BMC shows. Default: the server's."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class Bmc(Struct):
     """A server's management controller, reached through Redfish."""
 
@@ -85,6 +97,11 @@ class Bmc(Struct):
         description="The name of user and password; the instance resolves it, the value never stands in Git."
     )
     tls: BmcTls = Field(default_factory=BmcTls, description="How its certificate is checked.")
+    reports: BmcReports | None = Field(
+        default=None,
+        description="What it shows of its machine, where that is neither the UUID nor the serial number of the server."
+        " Default: one of the two.",
+    )
 
     @model_validator(mode="after")
     def _system_is_a_path(self) -> Bmc:
@@ -115,6 +132,11 @@ class ServerSpec(Struct):
     """What a server is."""
 
     uuid: Uuid = Field(description="SMBIOS system UUID, in any case: the key of all that is recorded.")
+    replaces: Uuid | None = Field(
+        default=None,
+        description="The UUID that this machine had before its board was replaced: it is installed once provision is "
+        "above what that one was installed with. Default: none.",
+    )
     serial: Text | None = Field(
         default=None,
         description="The serial number, as SMBIOS has it: iPXE finds the server by it, too. Default: none.",
@@ -168,7 +190,7 @@ class Server(Struct):
     def boot_serial(self) -> str | None:
         """The serial number that loaders find the server by: none that is a placeholder, or that a path cannot hold."""
         serial = self.spec.serial
-        if serial is None or not _SERIAL.fullmatch(serial) or _is_placeholder(serial):
+        if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None
         return serial
 
@@ -177,8 +199,8 @@ _SERIAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
 _COUNTING: Final = re.compile(r"12345|98765|43210")
 
 
-def _is_placeholder(serial: str) -> bool:
+def is_placeholder_serial(serial: str) -> bool:
     """Whether it reads like what boards have on which nobody wrote one: words, counting, hardly two characters."""
-    plain = re.sub(r"[._-]", "", serial)
+    plain = re.sub(r"[ ._-]", "", serial)
     words = not any(character.isdigit() for character in plain)
     return words or len(set(plain)) < 3 or _COUNTING.search(plain) is not None

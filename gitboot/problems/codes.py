@@ -349,6 +349,18 @@ class Code(StrEnum):
         "The format has it, and this version cannot carry it out; ignoring it would be a wrong answer.",
         "Leave it out, or use a version of gitboot that has it.",
     )
+    EVERY_BOOT = (
+        "GB2018",
+        "An installation at every boot that nobody asked for",
+        "With networkBoot Always, which is a maintenance's default, each reboot would install the machine again.",
+        "Use networkBoot: Once, an image with writesDisk: false, or say reinstall: EveryBoot where that is meant.",
+    )
+    ENDLESS = (
+        "GB2019",
+        "A maintenance that writes disks and has no end",
+        "While it stands in Git, whatever boots is written; a forgotten document would do so in years.",
+        "Give its window an end.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "A template that cannot be read",

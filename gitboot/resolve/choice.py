@@ -16,6 +16,7 @@ from gitboot.model.policy import (
     NetworkBoot,
     OverrideMode,
     PolicyPower,
+    ReinstallMode,
     Taint,
 )
 from gitboot.model.scalars import SystemUuid
@@ -53,6 +54,7 @@ class Pool:
     priority: int
     profile: str
     network_boot: NetworkBoot
+    reinstall: ReinstallMode
     override: OverrideMode | None
     disk_boot: DiskBoot
     power: PolicyPower
@@ -120,6 +122,7 @@ def _pool(name: str, chain: tuple[str, ...], specs: list[BootPolicySpec]) -> Poo
         priority=_inherited(specs, "priority") or 0,
         profile=_inherited(specs, "profile"),
         network_boot=_inherited(specs, "network_boot"),
+        reinstall=_inherited(specs, "reinstall") or ReinstallMode.NEVER,
         override=_inherited(specs, "override"),
         disk_boot=_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
         power=_inherited(specs, "power") or PolicyPower.NONE,

@@ -13,7 +13,7 @@ from gitboot.load import FleetRepository, Id, Origin
 from gitboot.load.merged import merged
 from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
 from gitboot.model.image import SkewMode
-from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
+from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode, ReinstallMode, Window
 from gitboot.model.scalars import shown, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
@@ -321,6 +321,8 @@ class _Deciding:
             policy=policy,
             maintenances=maintenances,
             declared=self._declared(server),
+            replaces=server.spec.replaces,
+            stopped=self.repository.fleet.spec.stopped is not None,
         )
 
     def _declared(self, server: Server) -> int | None:
@@ -385,6 +387,7 @@ class _Deciding:
             self._check_skew(profile, chosen.winner.image, chosen.winner.said_by, chosen.winner.path)
         override = pool.override or _default_override(pool.network_boot, boot)
         self._check_override(boot, override, Id("BootPolicy", pool.name))
+        self._check_every_boot(boot, pool.network_boot, pool.reinstall, Id("BootPolicy", pool.name))
         return PolicyDecision(
             policy=pool.name,
             network_boot=pool.network_boot,
@@ -466,7 +469,31 @@ class _Deciding:
                 *("spec", "override"),
             )
 
+    def _check_every_boot(
+        self, boot: Boot | None, network_boot: NetworkBoot, reinstall: ReinstallMode, resource: Id
+    ) -> None:
+        if boot is None or not boot.writes_disk or network_boot is not NetworkBoot.ALWAYS:
+            return
+        if reinstall is not ReinstallMode.EVERY_BOOT:
+            self._find(
+                Code.EVERY_BOOT,
+                f"{resource} boots BootImage/{boot.image}, which writes disks, at every boot",
+                Code.EVERY_BOOT.hint,
+                resource,
+                *("spec", "networkBoot"),
+            )
+
     # R2
+
+    def _check_end(self, boot: Boot | None, window: Window, maintenance: Id) -> None:
+        if boot is not None and boot.writes_disk and window.end is None:
+            self._find(
+                Code.ENDLESS,
+                f"{maintenance} boots BootImage/{boot.image}, which writes disks, and its window has no end",
+                Code.ENDLESS.hint,
+                maintenance,
+                *("spec", "window"),
+            )
 
     def _maintenances(self, server: Server) -> Iterator[MaintenanceDecision]:
         name, labels = server.metadata.name, server.metadata.labels
@@ -483,7 +510,10 @@ class _Deciding:
             boot = self._boot(server, profile, image, maintenance=maintenance)
             self._check_skew(profile, image, Id("Maintenance", maintenance.metadata.name), ("spec", "profile"))
         override = spec.override or _default_override(spec.network_boot, boot)
-        self._check_override(boot, override, Id("Maintenance", maintenance.metadata.name))
+        key = Id("Maintenance", maintenance.metadata.name)
+        self._check_override(boot, override, key)
+        self._check_every_boot(boot, spec.network_boot, spec.reinstall, key)
+        self._check_end(boot, spec.window, key)
         return MaintenanceDecision(
             name=maintenance.metadata.name,
             start=spec.window.start,
@@ -517,7 +547,9 @@ class _Deciding:
         fleet = self.repository.fleet
         if not isinstance(fleet.spec.unknown_servers, UnknownProfile):
             return MadeUnknown(None, ())
-        profile = self.repository.profiles[fleet.spec.unknown_servers.profile]
+        profile = self.repository.profiles.get(fleet.spec.unknown_servers.profile)
+        if profile is None:  # of a commit of which only a part is looked at
+            return MadeUnknown(None, ())
         at = (Id("Fleet", fleet.metadata.name), "spec", "unknownServers", "profile")
         if profile.spec.method is not Method.PXE:
             self._find(

@@ -22,7 +22,7 @@ def artifacts_of(source: Source) -> Artifacts:
     image = source.image.metadata.name
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
-        raise _wrong_method(
+        raise _wrong_machine(
             source,
             Code.NO_ARTIFACT,
             f"BootImage/{image} has nothing for {source.architecture}",
@@ -41,6 +41,12 @@ def artifacts_of(source: Source) -> Artifacts:
 
 def _wrong_method(source: Source, code: Code, message: str, hint: str) -> Unbootable:
     return Unbootable(code, message, hint, source.profile_id, "spec", "method")
+
+
+def _wrong_machine(source: Source, code: Code, message: str, hint: str) -> Unbootable:
+    """The profile may suit others: what chose it for this machine is looked at first."""
+    resource, path = source.chosen_by
+    return Unbootable(code, f"{message}; it is booted by {source.profile_id}", hint, resource, *path)
 
 
 def _check_complete(source: Source, artifacts: Artifacts) -> None:
@@ -62,12 +68,12 @@ def _needs(source: Source, artifacts: Artifacts) -> tuple[str, ...]:
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
             message = "method UefiHttp needs firmware UEFI, found BIOS"
-            raise _wrong_method(source, Code.FIRMWARE, message, Code.FIRMWARE.hint)
+            raise _wrong_machine(source, Code.FIRMWARE, message, Code.FIRMWARE.hint)
         return _HTTP_BOOT_NEEDS[spec.http_boot or HttpBoot.LOADER]
     if spec.method is Method.VIRTUAL_MEDIA:
         return ("iso",)
     if artifacts.kernel is None and artifacts.uki is not None and not uefi:
-        raise _wrong_method(
+        raise _wrong_machine(
             source,
             Code.FIRMWARE,
             f"BootImage/{source.image.metadata.name} has a uki and no kernel for {source.architecture}, "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Final
 
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
 from gitboot.model.scalars import format_instant
@@ -23,17 +25,20 @@ from gitboot.plan import (
     Phase,
     PolicyDecision,
     Record,
+    Run,
     UserDataFiles,
 )
 from gitboot.resolve.userdata import family
 
 
-def plan(decision: Decision, at: datetime, record: Record | None) -> BootPlan | None:
+def plan(decision: Decision, at: datetime, record: Record | None, *, stopped: bool = False) -> BootPlan | None:
     """What ``decision`` boots at ``at``, knowing ``record`` (None: nothing is known).
 
-    None where there is no plan: parked, retired, or neither a policy nor an active maintenance.
+    None where there is no plan: parked, retired, or neither a policy nor an active maintenance. ``stopped``: boots
+    that write disks are stopped by something besides the commit.
     """
-    state = _state(decision, at, record)
+    stopped = stopped or decision.stopped
+    state = _state(decision, at, record, stopped=stopped)
     if state is None:
         return None
     return BootPlan(
@@ -52,15 +57,16 @@ def plan(decision: Decision, at: datetime, record: Record | None) -> BootPlan | 
         boot=state.boot,
         ignition=state.ignition,
         override=state.override,
-        next_transition=transition(decision, at, record),
+        next_transition=transition(decision, at, record, stopped=stopped),
     )
 
 
-def transition(decision: Decision, at: datetime, record: Record | None) -> datetime | None:
+def transition(decision: Decision, at: datetime, record: Record | None, *, stopped: bool = False) -> datetime | None:
     """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
-    now = _state(decision, at, record)
+    stopped = stopped or decision.stopped
+    now = _state(decision, at, record, stopped=stopped)
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
-    return next((instant for instant in later if _state(decision, instant, record) != now), None)
+    return next((each for each in later if _state(decision, each, record, stopped=stopped) != now), None)
 
 
 def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
@@ -92,6 +98,25 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
     return True
 
 
+def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
+    """Whether a maintenance's one boot was made; a window that starts after the one in which it was asks again."""
+    made = record.runs.get(maintenance.name)
+    if made is None or made.run < maintenance.run:
+        return False
+    return made.end is None or maintenance.start is None or maintenance.start < made.end
+
+
+def already_made(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
+    """The runs by which maintenances that are not over ask for nothing more, by maintenance."""
+    if record is None:
+        return {}
+    return {
+        each.name: record.runs[each.name]
+        for each in decision.maintenances
+        if each.network_boot is NetworkBoot.ONCE and (each.end is None or at < each.end) and has_run(each, record)
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """What changes with time in a plan."""
@@ -116,17 +141,35 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
             yield record.provisioned_at + IGNITION_GRACE
         if record.consumed_at is not None:
             yield record.consumed_at + CONSUMED_GRACE
-        for _, made_at in record.runs.values():
-            yield made_at + FETCH_GRACE
+        for made in record.runs.values():
+            yield made.at + FETCH_GRACE
 
 
-def _state(decision: Decision, at: datetime, record: Record | None) -> _State | None:
+def _state(decision: Decision, at: datetime, record: Record | None, *, stopped: bool) -> _State | None:
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
+    state = _asked(decision, at, record)
+    if stopped and state is not None and state.boot is not None and state.boot.writes_disk:
+        return _instead(decision.policy)
+    return state
+
+
+def _asked(decision: Decision, at: datetime, record: Record | None) -> _State | None:
+    """What the commit asks for, stopped or not."""
     active = [maintenance for maintenance in decision.maintenances if maintenance.active(at)]
     if active:  # R2: the highest priority; a tie never gets here
         return _under_maintenance(max(active, key=lambda maintenance: maintenance.priority), at, record)
     return _under_policy(decision.policy, at, record) if decision.policy is not None else None
+
+
+def _instead(policy: PolicyDecision | None) -> _State:
+    """What boots in place of a boot that writes disks: the policy's Always boot if that writes none, else the disk."""
+    if policy is None:
+        return _State(Phase.DISK, Cause.STOPPED, None, None, None, None)
+    boot = policy.boot
+    if policy.network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.writes_disk:
+        return replace(_always(policy, boot), cause=Cause.STOPPED)
+    return _disk(policy, Cause.STOPPED)
 
 
 def _under_maintenance(maintenance: MaintenanceDecision, at: datetime, record: Record | None) -> _State:
@@ -137,19 +180,27 @@ def _under_maintenance(maintenance: MaintenanceDecision, at: datetime, record: R
     if maintenance.network_boot is NetworkBoot.ONCE:
         if record is None:
             return _State(Phase.DISK, Cause.UNKNOWN, name, None, None, None)
-        run, made_at = record.runs.get(name, (-1, at))
-        made = run >= maintenance.run
-        if made and at >= made_at + FETCH_GRACE:
+        made = has_run(maintenance, record)
+        if made and at >= record.runs[name].at + FETCH_GRACE:
             return _State(Phase.DISK, Cause.MAINTENANCE_DONE, name, None, None, None)
-    override = None
+    override, reason = None, run_reason(maintenance, record)
     if not made:
-        override = _override(boot, maintenance.network_boot, maintenance.override, _reason(maintenance))
-    key = _reason(maintenance) if maintenance.network_boot is NetworkBoot.ONCE else None
+        override = _override(boot, maintenance.network_boot, maintenance.override, reason)
+    key = reason if maintenance.network_boot is NetworkBoot.ONCE else None
     return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, _ignition(boot), override, key)
 
 
-def _reason(maintenance: MaintenanceDecision) -> str:
-    return f"maintenance/{maintenance.name}/{maintenance.run}"
+def run_reason(maintenance: MaintenanceDecision, record: Record | None) -> str:
+    """The run that a maintenance wants, as the reason of an override.
+
+    A run that is made again in a later window has a reason of its own: what was set for the first says nothing of it.
+    """
+    reason = f"maintenance/{maintenance.name}/{maintenance.run}"
+    before = record.runs.get(maintenance.name) if record is not None else None
+    if record is None or before is None or before.run < maintenance.run or has_run(maintenance, record):
+        return reason
+    assert before.end is not None  # noqa: S101 - without an end it has run
+    return f"{reason}/after/{format_instant(before.end)}"
 
 
 def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -> _State:
@@ -159,10 +210,11 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
     if policy.network_boot is NetworkBoot.NEVER:
         return _disk(policy, Cause.NEVER)
     if policy.network_boot is NetworkBoot.ALWAYS:
-        override = _override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
-        return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, _ignition(boot), override)
+        return _always(policy, boot)
     if record is None:
         return _disk(policy, Cause.UNKNOWN)
+    if record.overwritten_by is not None and record.provision is not None and record.provision >= policy.provision:
+        return _disk(policy, Cause.OVERWRITTEN)
     key = provision_reason(policy, record)
     to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, _ignition(boot), None, key)
     if is_provisioned(policy, record):
@@ -170,10 +222,26 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
             return to_be_made
         asks_still = record.provisioned_at is not None and at < record.provisioned_at + IGNITION_GRACE
         return _disk(policy, Cause.PROVISIONED, _ignition(boot) if asks_still else None)
-    if record.consumed_at is not None and record.consumed_key == key:
+    if record.consumed_at is not None and _covers(record.consumed_key, key):
         late = at >= record.consumed_at + CONSUMED_GRACE
         return replace(_disk(policy, Cause.CONSUMED), key=key) if late else to_be_made
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
+
+
+def _always(policy: PolicyDecision, boot: Boot) -> _State:
+    override = _override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
+    return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, _ignition(boot), override)
+
+
+def _covers(made: str | None, wanted: str) -> bool:
+    """Whether what was set for one provision key was set for another, too: lowering the number never asks again."""
+    if made is None or not (found := _KEY.fullmatch(made)):
+        return False
+    same = _KEY.fullmatch(wanted)
+    return same is not None and int(found[1]) >= int(same[1]) and found[2] == same[2]
+
+
+_KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
 def provision_reason(policy: PolicyDecision, record: Record) -> str:

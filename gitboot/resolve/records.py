@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
+from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import Malformed, SystemUuid, format_instant, parse_digest, parse_uuid, shown, text
-from gitboot.plan import Decision, Record
+from gitboot.plan import Decision, MaintenanceDecision, Record, Run
+from gitboot.resolve.instant import has_run
 
 T = TypeVar("T")
 
@@ -46,8 +49,30 @@ def adopted(decision: Decision, at: datetime | None = None) -> Record:
         decision=decision.digest,
         evidence="Adopted",
         provisioned_at=at,
-        runs={each.name: (each.run, at) for each in begun if at is not None},
+        runs={each.name: Run(each.run, at, each.end) for each in begun if at is not None},
     )
+
+
+def ran(record: Record, maintenance: MaintenanceDecision, at: datetime) -> Record:
+    """The record once a maintenance's boot was made at ``at``; one that writes disks leaves them unknown."""
+    runs = {**record.runs, maintenance.name: Run(maintenance.run, at, maintenance.end)}
+    boot = maintenance.boot
+    overwritten = maintenance.name if boot is not None and boot.writes_disk else record.overwritten_by
+    once = maintenance.network_boot is NetworkBoot.ONCE
+    return replace(record, runs=runs if once else record.runs, overwritten_by=overwritten)
+
+
+def carried(record: Record, decision: Decision) -> Record:
+    """The record once a commit moved the windows in which runs were made: a run lasts as long as its window does.
+
+    So a window that was lengthened and then shortened from the front asks for no second run.
+    """
+    runs = dict(record.runs)
+    for each in decision.maintenances:
+        made = runs.get(each.name)
+        if made is not None and made.end is not None and has_run(each, record):
+            runs[each.name] = made._replace(end=max(made.end, each.end) if each.end is not None else None)
+    return replace(record, runs=runs) if runs != record.runs else record
 
 
 def ahead(
@@ -72,7 +97,7 @@ def _progress(record: Record | None) -> tuple[bool, datetime, datetime]:
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
         return (False, beginning, beginning)
-    return (True, record.provisioned_at or beginning, max((at for _, at in record.runs.values()), default=beginning))
+    return (True, record.provisioned_at or beginning, max((run.at for run in record.runs.values()), default=beginning))
 
 
 def drift(decision: Decision, record: Record | None) -> dict[str, str]:
@@ -122,7 +147,11 @@ def record_facts(record: Record) -> dict[str, Any]:
         "graceUntil": instant(record.grace_until),
         "consumedAt": instant(record.consumed_at),
         "consumedKey": record.consumed_key,
-        "runs": {name: {"run": run, "at": format_instant(at)} for name, (run, at) in sorted(record.runs.items())},
+        "runs": {
+            name: {"run": run.run, "at": format_instant(run.at), "end": instant(run.end)}
+            for name, run in sorted(record.runs.items())
+        },
+        "overwrittenBy": record.overwritten_by,
     }
 
 
@@ -142,8 +171,14 @@ def record_of(item: Mapping[str, Any]) -> Record:
         grace_until=optional(_instant, "graceUntil"),
         consumed_at=optional(_instant, "consumedAt"),
         consumed_key=optional(text, "consumedKey"),
-        runs={name: (_number(made["run"]), _instant(made["at"])) for name, made in item["runs"].items()},
+        runs={name: _run(made) for name, made in item["runs"].items()},
+        overwritten_by=optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
     )
+
+
+def _run(made: Mapping[str, Any]) -> Run:
+    end = made.get("end")
+    return Run(_number(made["run"]), _instant(made["at"]), _instant(end) if end is not None else None)
 
 
 def _number(value: object) -> int:

@@ -32,6 +32,17 @@ class Source:
     def profile_id(self) -> Id:
         return Id("BootProfile", self.profile.metadata.name)
 
+    @property
+    def chosen_by(self) -> tuple[Id, tuple[str, ...]]:
+        """The document by which just this machine boots the profile, and its field that says so."""
+        if self.maintenance is not None:
+            return Id("Maintenance", self.maintenance.metadata.name), ("spec", "select")
+        if self.server is not None and self.server.spec.policy is not None:
+            return Id("Server", self.server.metadata.name), ("spec", "policy")
+        if self.pool is not None:
+            return Id("BootPolicy", self.pool.name), ("spec", "select")
+        return self.profile_id, ("spec", "method")  # a machine that no document describes
+
 
 class Unbootable(Exception):
     """A boot that cannot work: the code, what is wrong, its hint, and the resource and field to look at."""

@@ -13,6 +13,7 @@ from gitboot.diff.effects import Effect
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.reinstalls import Reinstall
 from gitboot.diff.risks import Risk
+from gitboot.diff.unknown import BecomesUnknown
 from gitboot.load import FleetRepository, Id
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions
@@ -48,6 +49,7 @@ class Group:
     risks: tuple[Risk, ...]  # the worst first
     effects: tuple[Effect, ...]
     reinstalls: tuple[Reinstall, ...]
+    unknown: tuple[BecomesUnknown, ...]
     fields: tuple[FieldChange, ...]  # of the decision of the first server
     rendered: tuple[RenderedDiff, ...] | None  # of the first server; None: not rendered, too many groups
 
@@ -108,6 +110,7 @@ def _group(
         risks=_worst_first(first),
         effects=first.effects,
         reinstalls=first.reinstalls,
+        unknown=first.unknown,
         fields=tuple(_fields_to_show(first)),
         rendered=rendered,
     )
@@ -154,7 +157,7 @@ def _told(field: FieldChange) -> str:
     return f"{field.path}: {json.dumps(old, sort_keys=True)} {json.dumps(new, sort_keys=True)}"
 
 
-_OWN: Final = ("server", "uuid", "macs", "serial")  # which server it is
+_OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
 _DIGESTED: Final = frozenset({"files", "userData", "entries", "templates"})  # that it is another says enough
 
 

@@ -62,7 +62,7 @@ def _blast_radius(review: Review) -> Iterator[str]:
     limits = review.verdict.limits
     yield "\n### Blast radius\n"
     yield _row(each.capitalize() for each in words.area_header(limits))
-    yield "|---|--:|--:|--:|--:|--:|"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
     rows = []
     for area in words.touched(review.changes.areas):
         name, *cells = words.area_cells(area, limits)
@@ -147,6 +147,7 @@ def _group(group: Group) -> tuple[str, str]:
     lines += map(_cause, group.causes)
     lines += (f"- takes effect {code(words.when(effect))}" for effect in group.effects)
     lines += (f"- may be reinstalled: {code(words.reason(each))}" for each in group.reinstalls[:10])
+    lines += (f"- becomes unknown: {code(words.unknown(each))}" for each in group.unknown)
     lines += (f"- {code(words.change(field))}" for field in group.fields[:20])
     if group.rendered is None:
         lines.append("- not rendered: there are too many groups")
@@ -237,6 +238,11 @@ def _next(review: Review) -> Iterator[str]:
         return
     yield "\nTo accept it anyway, once you have looked: put into the last commit's message\n"
     yield _plain_fence([line for _, line in acknowledging])
+    if review.steps:
+        yield "\nor each commit by itself, in any commit's message behind it:\n"
+        for step in review.steps:
+            yield f"{code(step.commit[:12])}\n"
+            yield _plain_fence(list(step.lines))
     yield "\nor, where the instance runs:\n"
     yield _plain_fence([str(review.approval)])
 

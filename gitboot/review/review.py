@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from gitboot.diff.changes import Changes, compare
-from gitboot.diff.documents import DocumentChange
+from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailer
 from gitboot.diff.risks import DANGEROUS, Risk
-from gitboot.load import FleetRepository
 from gitboot.phrases import count
-from gitboot.problems.problem import Problem, Severity
-from gitboot.resolve import Decisions
+from gitboot.problems.problem import Severity
 from gitboot.review import words
 from gitboot.review.causes import Causes
 from gitboot.review.groups import ChangeCause, Commit, Group, change_causes, groups
+from gitboot.review.merges import Between, HeldStep, judged_by_steps, tightened
 from gitboot.review.rendered import RenderedDiff, shared_diffs, unknown_diffs
+from gitboot.review.side import Side
 
 
 class ReviewOutcome(StrEnum):
@@ -29,23 +29,6 @@ class ReviewOutcome(StrEnum):
     FINE = "fine"
     HELD = "held"
     INVALID = "invalid"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
-    """One of the two revisions: how it was named, what it is, and what it says, if that holds together."""
-
-    named: str
-    revision: str
-    decisions: Decisions | None
-    repository: FleetRepository | None
-    problems: tuple[Problem, ...]
-
-    @property
-    def short(self) -> str:
-        """The revision in few characters, if it says more than the name."""
-        parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
-        return "" if self.revision == self.named else " ".join(parts)
 
 
 class Danger(NamedTuple):
@@ -75,6 +58,7 @@ class Review:
     changes: Changes | None  # None: HEAD is invalid
     verdict: Verdict | None
     unheeded: tuple[Unheeded, ...]
+    steps: tuple[HeldStep, ...]  # of several commits those that hold, each of which can be acknowledged by itself
     groups: tuple[Group, ...]
     unknown: Shared | None  # what unknown machines boot; None: the same
     shared: Shared | None  # what is published for all machines
@@ -117,6 +101,14 @@ class Review:
             if key not in causes and not (key.kind == "Server" and (key.name in servers or not change.fields))
         )
 
+    @property
+    def _unknown_servers(self) -> str:
+        """What machines boot that no document describes, once HEAD counts."""
+        decisions = self.head.decisions
+        if decisions is None or decisions.unknown is None:
+            return "no entry at all (404)" if decisions is not None and decisions.unknown_not_found else "their disk"
+        return ", ".join(sorted({f"BootImage/{boot.image}" for boot in decisions.unknown.values()}))
+
     def dangers(self) -> Iterator[Danger]:
         """What is dangerous, the worst first."""
         if self.changes is None:
@@ -128,6 +120,10 @@ class Review:
             if risk is Risk.REINSTALL:
                 asked = (words.reason(each) for group in found for each in group.reinstalls)
                 reasons = tuple(dict.fromkeys(asked))
+            elif risk is Risk.BECOMES_UNKNOWN:
+                reasons = tuple(dict.fromkeys(words.unknown(each) for group in found for each in group.unknown))
+            elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is Fate.REMOVED for each in found):
+                reasons = (words.deleted(self._unknown_servers),)
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
                 names = ("every machine that no document describes",)
             elif risk is Risk.MUTATED_IMAGE:
@@ -158,6 +154,7 @@ def review(
     *,
     limits: Limits,
     messages: Iterable[tuple[str, str]],
+    line: Sequence[Between] = (),
     command: str,
 ) -> Review:
     """Compare and judge two sides; without decisions on one there is less to say.
@@ -168,9 +165,10 @@ def review(
         return _without_changes(base, head, command)
     changes = compare(base.decisions, head.decisions, base.repository, head.repository)
     given = acknowledgements(messages, changes.digest)
-    for side in (base, head):
-        if side.repository is not None:
-            limits = limits.tightened_by(side.repository.fleet.spec.guards)
+    verdict = judge(changes.extent, tightened(limits, base, head), given.given)
+    steps, unheeded = tuple[HeldStep, ...](), given.unheeded
+    if verdict.held and len(line) > 1:
+        verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
     causes = Causes(changes, base.repository, head.repository)
@@ -178,8 +176,9 @@ def review(
         base=base,
         head=head,
         changes=changes,
-        verdict=judge(changes.extent, limits, given.given),
-        unheeded=given.unheeded,
+        verdict=verdict,
+        unheeded=unheeded,
+        steps=steps,
         groups=groups(changes, old, new, causes),
         unknown=_unknown(changes, old, new, causes),
         shared=_shared(changes, old, new, causes),
@@ -217,6 +216,7 @@ def _without_changes(base: Side, head: Side, command: str) -> Review:
         changes=None,
         verdict=None,
         unheeded=(),
+        steps=(),
         groups=(),
         unknown=None,
         shared=None,

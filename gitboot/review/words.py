@@ -17,6 +17,7 @@ from gitboot.diff.guard import SMALL, Guard, Limits, Trip
 from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
+from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more, some
 from gitboot.review.groups import ChangeCause, Group
@@ -66,10 +67,33 @@ def reason(asked: Reinstall) -> str:
             return f"{asked.new} was a MAC address of Server/{asked.old}"
         case Why.SERIAL:
             return f"{asked.new} was the serial number of Server/{asked.old}"
+        case Why.STOPPED:
+            return f"{where or 'its policy'} is stopped no longer"
         case Why.WRITES_DISK:
             return f"{asked.new} writes disks, {asked.old or 'the local disk'} did not"
         case _:
             return f"{asked.why} {asked.old or '(none)'} {ARROW} {asked.new}"
+
+
+def unknown(found: BecomesUnknown) -> str:
+    """Why it becomes unknown whether a server is provisioned, and what makes it known."""
+    match found.since:
+        case Since.CAME:
+            return (
+                f"it comes with provision {found.what}, so it may be installed already: come with 1 to be installed, "
+                "or say what it is: gitboot records set"
+            )
+        case Since.BOARD:
+            return f"its UUID was {found.what}: say replaces: {found.what}, and raise provision to install it"
+        case Since.NOT_RAISED:
+            return f"it replaces another board at provision {found.what}: raise it to install the machine"
+        case Since.OVERWRITTEN:
+            return f"Maintenance/{found.what} writes its disks: raise provision to install it again afterwards"
+
+
+def deleted(unknown_servers: str) -> str:
+    """What becomes of machines whose documents are removed."""
+    return f"a machine without a document boots what unknown machines boot: {unknown_servers}"
 
 
 def when(effect: Effect) -> str:
@@ -177,6 +201,7 @@ def area_header(limits: Limits) -> tuple[str, ...]:
         "GROUP",
         "SERVERS",
         f"CHANGED (max {limits.max_update_percent} %)",
+        "LESS",
         f"REMOVED (max {limits.max_delete_percent} %)",
         "ADDED",
         "REINSTALLS",
@@ -189,6 +214,7 @@ def area_cells(area: Area, limits: Limits) -> tuple[str, ...]:
         str(area),
         f"{area.size:,}",
         _measured(area.changed, area.size, limits.max_update_percent, limits.max_small_group),
+        f"{area.less:,}",
         _measured(area.removed, area.size, limits.max_delete_percent, limits.max_small_group),
         f"{area.added:,}",
         f"{area.reinstalled:,}",
@@ -204,4 +230,4 @@ def _measured(number: int, size: int, percent: int, small: int) -> str:
 
 def touched(areas: Sequence[Area]) -> Iterator[Area]:
     """The groups in which something happens, and the whole fleet."""
-    return (area for area in areas if area.label is None or area.changed or area.removed or area.added)
+    return (area for area in areas if area.label is None or area.changed or area.less or area.removed or area.added)

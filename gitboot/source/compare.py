@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,17 @@ from gitboot.source.snapshot import folder_in
 from gitboot.source.tree import of_commit
 from gitboot.source.worktree import WORKTREE, of_worktree
 
+MAX_STEPS: Final = 200  # of a first-parent line; a longer one is one step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passed:
+    """One commit of the first-parent line from BASE to HEAD."""
+
+    revision: Revision
+    messages: tuple[tuple[Revision, str], ...]  # of it, and of all commits that it brought in
+    snapshot: Callable[[], Snapshot]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
@@ -29,6 +41,7 @@ class Range:
     head: Snapshot
     folder: str  # of the fleet in its repository
     messages: tuple[tuple[Revision, str], ...]  # of BASE..HEAD, the newest first
+    line: tuple[Passed, ...] = ()  # from BASE to HEAD, the oldest first; empty where BASE is not on HEAD's line
 
 
 def open_range(path: Path, text: str, *, merge: bool = False) -> Range:
@@ -62,6 +75,7 @@ def open_range(path: Path, text: str, *, merge: bool = False) -> Range:
             head=snapshot,
             folder=folder or "",
             messages=tuple(_messages(repository, old, new)),
+            line=() if merge or head == WORKTREE else tuple(_line(repository, stored, folder or "", old, new)),
         )
 
 
@@ -95,6 +109,23 @@ def _messages(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -
     walker.hide(old)
     for commit in walker:
         yield Revision(str(commit.id)), commit.raw_message.decode(errors="replace")
+
+
+def _line(
+    repository: pygit2.Repository, stored: Stored, folder: str, old: pygit2.Oid, new: pygit2.Oid
+) -> Iterator[Passed]:
+    """The commits from ``old`` to ``new`` by first parents, where that leads there."""
+    found: list[pygit2.Commit] = []
+    commit = repository[new].peel(pygit2.Commit)
+    while commit.id != old:
+        found.append(commit)
+        if not commit.parent_ids or len(found) > MAX_STEPS:
+            return
+        commit = commit.parents[0]
+    for commit in reversed(found):
+        revision = Revision(str(commit.id))
+        messages = tuple(_messages(repository, commit.parent_ids[0], commit.id))
+        yield Passed(revision=revision, messages=messages, snapshot=partial(of_commit, stored, revision, folder))
 
 
 # What a merge would be

@@ -97,6 +97,8 @@ class Machine:
         name: str = "m1",
         *,
         uuid: str = "4c4c4544-0034-4a10-8056-b9c04f4d3732",
+        serial: str | None = None,  # SerialNumber; None: one of its own
+        sku: str = "8675309",  # of the product, as most vendors have it
         profile: Profile = GENERIC,
         system: str | None = None,  # Id of its ComputerSystem, where a service has several
         post_s: float = POST_S,
@@ -104,6 +106,8 @@ class Machine:
     ) -> None:
         self.name = name
         self.uuid = uuid
+        self.serial = f"SN{uuid.replace('-', '')[-8:].upper()}" if serial is None else serial
+        self.sku = sku
         self.profile = profile
         self.path = f"/redfish/v1/Systems/{system or profile.system}" + ("/" if profile.slash else "")
         self.post_s = post_s
@@ -112,7 +116,8 @@ class Machine:
         self.now = STARTED
         self.power = "On"
         self.state = "OSRunning"
-        self.state_time = self.last_reset = STARTED - timedelta(days=3)
+        self.clock_ahead = timedelta()  # of the time
+        self.state_time = self.last_reset = self.discovered = self.manager_reset = STARTED - timedelta(days=3)
         self.resets = 0
         self.boots: list[Boot] = []
         self.requests: list[Request] = []
@@ -188,6 +193,46 @@ class Machine:
                 self.override.update(boot)
         self._writes = [(due, boot) for due, boot in self._writes if due > at]
 
+    @property
+    def bmc_now(self) -> datetime:
+        """The time by the BMC's own clock."""
+        return self.now + self.clock_ahead
+
+    def set_clock(self, to: datetime) -> None:
+        """Let somebody set the BMC's clock, or its battery run out."""
+        with self._lock:
+            self.clock_ahead = to - self.now
+
+    def restart_bmc(self, *, clock: datetime | None = None, forgets: bool = False) -> None:
+        """Restart the BMC, not the machine; ``forgets``: to the state of the factory.
+
+        What it knew of the machine's last reset is then as old as itself.
+        """
+        with self._lock:
+            if clock is not None:
+                self.set_clock(clock)
+            self.manager_reset = self.bmc_now
+            if forgets:
+                self.override |= {ENABLED: "Disabled", TARGET: "None", HTTP_BOOT_URI: None}
+                self.last_reset = self.state_time = self.discovered = self.bmc_now
+
+    @property
+    def manager_path(self) -> str:
+        return f"/redfish/v1/Managers/{self.path.rstrip('/').rpartition('/')[2]}"
+
+    def manager(self) -> Json:
+        """The Manager resource."""
+        with self._lock:
+            body = sample("manager") | {
+                "@odata.id": self.manager_path,
+                "DateTime": self.bmc_now.isoformat(timespec="seconds"),
+                "DateTimeLocalOffset": "+00:00",
+            }
+            body.pop("LastResetTime", None)
+            if self.profile.manager_shows_restarts:
+                body["LastResetTime"] = self.manager_reset.isoformat(timespec="seconds")
+            return body
+
     def system(self) -> Json:
         """The ComputerSystem resource."""
         with self._lock:
@@ -226,13 +271,13 @@ class Machine:
         if event in _OFF:
             self._ahead = []
             if self.power == "On":
-                self.last_reset = self.now
+                self._has_reset()
             self.power = "Off"
             self._progress("None")
             return None
         if event in RESET_TYPES:
             if self.power == "Off" or event == "PowerCycle" or self.profile.reboot_is_a_reset:
-                self.last_reset = self.now
+                self._has_reset()
             self.power = "On"
             self.resets += 1
             self._ahead = [(self.now + timedelta(seconds=part * self.post_s), state) for part, state in _POST]
@@ -244,8 +289,14 @@ class Machine:
         self._progress(event)
         return self._boot_now() if event == "OSBootStarted" else None
 
+    def _has_reset(self) -> None:
+        if self.profile.marks_move:
+            self.last_reset = self.bmc_now
+
     def _progress(self, state: str) -> None:
-        self.state, self.state_time = state, self.now
+        self.state = state
+        if self.profile.marks_move:
+            self.state_time = self.bmc_now
 
     def _boot_now(self) -> Boot:
         target = str(self.override[TARGET]) if self.override[ENABLED] != "Disabled" else "None"
@@ -254,6 +305,8 @@ class Machine:
         uri = self.override[HTTP_BOOT_URI] if target == "UefiHttp" else None
         boot = Boot(machine=self.name, target=target, uri=uri, at=self.now)
         self.boots.append(boot)
+        if self.profile.marks_move:
+            self.discovered = self.bmc_now
         if self.override[ENABLED] == "Once":
             self.override |= {ENABLED: "Disabled", TARGET: "None"}
         self._as_booted = dict(self.override)
@@ -270,6 +323,8 @@ class Machine:
             "Manufacturer": profile.manufacturer,
             "Model": profile.model,
             "UUID": self.uuid,
+            "SerialNumber": self.serial,
+            "SKU": self.sku,
             "HostName": self.name,
             "PowerState": self.power,
             "Boot": {**_without_override(body["Boot"]), **self._shown_boot()},
@@ -280,6 +335,7 @@ class Machine:
                 }
             },
         }
+        body["Links"] = body.get("Links", {}) | {"ManagedBy": [{"@odata.id": self.manager_path}]}
         if self.settings_path:
             body["@Redfish.Settings"] = sample("settings-lenovo-se450")["@Redfish.Settings"] | {
                 "SettingsObject": {"@odata.id": self.settings_path}
@@ -300,8 +356,7 @@ class Machine:
 
     def _hpe(self) -> Json:
         post_state = "InPost" if self.in_post else "FinishedPost" if self.power == "On" else "PowerOff"
-        discovered = self.boots[-1].at if self.boots else self.state_time
-        return {"PostState": post_state, "PostDiscoveryCompleteTimeStamp": f"{discovered:%Y-%m-%dT%H:%M:%SZ}"}
+        return {"PostState": post_state, "PostDiscoveryCompleteTimeStamp": f"{self.discovered:%Y-%m-%dT%H:%M:%SZ}"}
 
     def _shown_boot(self) -> Json:
         order: Json = {"BootOrder": ["Boot0001", "Boot0002"]}

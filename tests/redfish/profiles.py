@@ -63,6 +63,9 @@ class Profile:
     reboot_is_a_reset: bool = True  # moves LastResetTime; switching on and off always does
     boot_progress: bool = True
     last_state_time: bool = True
+    marks_move: bool = True  # or stand for ever as they stood first
+    manager: bool = True  # its role may read it
+    manager_shows_restarts: bool = True  # the Manager's LastResetTime
     hpe_post_state: bool = False
     redundant_mode_is_a_job: bool = False  # that costs another reboot
     continuous_http_changes_boot_order: bool = False
@@ -110,6 +113,7 @@ ILO6 = Profile(
     last_reset_time=False,
     boot_progress=False,
     hpe_post_state=True,
+    manager_shows_restarts=False,
 )
 
 SUPERMICRO_X10 = Profile(
@@ -171,6 +175,16 @@ OPENBMC = Profile(
     reboot_is_a_reset=False,
 )
 
+# E27 of the edges: a LastResetTime that is shown, and that no reset moves.
+STUCK = Profile(
+    name="stuck",
+    manufacturer="Fabrikam",
+    model="F1",
+    http_boot_uri=Property.WRITABLE,
+    last_state_time=False,
+    marks_move=False,
+)
+
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -183,5 +197,6 @@ PROFILES = {
         AMI,
         XCC,
         OPENBMC,
+        STUCK,
     )
 }

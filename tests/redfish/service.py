@@ -73,6 +73,11 @@ class Service:
             return answer
         if (method, path) == ("GET", _SYSTEMS):
             return Answer(status=200, body=self._systems())
+        for managed in self.machines:
+            if (method, path) == ("GET", managed.manager_path):
+                if not managed.profile.manager:
+                    return refusal(403, "Base.1.18.InsufficientPrivilege", "not in this role")
+                return Answer(status=200, body=managed.manager())
         machine = self.machine_at(path)
         if machine is None:
             return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")

@@ -69,6 +69,25 @@ def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
     return tuple(sorted({uuid, swapped(uuid)}))
 
 
+# What boards show on which nobody has set a UUID, beside those of one digit or two that take turns.
+_PLACEHOLDER_UUIDS: Final = frozenset(
+    {
+        "03000200-0400-0500-0006-000700080009",  # AMI's default; GLPI, FusionInventory: "invalid UUID"
+        "6ab5b300-538d-1014-9fb5-b0684d007b53",  # GLPI, FusionInventory: "invalid UUID"
+        "00010203-0405-0607-0809-0a0b0c0d0e0f",  # bytes that count
+        "12345678-1234-5678-90ab-cddeefaabbcc",  # digits that count, of reference boards
+        "deadbeef-dead-beef-dead-beefdeadbeef",
+    }
+)
+
+
+def is_placeholder_uuid(uuid: SystemUuid) -> bool:
+    """Whether a UUID is what boards show on which nobody has set one."""
+    digits = uuid.replace("-", "")
+    repeats = len(set(digits)) == 1 or digits == digits[:2] * (len(digits) // 2)
+    return repeats or any(each in _PLACEHOLDER_UUIDS for each in byte_orders(uuid))
+
+
 def parse_interface_address(value: object) -> str:
     """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)

@@ -22,6 +22,13 @@ def parse_integer(value: object) -> int:
     return int(found)
 
 
+def parse_positive(value: object) -> int:
+    found = parse_integer(value)
+    if found == 0:
+        raise Malformed(Code.COUNT, "expected a whole number from 1, found 0", "write 1 or more")
+    return found
+
+
 def parse_signed(value: object) -> int:
     found = text(value)
     return -parse_integer(found[1:]) if found.startswith("-") and found != "-0" else parse_integer(found)

@@ -1,0 +1,261 @@
+"""Whether the system that a BMC shows is the machine that its document describes.
+
+Nothing is set on another machine. What tells them apart is the UUID, in either byte order, or the serial number:
+one that agrees is enough, as a new motherboard changes the one and BMCs write the other as they like. Values that
+nobody has set tell nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from typing import Final
+
+from gitboot.load.machines import BmcAccess
+from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_uuid
+from gitboot.model.server import is_placeholder_serial
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """What a ComputerSystem shows of who it is; None: nothing."""
+
+    uuid: SystemUuid | None = None
+    serial: str | None = None  # SerialNumber
+    sku: str | None = None  # SKU: Dell's service tag, elsewhere the number of a product
+
+    def __str__(self) -> str:
+        return _named(self.uuid, self.serial, self.sku)
+
+
+NOTHING: Final = Shown()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Described:
+    """What a document says of who its machine is."""
+
+    uuid: SystemUuid
+    serial: str | None = None
+    reports_uuid: SystemUuid | None = None  # what its BMC shows instead
+    reports_serial: str | None = None
+
+    @classmethod
+    def by(cls, uuid: SystemUuid, serial: str | None, bmc: BmcAccess) -> Described:
+        return cls(uuid=uuid, serial=serial, reports_uuid=bmc.reports_uuid, reports_serial=bmc.reports_serial)
+
+    @property
+    def uuids(self) -> tuple[SystemUuid, ...]:
+        return tuple(each for each in (self.uuid, self.reports_uuid) if each is not None)
+
+    @property
+    def serials(self) -> tuple[str, ...]:
+        return tuple(each for each in (self.serial, self.reports_serial) if each is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pinned:
+    """What the BMC of a machine showed at first contact, or what a person has accepted since."""
+
+    uuid: SystemUuid | None
+    serial: str | None
+    at: datetime
+    place: tuple[str, str | None]  # of the BMC
+    accepted: bool = False  # by a person: it is the machine, whatever its document says
+    changed: Shown | None = None  # what it shows instead, and what holds until a person accepts it
+
+    @property
+    def seen(self) -> Shown:
+        """What it showed last."""
+        return self.changed or Shown(uuid=self.uuid, serial=self.serial)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Same:
+    """It is the machine of the document."""
+
+    accepted: bool = False  # by a person
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CannotTell:
+    """Nothing that could be compared is set on both sides; allowed, and worth a warning."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Another:
+    """It is another machine than the document's."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdentityChanged:
+    """It shows something else than at first contact, which the document does not name."""
+
+    message: str
+
+
+Identified = Same | CannotTell | Another | IdentityChanged
+
+
+def identify(
+    described: Described, shown: Shown, *, pinned: Pinned | None = None, shared: frozenset[str] = frozenset()
+) -> Identified:
+    """Compare what a BMC shows with its document, and with what it has shown before.
+
+    ``pinned`` is what was seen at the same place before; ``shared`` is what `shared` finds among all pins.
+    """
+    if pinned is not None and (changes := _changes(described, pinned, shown)):
+        changed = ", ".join(changes)
+        return IdentityChanged(message=f"what the BMC shows has changed: {changed}{_line_to_add(described, shown)}")
+    if pinned is not None and pinned.accepted:
+        return Same(accepted=True)
+    match _compare(described.uuids, described.serials, shown, shared):
+        case _Likeness.SAME:
+            return Same()
+        case _Likeness.ANOTHER:
+            message = f"the BMC shows {shown}, and the document says {_named(described.uuid, described.serial)}"
+            return Another(message=message + _line_to_add(described, shown))
+    return CannotTell(
+        message=f"the BMC shows {shown}, so nothing tells whether it is {_named(described.uuid, described.serial)}"
+    )
+
+
+def is_another_system(before: Shown, now: Shown) -> bool:
+    """Whether two readings are of two systems, as far as they show who they are."""
+    uuids = (before.uuid,) if before.uuid is not None else ()
+    serials = (before.serial,) if before.serial is not None else ()
+    return _compare(uuids, serials, replace(now, sku=None), frozenset()) is _Likeness.ANOTHER
+
+
+def pin(
+    shown: Shown,
+    identified: Identified,
+    *,
+    pinned: Pinned | None,
+    place: tuple[str, str | None],
+    at: datetime,
+) -> Pinned:
+    """Say what is to be kept of what a BMC shows: ``pinned`` itself where that is nothing new."""
+    if pinned is None or pinned.place != place:
+        return Pinned(uuid=shown.uuid, serial=shown.serial, at=at, place=place)
+    if isinstance(identified, IdentityChanged):
+        return replace(pinned, changed=replace(shown, sku=None))
+    return replace(pinned, uuid=shown.uuid or pinned.uuid, serial=shown.serial or pinned.serial, changed=None)
+
+
+def accept(pinned: Pinned, *, at: datetime) -> Pinned:
+    """Take a person's word that what the BMC shows now is the machine."""
+    return Pinned(uuid=pinned.seen.uuid, serial=pinned.seen.serial, at=at, place=pinned.place, accepted=True)
+
+
+def known_at(pinned: Pinned | None, place: tuple[str, str | None]) -> Pinned | None:
+    """What is pinned, if it was seen at this place: at another one is another first contact."""
+    return pinned if pinned is not None and pinned.place == place else None
+
+
+def shared(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
+    """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
+
+    ``described`` are the machines of all documents: their serial numbers by UUID.
+    """
+    first: dict[str, tuple[str, str | None]] = {}
+    found: set[str] = set()
+    for each in pins:
+        for value in (each.uuid, _upper(each.serial), *_values(each.changed)):
+            if value is not None and first.setdefault(value, each.place) != each.place:
+                found.add(value)
+    if not found:
+        return frozenset()
+    claimed: set[str] = {order for uuid in described for order in byte_orders(uuid)}
+    claimed |= {serial.upper() for serial in described.values() if serial is not None}
+    return frozenset(found - claimed)
+
+
+def _values(shown: Shown | None) -> tuple[str | None, ...]:
+    return (shown.uuid, _upper(shown.serial)) if shown is not None else ()
+
+
+class _Likeness(Enum):
+    SAME = "same"
+    ANOTHER = "another"
+    UNKNOWN = "unknown"
+
+
+def _compare(uuids: Iterable[SystemUuid], serials: Iterable[str], shown: Shown, shared: frozenset[str]) -> _Likeness:
+    """Compare identities with what is shown; placeholders count for nothing, on either side."""
+    known_uuids = {each for uuid in uuids if _is_real_uuid(uuid, shared) for each in byte_orders(uuid)}
+    known_serials = {serial.upper() for serial in serials if _is_real_serial(serial, shared)}
+    uuid = shown.uuid if shown.uuid is not None and _is_real_uuid(shown.uuid, shared) else None
+    serial, sku = (
+        each.upper() if each is not None and _is_real_serial(each, shared) else None
+        for each in (shown.serial, shown.sku)
+    )
+    if uuid in known_uuids or {serial, sku} & known_serials:
+        return _Likeness.SAME
+    # A SKU can agree, as Dell's service tag does; what others call so is of a product, and contradicts nothing.
+    differs = (known_uuids and uuid is not None) or (known_serials and serial is not None)
+    return _Likeness.ANOTHER if differs else _Likeness.UNKNOWN
+
+
+def _is_real_uuid(uuid: SystemUuid, shared: frozenset[str]) -> bool:
+    return uuid not in shared and not is_placeholder_uuid(uuid)
+
+
+def _is_real_serial(serial: str, shared: frozenset[str]) -> bool:
+    return serial.upper() not in shared and not is_placeholder_serial(serial)
+
+
+def _changes(described: Described, pinned: Pinned, shown: Shown) -> list[str]:
+    """What is not as it was at first contact, and not as the document says either.
+
+    What is no longer shown is a change only where the other is not as it was: BMCs show less while they start.
+    """
+    uuid_is_same = shown.uuid is not None and shown.uuid in _orders(pinned.uuid)
+    serial_is_same = shown.serial is not None and shown.serial.upper() == _upper(pinned.serial)
+    changes = []
+    if pinned.uuid is not None and not uuid_is_same:
+        is_described = any(shown.uuid in byte_orders(each) for each in described.uuids)
+        if not is_described and (shown.uuid is not None or not serial_is_same):
+            changes.append(f"UUID {pinned.uuid} to {shown.uuid or 'none'}")
+    if pinned.serial is not None and not serial_is_same:
+        is_described = _upper(shown.serial) in map(_upper, described.serials)
+        if not is_described and (shown.serial is not None or not uuid_is_same):
+            changes.append(f'serial "{pinned.serial}" to {_quoted(shown.serial)}')
+    return changes
+
+
+def _orders(uuid: SystemUuid | None) -> tuple[SystemUuid, ...]:
+    return byte_orders(uuid) if uuid is not None else ()
+
+
+def _upper(serial: str | None) -> str | None:
+    return serial.upper() if serial is not None else None
+
+
+def _line_to_add(described: Described, shown: Shown) -> str:
+    """What the document may say where it is the machine all the same."""
+    fields = []
+    if shown.uuid is not None and not is_placeholder_uuid(shown.uuid) and shown.uuid not in described.uuids:
+        fields.append(f"uuid: {shown.uuid}")
+    if shown.serial is not None and not is_placeholder_serial(shown.serial) and shown.serial not in described.serials:
+        fields.append(f'serial: "{shown.serial}"')
+    if not fields:
+        return ""
+    return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
+
+
+def _named(uuid: SystemUuid | None, *serials: str | None) -> str:
+    named = [f"UUID {uuid}"] if uuid is not None else []
+    names = ("serial", "SKU")
+    named += [f'{name} "{value}"' for name, value in zip(names, serials, strict=False) if value is not None]
+    return ", ".join(named) or "neither UUID nor serial number"
+
+
+def _quoted(text: str | None) -> str:
+    return f'"{text}"' if text is not None else "none"

@@ -1,0 +1,131 @@
+"""Whether a machine has reset between two readings of its BMC, as far as that BMC's own clock can say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Final
+
+_CLOCK_STEP = timedelta(minutes=2)  # no clock drifts so far, or is read so late
+
+
+class Reset(Enum):
+    """Whether a machine has reset between two readings."""
+
+    SEEN = "seen"
+    RULED_OUT = "ruled out"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marks:
+    """What moves when a machine resets, as far as its BMC shows it, and by which clock."""
+
+    last_reset_time: str | None = None  # LastResetTime
+    boot_progress_time: str | None = None  # BootProgress.LastStateTime
+    settled: bool = False  # the machine was known to run, past POST
+    bmc_time: str | None = None  # the Manager's DateTime; None: not read
+    bmc_ahead_s: int | None = None  # of our clock
+    manager_reset_time: str | None = None  # the Manager's LastResetTime
+
+    def reset_since(self, earlier: Marks, *, moving: frozenset[str] | None = None) -> Reset:
+        """Tell whether the machine has reset since ``earlier`` was read.
+
+        A mark that moved proves a reset if it is an instant later than ``earlier``, by a clock that has run through.
+        Marks that stand still rule it out only if they were settled: a machine in POST consumes an override that is
+        set behind its back without another reset. Of ``moving``, where it is given, at least one has to stand still:
+        there are BMCs whose LastResetTime no reset moves.
+        """
+        if self._clock_was_lost(earlier):
+            return Reset.UNKNOWN
+        pairs = {name: (before, after) for name, before, after in self._beside(earlier)}
+        if any(_differ(before, after) for before, after in pairs.values()):
+            return Reset.SEEN if self.moved_since(earlier) else Reset.UNKNOWN
+        still = pairs.keys() if moving is None else pairs.keys() & moving
+        return Reset.RULED_OUT if still and earlier.settled else Reset.UNKNOWN
+
+    def moved_since(self, earlier: Marks) -> frozenset[str]:
+        """The marks that are instants later than ``earlier``, by a clock that nothing shows to have been set."""
+        if self.bmc_time is not None and self._clock_was_lost(earlier):
+            return frozenset()
+        since = _instant(earlier.bmc_time)
+        found = set()
+        for name, before, after in self._beside(earlier):
+            then, now = _instant(before), _instant(after)
+            if then is not None and now is not None and now > then and (since is None or now >= since):
+                found.add(name)
+        return frozenset(found)
+
+    def has_come_up_since(self, earlier: Marks) -> bool:
+        """Whether the machine has gone through POST since ``earlier`` was read, as far as its BMC can say."""
+        return "boot_progress_time" in self.moved_since(earlier)
+
+    def with_clock_of(self, other: Marks) -> Marks:
+        """These marks, by the clock as it was read with others."""
+        return replace(
+            self,
+            bmc_time=other.bmc_time,
+            bmc_ahead_s=other.bmc_ahead_s,
+            manager_reset_time=other.manager_reset_time,
+        )
+
+    def _beside(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
+        """Each mark that is shown now and was shown then: (its name, then, now)."""
+        for name in ("last_reset_time", "boot_progress_time"):
+            before, after = getattr(earlier, name), getattr(self, name)
+            if before is not None and after is not None:
+                yield name, before, after
+
+    def _clock_was_lost(self, earlier: Marks) -> bool:
+        """Whether instants from before mean nothing now: the Manager has restarted, its clock was set, or is gone."""
+        if earlier.bmc_time is None:
+            return False  # it never had one
+        if self.bmc_time is None or self.bmc_ahead_s is None or earlier.bmc_ahead_s is None:
+            return True
+        stepped = abs(self.bmc_ahead_s - earlier.bmc_ahead_s) > _CLOCK_STEP.total_seconds()
+        return stepped or _has_moved(earlier.manager_reset_time, self.manager_reset_time)
+
+
+NO_MARKS: Final = Marks()
+
+
+def with_clock(marks: Marks, *, bmc_time: str, manager_reset_time: str | None, at: datetime) -> Marks:
+    """Add what the Manager shows to ``marks``, read ``at`` by our clock; nothing where its time is none."""
+    shown = _instant(bmc_time)
+    if shown is None:
+        return marks
+    ahead = round((shown - at).total_seconds())
+    return replace(marks, bmc_time=bmc_time, bmc_ahead_s=ahead, manager_reset_time=manager_reset_time)
+
+
+def _differ(before: str, after: str) -> bool:
+    then, now = _instant(before), _instant(after)
+    return then != now if then is not None and now is not None else before != after
+
+
+def _has_moved(before: str | None, after: str | None) -> bool:
+    """Whether a Manager has restarted; some work the instant out from their uptime, a second more or less."""
+    if before is None:
+        return False
+    then, now = _instant(before), _instant(after)
+    return then is None or now is None or abs(now - then) > _CLOCK_STEP
+
+
+def parse(text: str | None) -> datetime | None:
+    """An instant as a BMC writes it, with its offset if it has one; None where it is none."""
+    try:
+        return datetime.fromisoformat(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def in_utc(instant: datetime) -> datetime:
+    """An instant without an offset is taken for UTC, as all of the same BMC."""
+    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+
+
+def _instant(text: str | None) -> datetime | None:
+    found = parse(text)
+    return in_utc(found) if found is not None else None

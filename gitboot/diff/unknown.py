@@ -1,0 +1,49 @@
+"""By which changes of a commit it becomes unknown whether a server is provisioned: it then boots its disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from gitboot.model.policy import NetworkBoot
+from gitboot.plan import Decision
+from gitboot.resolve.newcomers import NEW_UP_TO
+
+
+class Since(StrEnum):
+    """Since when nothing is known of a server."""
+
+    CAME = "came"  # with a provision number that it may have been installed with elsewhere
+    BOARD = "board"  # another UUID, and its document does not say which one it replaces
+    NOT_RAISED = "not raised"  # the document says so, and asks for no installation
+    OVERWRITTEN = "overwritten"  # a maintenance writes its disks
+
+
+class BecomesUnknown(NamedTuple):
+    """One way in which it becomes unknown whether a server is provisioned."""
+
+    since: Since
+    what: str  # the provision number, the UUID before, or the maintenance
+
+
+def becomes_unknown(old: Decision | None, new: Decision | None) -> tuple[BecomesUnknown, ...]:
+    """Every way, as far as two decisions say it; a raised provision number is pending whatever was before."""
+    return tuple(_ways(old, new)) if new is not None else ()
+
+
+def _ways(old: Decision | None, new: Decision) -> Iterator[BecomesUnknown]:
+    if old is None:
+        if new.provision > NEW_UP_TO and new.replaces is None:
+            yield BecomesUnknown(Since.CAME, str(new.provision))
+    elif old.uuid != new.uuid:
+        if new.replaces != old.uuid:
+            yield BecomesUnknown(Since.BOARD, old.uuid)
+        elif new.provision <= old.provision:
+            yield BecomesUnknown(Since.NOT_RAISED, str(new.provision))
+    if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
+        return  # nothing is written, or nothing is asked of records
+    before = {each.name: each for each in old.maintenances} if old is not None else {}
+    for each in new.maintenances:
+        if each.boot is not None and each.boot.writes_disk and before.get(each.name) != each:
+            yield BecomesUnknown(Since.OVERWRITTEN, each.name)

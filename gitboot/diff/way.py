@@ -1,0 +1,173 @@
+"""The way from the accepted commit to the newest: which of its steps trip a guard, and which are acknowledged.
+
+Each hop on it is judged as one commit would be. So it comes to the same whether an instance has looked in between
+or not, and every merge is judged by what it changes itself, with the acknowledgement that was made for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Final
+
+from gitboot.diff.guard import AckLine, Acknowledged, Unheeded, Verdict, ack_lines
+
+MAX_STEPS: Final = 200  # more are judged as one
+
+Judged = Callable[[int, int], Verdict]  # what changes from one position to another, with nothing acknowledged
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leg:
+    """One commit of the first-parent line since the accepted one."""
+
+    revision: str
+    valid: bool  # one that is not is part of the step to the next that is
+    messages: tuple[tuple[str, str], ...]  # (id, message) of it, and of all commits that it brought in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hop:
+    """From one position to another: 0 is the accepted commit, n the n-th leg."""
+
+    old: int
+    new: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How far the newest commit can be accepted."""
+
+    hops: tuple[Hop, ...]  # that no guard holds, one after the other
+    held: Hop | None  # from where they end to the newest commit; None: they lead to it
+    steps: tuple[Hop, ...]  # that trip and that nobody acknowledged: each can be by its own digest
+    unheeded: tuple[Unheeded, ...]
+
+    @property
+    def reached(self) -> int:
+        """The position of the newest commit that can be accepted."""
+        return self.hops[-1].new if self.hops else 0
+
+
+def way(legs: Sequence[Leg], judged: Judged, approved: Acknowledged = frozenset()) -> Way:
+    """The way to the last of ``legs``, which is valid, by first-parent steps, in their order, none skipped.
+
+    A step to a commit is judged from the last one that could be accepted, so what somebody took back need not be
+    acknowledged. It may also be judged from an earlier one, where that is what somebody acknowledged: the commits of
+    a branch that were put on top one by one. ``approved`` is what was acknowledged without a line in a message.
+
+    A line acknowledges one hop: one that leads up to its commit, or, if there is none, one beyond it.
+    """
+    if len(legs) > MAX_STEPS:
+        messages = tuple(message for leg in legs for message in leg.messages)
+        legs = (*(replace(leg, valid=False, messages=()) for leg in legs[:-1]), replace(legs[-1], messages=messages))
+    search = _Search(legs, judged, approved)
+    for new, leg in enumerate(legs, 1):
+        if leg.valid:
+            search.arrive(new)
+    return search.found(len(legs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """An acknowledgement, and the position of the commit that has it."""
+
+    at: int
+    ack: AckLine
+
+
+_Given = _Line | tuple[str, str]  # a line, or what was acknowledged without one: each counts once on a way
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A way to a position, and what acknowledges it."""
+
+    hops: tuple[Hop, ...] = ()
+    used: frozenset[_Given] = frozenset()
+
+
+@dataclass(slots=True)
+class _Search:
+    """The positions that can be reached, while the legs are gone along."""
+
+    legs: Sequence[Leg]
+    judged: Judged
+    approved: Acknowledged
+    paths: dict[int, _Path] = field(default_factory=lambda: {0: _Path()})
+    matched: set[_Line] = field(default_factory=set)  # whose digest is one of a hop up to their commit
+    heeded: set[_Line] = field(default_factory=set)  # whose digest is one of any hop
+    lines: tuple[_Line, ...] = field(init=False)
+    faulty: tuple[Unheeded, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [(at, each) for at, leg in enumerate(self.legs, 1) for each in ack_lines(leg.messages)]
+        self.lines = tuple(_Line(at, each) for at, each in found if isinstance(each, AckLine))
+        self.faulty = tuple(each for _, each in found if isinstance(each, Unheeded))
+
+    def arrive(self, new: int) -> None:
+        """Look for a way to a position."""
+        latest = max(self.paths)
+        for old in self._begins():
+            path = self.paths[old]
+            hop, used = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), path)
+            if not hop.verdict.held and (old == latest or hop.verdict.trips):
+                self.paths[new] = _Path((*path.hops, hop), path.used | used)
+                return
+
+    def _begins(self) -> Iterator[int]:
+        """From where it may be reached: the latest first, and the others where something could acknowledge that."""
+        latest, *others = sorted(self.paths, reverse=True)
+        yield latest
+        yield from (old for old in others if self.approved or any(line.at > old for line in self.lines))
+
+    def _acknowledged(self, hop: Hop, path: _Path) -> tuple[Hop, frozenset[_Given]]:
+        """A hop with what of it is acknowledged, and by what."""
+        same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.at > hop.old]
+        self.heeded.update(same)
+        counting = [line for line in same if line not in path.used and (line.at >= hop.new or line not in self.matched)]
+        self.matched.update(line for line in same if line.at >= hop.new)
+        given: dict[str, _Given] = {
+            each[1]: each for each in self.approved - path.used if each[0] == hop.verdict.digest
+        }
+        for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
+            given[line.ack.guard] = line  # in the end the one that follows next
+        trips = tuple(replace(trip, acknowledged=trip.guard.value in given) for trip in hop.verdict.trips)
+        used = frozenset(given[trip.guard.value] for trip in trips if trip.acknowledged)
+        return replace(hop, verdict=replace(hop.verdict, trips=trips)), used
+
+    def found(self, newest: int) -> Way:
+        reached = max(self.paths)
+        path, held = self.paths[reached], None
+        if reached < newest:
+            held, _ = self._acknowledged(Hop(old=reached, new=newest, verdict=self.judged(reached, newest)), path)
+        stale = (
+            Unheeded(commit=line.ack.commit, line=line.ack.text, why=AckLine.STALE)
+            for line in self.lines
+            if line not in self.heeded
+        )
+        steps = tuple(self._steps(reached, newest)) if held is not None else ()
+        return Way(hops=path.hops, held=held, steps=steps, unheeded=(*self.faulty, *stale))
+
+    def _steps(self, reached: int, newest: int) -> Iterator[Hop]:
+        """Each single step behind the last position reached that somebody has to acknowledge."""
+        valid = [reached, *(at for at in range(reached + 1, newest + 1) if self.legs[at - 1].valid)]
+        for old, new in pairwise(valid):
+            hop, _ = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), self.paths[reached])
+            if hop.verdict.held:
+                yield hop
+
+
+def introduced(known: Iterable[str], commits: Iterable[Iterable[tuple[str, int]]]) -> dict[str, int]:
+    """With which provision number each UUID came that is not ``known``: that of the first commit that has it.
+
+    ``commits`` are the (UUID, provision number) of each valid first-parent commit since the accepted one, in order.
+    """
+    before, found = frozenset(known), dict[str, int]()
+    for servers in commits:
+        for uuid, provision in servers:
+            if uuid not in before:
+                found.setdefault(uuid, provision)
+    return found

@@ -1,0 +1,80 @@
+"""What is known of a server that has no record yet: new, pending, or unknown, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Decision, Record
+from gitboot.resolve.records import adopted
+
+NEW_UP_TO = 1  # the provision number with which a machine comes that was never installed
+
+
+class Known(StrEnum):
+    """What a ledger makes of a server that it has no record of."""
+
+    NEW = "new"  # adopted as it stands at provision 0, else to be installed
+    PENDING = "pending"
+    UNKNOWN = "unknown"  # never installed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Newcomer:
+    """What is known of a server without a record, and why."""
+
+    known: Known
+    why: str
+
+    def record(self, decision: Decision) -> Record | None:
+        """The record that it begins with; None: it has none, and boots its disk."""
+        match self.known:
+            case Known.NEW:
+                return adopted(decision) if decision.provision == 0 else Record()
+            case Known.PENDING:
+                return Record()
+        return None
+
+
+def newcomer(
+    decision: Decision,
+    *,
+    records: Mapping[SystemUuid, Record],
+    seen: Collection[SystemUuid],
+    introduced: int | None,
+    carries: str | None = None,
+) -> Newcomer:
+    """What is known of the server of ``decision``, of which ``records`` say nothing.
+
+    ``seen`` are all machines that the ledger ever saw. ``introduced`` is the provision number with which the server
+    came since the accepted commit, by the first-parent line (`gitboot.diff.way.introduced`); None: it stood there
+    already. ``carries`` says which mark of another machine it has: a new board in the same chassis brings one.
+    """
+    if decision.replaces is not None:
+        return _replacing(decision, decision.replaces, records)
+    why = None
+    if carries is not None:
+        why = f"it has {carries}: a board that was replaced is named by replaces"
+    elif decision.uuid in seen:
+        why = "the ledger saw this machine before, and nothing is recorded of it"
+    elif introduced is None:
+        why = "it stood in the accepted commit, and nothing is recorded of it"
+    elif introduced > NEW_UP_TO:
+        why = f"it came with provision {introduced}, so it may have been installed elsewhere"
+    if why is not None:
+        return Newcomer(known=Known.UNKNOWN, why=why)
+    return Newcomer(known=Known.NEW, why=f"it came with provision {introduced}")
+
+
+def _replacing(decision: Decision, replaced: SystemUuid, records: Mapping[SystemUuid, Record]) -> Newcomer:
+    before = records.get(replaced)
+    if before is None:
+        return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
+    if before.provision is None:
+        return Newcomer(known=Known.PENDING, why=f"it replaces {replaced}, which was not provisioned yet")
+    why = f"it replaces {replaced}, which was provisioned with {before.provision}"
+    if decision.provision > before.provision:
+        return Newcomer(known=Known.PENDING, why=why)
+    return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")

@@ -1,0 +1,44 @@
+"""A revision's files -> what it decides, or every problem of the commit, of whatever stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gitboot.errors import InvalidRepository
+from gitboot.load import Flawed, ParseCache, Snapshot, examine
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
+from gitboot.resolve.decide import Decided, decide_all
+from gitboot.resolve.later import not_yet
+
+
+def read(snapshot: Snapshot, cache: ParseCache | None = None) -> Decided:
+    """What the revision at ``snapshot`` decides; raise `InvalidRepository` with all that speaks against it.
+
+    Where documents are broken, the others are decided anyway, and their problems are told with them, but for
+    what may only follow from what is missing. ``cache`` is as for `gitboot.load.load`.
+    """
+    found = examine(snapshot, cache)
+    if isinstance(found, Flawed):
+        problems = dict.fromkeys((*found.problems, *_besides(found)))
+        raise InvalidRepository(problems, stopped=found.well_formed.fleet.spec.stopped)
+    try:
+        return decide_all(found)
+    except InvalidRepository as error:
+        raise InvalidRepository(error.problems, stopped=found.fleet.spec.stopped) from None
+
+
+def _besides(flawed: Flawed) -> Iterator[Problem]:
+    """What is wrong with the documents that are well formed."""
+    try:
+        found = decide_all(flawed.whole).decisions.warnings
+    except InvalidRepository as error:
+        found = error.problems
+    doubtful = _BY_POLICIES if flawed.lacking & _DECIDING else frozenset()
+    yield from (problem for problem in found if problem.code not in doubtful)
+    yield from not_yet(flawed.well_formed)
+
+
+_DECIDING: Final = frozenset({"BootPolicy", "Fleet"})  # of which one that is missing may change who is in which pool
+_BY_POLICIES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
