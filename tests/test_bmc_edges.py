@@ -302,6 +302,51 @@ def test_e34_a_manager_that_cannot_be_read_is_a_bmc_without_a_clock(rack: Rack) 
     assert _state(rack) is State.CONSUMED
 
 
+# Rule 18: what moves because a machine comes up is no mark of a reset
+
+
+@pytest.fixture
+def coming_up(rack: Rack) -> Rack:
+    """One whose machine has left POST, and whose override was set before its system runs."""
+    rack.see_marks_move()
+    rack.machine.reset()
+    rack.wait(rack.machine.post_s + 5)
+    assert rack.bring_about().outcome is Outcome.APPLIED
+    rack.wait(rack.machine.post_s)
+    assert rack.machine.state == "OSRunning"
+    return rack
+
+
+def test_an_override_that_was_set_while_the_system_came_up_still_stands_when_it_runs(coming_up: Rack) -> None:
+    coming_up.bring_about()
+    assert _state(coming_up) is State.CONFIRMED
+    coming_up.boot()
+    coming_up.bring_about()
+    assert _state(coming_up) is State.CONSUMED
+
+
+def test_an_override_that_was_set_while_the_system_came_up_is_withdrawn(coming_up: Rack) -> None:
+    coming_up.bring_about(None)
+    assert (coming_up.machine.override["BootSourceOverrideEnabled"], _state(coming_up)) == ("Disabled", State.WITHDRAWN)
+
+
+@pytest.mark.parametrize("is_booted", [True, False], ids=["a boot", "somebody else"])
+def test_what_ends_an_override_while_the_system_comes_up_is_not_known(rack: Rack, is_booted: bool) -> None:
+    profile = replace(GENERIC, reboot_is_a_reset=False)
+    rack.machine.profile = profile
+    rack.see_marks_move()
+    rack.machine.reset()
+    rack.wait(rack.machine.post_s + 5)
+    rack.bring_about()
+    if is_booted:
+        rack.boot()
+    else:
+        rack.machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
+        rack.wait(rack.machine.post_s)
+    rack.bring_about()
+    assert _state(rack) is State.LOST
+
+
 # E36: two fleets or instances know one machine
 
 

@@ -63,6 +63,26 @@ def test_what_stands_still_proves_something_only_where_it_is_known_to_move() -> 
     assert only.reset_since(SET, moving=frozenset({"boot_progress_time"})) is Reset.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "reset"),
+    [
+        ("OSBootStarted", "OSRunning", Reset.UNKNOWN),
+        ("SystemHardwareInitializationComplete", "OSBootStarted", Reset.UNKNOWN),
+        ("OSBootStarted", "OSBootStarted", Reset.SEEN),
+        ("OSRunning", "OSRunning", Reset.SEEN),
+        ("OSRunning", "MemoryInitializationStarted", Reset.SEEN),
+        ("None", "OSRunning", Reset.SEEN),
+        ("OEM", "OSRunning", Reset.SEEN),
+        (None, "OSRunning", Reset.SEEN),
+    ],
+)
+def test_a_machine_that_comes_up_needs_no_reset_for_it(then: str | None, now: str, reset: Reset) -> None:
+    before = replace(SET, boot_progress=then)
+    after = replace(SET, boot_progress=now, boot_progress_time="2026-11-20T12:01:00Z")
+    assert after.reset_since(before) is reset
+    assert replace(after, last_reset_time="2026-11-20T12:00:30Z").reset_since(before) is Reset.SEEN
+
+
 def test_which_marks_have_moved() -> None:
     assert RESET.moved_since(SET) == {"last_reset_time"}
     assert replace(RESET, bmc_ahead_s=7200).moved_since(SET) == frozenset()

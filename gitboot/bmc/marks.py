@@ -10,6 +10,18 @@ from typing import Final
 
 _CLOCK_STEP = timedelta(minutes=2)  # no clock drifts so far, or is read so late
 
+# ComputerSystem BootProgress.LastState in the order of one boot, DSP0268.
+_PROGRESS: Final = (
+    "PrimaryProcessorInitializationStarted",
+    "BusInitializationStarted",
+    "MemoryInitializationStarted",
+    "SecondaryProcessorInitializationStarted",
+    "PCIResourceConfigStarted",
+    "SystemHardwareInitializationComplete",
+    "OSBootStarted",
+    "OSRunning",
+)
+
 
 class Reset(Enum):
     """Whether a machine has reset between two readings."""
@@ -24,6 +36,7 @@ class Marks:
     """What moves when a machine resets, as far as its BMC shows it, and by which clock."""
 
     last_reset_time: str | None = None  # LastResetTime
+    boot_progress: str | None = None  # BootProgress.LastState
     boot_progress_time: str | None = None  # BootProgress.LastStateTime
     settled: bool = False  # the machine was known to run, past POST
     bmc_time: str | None = None  # the Manager's DateTime; None: not read
@@ -33,7 +46,8 @@ class Marks:
     def reset_since(self, earlier: Marks, *, moving: frozenset[str] | None = None) -> Reset:
         """Tell whether the machine has reset since ``earlier`` was read.
 
-        A mark that moved proves a reset if it is an instant later than ``earlier``, by a clock that has run through.
+        A mark that moved proves a reset if it is an instant later than ``earlier``, by a clock that has run through;
+        but no reset is needed for a machine that was coming up to have come further.
         Marks that stand still rule it out only if they were settled: a machine in POST consumes an override that is
         set behind its back without another reset. Of ``moving``, where it is given, at least one has to stand still:
         there are BMCs whose LastResetTime no reset moves.
@@ -42,7 +56,8 @@ class Marks:
             return Reset.UNKNOWN
         pairs = {name: (before, after) for name, before, after in self._beside(earlier)}
         if any(_differ(before, after) for before, after in pairs.values()):
-            return Reset.SEEN if self.moved_since(earlier) else Reset.UNKNOWN
+            one_boot = {"boot_progress_time"} if self.may_follow(earlier) else set()
+            return Reset.SEEN if self.moved_since(earlier) - one_boot else Reset.UNKNOWN
         still = pairs.keys() if moving is None else pairs.keys() & moving
         return Reset.RULED_OUT if still and earlier.settled else Reset.UNKNOWN
 
@@ -57,6 +72,12 @@ class Marks:
             if then is not None and now is not None and now > then and (since is None or now >= since):
                 found.add(name)
         return frozenset(found)
+
+    def may_follow(self, earlier: Marks) -> bool:
+        """Whether the machine has come further than ``earlier``, so that both may be of the same boot."""
+        if self.boot_progress not in _PROGRESS or earlier.boot_progress not in _PROGRESS:
+            return False
+        return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
 
     def has_come_up_since(self, earlier: Marks) -> bool:
         """Whether the machine has gone through POST since ``earlier`` was read, as far as its BMC can say."""
@@ -73,8 +94,11 @@ class Marks:
 
     def _beside(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
         """Each mark that is shown now and was shown then: (its name, then, now)."""
-        for name in ("last_reset_time", "boot_progress_time"):
-            before, after = getattr(earlier, name), getattr(self, name)
+        marks = (
+            ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
+            ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
+        )
+        for name, before, after in marks:
             if before is not None and after is not None:
                 yield name, before, after
 

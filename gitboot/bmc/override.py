@@ -383,9 +383,9 @@ def _bring_about(
         return Confirm(record=replace(record, state=_consumed(record)))
     if record.override != override:
         return _set(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
-    if record.state is State.CONFIRMED:
+    if record.state is State.CONFIRMED and not (observed.marks.settled and observed.marks.may_follow(record.marks)):
         return Leave()
-    marks = _marks(observed, record)
+    marks = _marks(observed, record)  # also where the machine has come up since: it has not consumed it
     return Confirm(record=replace(record, state=State.CONFIRMED, marks=marks, replaces=None))
 
 

@@ -81,6 +81,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         shown=_shown(system.body),
         marks=Marks(
             last_reset_time=_instant(_at(system.body, quirks.reset_time)),
+            boot_progress=_text(_at(system.body, ("BootProgress", "LastState"))),
             boot_progress_time=_instant(_at(system.body, ("BootProgress", "LastStateTime"))),
             settled=power == "On" and state in _PAST_POST,
         ),

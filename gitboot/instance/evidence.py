@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
+from gitboot.bmc.marks import Reset
 from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, stands
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge, Learning
@@ -161,17 +162,20 @@ def _judge_progress(learning: Learning, state: ServerState, seen: Observed, at: 
         return
     if plan.phase is not Phase.NETWORK and plan.cause is not Cause.CONSUMED:
         return
-    before = [
-        each.marks
-        for each in learning.overrides_of(uuid)
-        if each.reason == plan.key and each.state in (State.CONSUMED, State.LOST)
-    ]
+    own = [each for each in learning.overrides_of(uuid) if each.reason == plan.key]
+    before = [each.marks for each in own if _was_consumed(each, seen)]
     before += [each.marks for each in learning.pending_of(uuid) if each.marks is not None]
     offer = offer_of(state.decision, plan)
     if offer is not None and any(seen.marks.has_come_up_since(marks) for marks in before):
         record_boot(learning, offer, at, "Progress", at)
         for pending in learning.pending_of(uuid):
             learning.judge(pending, "Provisioned")
+
+
+def _was_consumed(record: OverrideRecord, seen: Observed) -> bool:
+    """Whether a reset has consumed an override; of one that is lost, its BMC may prove it later."""
+    lost = record.state is State.LOST
+    return record.state is State.CONSUMED or (lost and seen.marks.reset_since(record.marks) is Reset.SEEN)
 
 
 def _stood(record: OverrideRecord, observation: Observation) -> bool:
