@@ -322,6 +322,10 @@ class Offer:
     on_image_change: bool
     maintenance: str | None  # whose run it is, in its phase
     run: int | None
+    once: bool = True  # whether that is made once
+    start: datetime | None = None  # of the maintenance's window
+    end: datetime | None = None
+    writes_disk: bool = True
 
 
 class OverrideTarget(StrEnum):
@@ -376,6 +380,13 @@ class BootPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest(self.facts()))
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether it is to be known that it was made: it is made once, or leaves disks unknown."""
+        if self.boot is None:
+            return False
+        return self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
 
     @property
     def is_made_once(self) -> bool:

@@ -20,7 +20,7 @@ from gitboot.plan import BootPlan, Cause, Phase, Record, Run
 from gitboot.resolve.records import record_facts
 from tests.bench import NOON, Bench
 from tests.doubles import Unsynced
-from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
 
 def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "flatcar-1") -> tuple[str, ...]:
@@ -606,7 +606,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     plan = bench.plan()
     assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     boot_once(bench, plan)
-    assert bench.record is not None and bench.record.runs == {"repair": Run(1, NOON)}
+    assert bench.record is not None and bench.record.runs == {"repair": Run(1, NOON, at("20T14:00"))}
     assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
     (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published")]
     assert (event.type, event.message) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -12,7 +13,7 @@ from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Cause, Decision, Phase, Record, Run
+from gitboot.plan import Cause, Decision, MaintenanceDecision, Phase, Record, Run
 from gitboot.resolve import plan
 from gitboot.resolve.instant import run_reason
 from gitboot.resolve.newcomers import Known, newcomer
@@ -90,12 +91,20 @@ def test_e12_a_machine_that_is_not_new_is_unknown(seen: set[SystemUuid], carries
 
 # What a maintenance leaves
 
+
+def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
+    """The record once a maintenance's boot was made in its window."""
+    run = Run(maintenance.run, made_at, maintenance.end)
+    writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
+    return ran(record, maintenance.name, run, once=True, writes_disk=writes_disk)
+
+
 WIPE = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="bios")
 
 
 def test_e12_a_maintenance_that_writes_disks_leaves_them_unknown_until_the_number_is_raised() -> None:
     wiped = web01("provision: 1", WIPE)
-    record = ran(adopted(wiped), wiped.maintenances[0], at("20T22:10"))
+    record = booted(adopted(wiped), wiped.maintenances[0], at("20T22:10"))
     assert record.overwritten_by == "wipe"
     after = plan(wiped, at("21T05:00"), record)
     assert after is not None
@@ -107,26 +116,26 @@ def test_e12_a_maintenance_that_writes_disks_leaves_them_unknown_until_the_numbe
 
 def test_a_maintenance_that_writes_none_leaves_them_as_they_are() -> None:
     tested = web01("provision: 1", maintenance("m", "20T22:00 21T04:00", "networkBoot: Once"))
-    record = ran(adopted(tested), tested.maintenances[0], at("20T22:10"))
+    record = booted(adopted(tested), tested.maintenances[0], at("20T22:10"))
     assert record == replace(adopted(tested), runs={"m": Run(1, at("20T22:10"), at("21T04:00"))})
 
 
 def test_what_was_never_installed_is_pending_whatever_wrote_its_disks() -> None:
     wiped = web01("provision: 1", WIPE)
-    planned = plan(wiped, at("21T05:00"), ran(Record(), wiped.maintenances[0], at("20T22:10")))
+    planned = plan(wiped, at("21T05:00"), booted(Record(), wiped.maintenances[0], at("20T22:10")))
     assert planned is not None
     assert planned.cause is Cause.PENDING
 
 
 def test_what_a_run_leaves_is_exported() -> None:
     wiped = web01("provision: 1", WIPE)
-    records = {wiped.uuid: ran(adopted(wiped), wiped.maintenances[0], at("20T22:10"))}
+    records = {wiped.uuid: booted(adopted(wiped), wiped.maintenances[0], at("20T22:10"))}
     assert imported(exported(records), "records.json") == records
 
 
 # When a run is made again
 
-MADE = ran(Record(provision=1, image="flatcar-1"), web01("provision: 1", WIPE).maintenances[0], at("20T22:10"))
+MADE = booted(Record(provision=1, image="flatcar-1"), web01("provision: 1", WIPE).maintenances[0], at("20T22:10"))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +170,7 @@ def test_e17_the_run_of_a_later_window_is_set_for_a_reason_of_its_own() -> None:
     reasons = {run_reason(first, None), run_reason(first, MADE), run_reason(later, Record())}
     assert reasons == {"maintenance/wipe/1"}
     assert run_reason(later, MADE) == "maintenance/wipe/1/after/2026-11-21T04:00:00Z"
-    again = ran(MADE, later, at("27T23:00"))
+    again = booted(MADE, later, at("27T23:00"))
     assert again.runs["wipe"] == Run(1, at("27T23:00"), at("28T04:00"))
 
 

@@ -142,13 +142,20 @@ def _items(instance: Look) -> list[dict[str, Any]]:
 def _standing(item: dict[str, Any]) -> str:
     """The heading under which a server is counted, the worst that fits."""
     record = item["record"]
-    if record is None:
+    if record is None or _is_overwritten(item):
         return "unknown"
     if record["consumedAt"] is not None:
         return "consumed"
     if record["provision"] is None or record["provision"] < item["wanted"]["provision"]:
         return "pending"
     return "drifted" if item["drift"] else "as wanted"
+
+
+def _is_overwritten(item: dict[str, Any]) -> bool:
+    from gitboot.resolve.instant import is_overwritten
+    from gitboot.resolve.records import record_of
+
+    return item["record"] is not None and is_overwritten(record_of(item["record"]), item["wanted"]["provision"])
 
 
 def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
@@ -161,10 +168,10 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
             (
                 item["server"],
                 str(wanted["provision"]),
-                "unknown" if record is None else "pending" if record["provision"] is None else str(record["provision"]),
+                _provisioned(item),
                 (record or {}).get("image") or "-",
                 (record or {}).get("pool") or "-",
-                "consumed" if _standing(item) == "consumed" else (record or {}).get("evidence") or "-",
+                _evidence(item),
                 _to_the_minute((record or {}).get("consumedAt") or (record or {}).get("provisionedAt")),
                 ", ".join(item["drift"]) or "-",
             )
@@ -178,6 +185,20 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
     )
     below = [wrapped(line) for line in (doubt, say) if line]
     return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items)])
+
+
+def _provisioned(item: dict[str, Any]) -> str:
+    if item["record"] is None or _is_overwritten(item):
+        return "unknown"
+    number = item["record"]["provision"]
+    return "pending" if number is None else str(number)
+
+
+def _evidence(item: dict[str, Any]) -> str:
+    record = item["record"] or {}
+    if _is_overwritten(item):
+        return f"overwritten by {record['overwrittenBy']}"
+    return "consumed" if _standing(item) == "consumed" else record.get("evidence") or "-"
 
 
 def _summed_up(items: list[dict[str, Any]]) -> str:

@@ -143,16 +143,15 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
 def _judge_consumed(learning: Learning, state: ServerState, at: datetime) -> None:
     """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
     plan, uuid = state.plan, state.decision.uuid
-    if plan is None or plan.boot is None or plan.key is None:
+    if plan is None or plan.boot is None or (offer := offer_of(state.decision, plan)) is None:
         return
-    own = next((each for each in learning.overrides_of(uuid) if each.reason == plan.key), None)
+    own = next((each for each in learning.overrides_of(uuid) if each.reason == offer.key), None)
     if own is None or own.state not in (State.CONSUMED, State.LOST):
         return
-    offer = offer_of(state.decision, plan)
-    if own.state is State.CONSUMED and not fetches(plan.boot) and offer is not None:
+    if own.state is State.CONSUMED and not fetches(plan.boot):
         record_boot(learning, offer, at, "Consumed", at)
     elif plan.phase is Phase.NETWORK:
-        note_consumed(learning, uuid, state.decision.server, plan.key, at)
+        note_consumed(learning, uuid, state.decision.server, offer.key, at)
 
 
 def _judge_progress(learning: Learning, state: ServerState, seen: Observed, at: datetime) -> None:

@@ -83,6 +83,7 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
             learning.judged.add(reading.uuid)
     evidence.trust_unasked(learning, batch.unasked, commit, at)
     evidence.take(learning, batch.fetched, commit, at)
+    provisioning.carry(learning, commit, batch.changed)
     learning.taken = batch.taken
     learning.unseen = _unseen(learning, commit, batch.changed)
 

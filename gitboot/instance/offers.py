@@ -11,7 +11,8 @@ from gitboot.model.policy import NetworkBoot
 from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record, Run
 from gitboot.render.provisioned import report_token
 from gitboot.render.schedule import ServerState
-from gitboot.resolve.instant import provision_reason
+from gitboot.resolve.instant import is_made, provision_reason
+from gitboot.resolve.records import ran
 
 
 def fetches(boot: Boot) -> bool:
@@ -22,7 +23,7 @@ def fetches(boot: Boot) -> bool:
 def offers_of(state: ServerState) -> Iterator[Offer]:
     """What is offered by a server's plans of now and next, and by the report of its installer."""
     for plan in (state.plan, *(plan for _, plan in state.later)):
-        if plan is not None and plan.key is not None and (offer := offer_of(state.decision, plan)) is not None:
+        if plan is not None and (offer := offer_of(state.decision, plan)) is not None:
             yield offer
     if (report := _report_of(state.decision, state.record)) is not None:
         yield report
@@ -46,32 +47,38 @@ def _report_of(decision: Decision, record: Record | None) -> Offer | None:
         on_image_change=policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
         maintenance=None,
         run=None,
+        writes_disk=policy.boot.writes_disk,
     )
 
 
 def offer_of(decision: Decision, plan: BootPlan) -> Offer | None:
-    """What the boot of a plan would meet by being made; None where it is made as often as it is asked for.
+    """What the boot of a plan would meet by being made; None where that is nothing.
 
     A plan that waits for an operator boots the disk, and can still be reported: its boot is the policy's.
     """
     policy = decision.policy
     boot = policy.boot if policy is not None and plan.cause is Cause.CONSUMED else plan.boot
-    if plan.key is None or boot is None:
+    ran = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
+    key = plan.key or (f"maintenance/{ran.name}/{ran.run}" if ran is not None and plan.is_evidence else None)
+    if key is None or boot is None:
         return None
-    run = next((each.run for each in decision.maintenances if each.name == plan.maintenance), None)
     return Offer(
         plan=plan.digest,
         server=decision.server,
         uuid=decision.uuid,
         decision=decision.digest,
         phase=plan.phase,
-        key=plan.key,
+        key=key,
         policy=policy.policy if policy is not None else None,
         image=boot.image,
         provision=decision.provision,
         on_image_change=policy is not None and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
         maintenance=plan.maintenance,
-        run=run,
+        run=ran.run if ran is not None else None,
+        once=plan.key is not None,
+        start=ran.start if ran is not None else None,
+        end=ran.end if ran is not None else None,
+        writes_disk=boot.writes_disk,
     )
 
 
@@ -79,11 +86,11 @@ def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, s
     """The record once a maintenance's boot was made, and that in words; the same record if that is no news."""
     if offer.maintenance is None or offer.run is None:
         return record, ""
-    made = record.runs.get(offer.maintenance)
-    if made is not None and made.run >= offer.run:
+    if offer.once and is_made(record.runs.get(offer.maintenance), offer.run, offer.start):
         return record, ""
-    runs = {**record.runs, offer.maintenance: Run(offer.run, made_at)}
-    return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
+    run = Run(offer.run, made_at, offer.end)
+    now = ran(record, offer.maintenance, run, once=offer.once, writes_disk=offer.writes_disk)
+    return (now if now != record else record), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
 
 
 def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
@@ -104,5 +111,6 @@ def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) 
         grace_until=made_at + FETCH_GRACE if evidence == "Fetched" else None,
         consumed_at=None,
         consumed_key=None,
+        overwritten_by=None,
     )
     return now, f"provision {offer.provision} is installed with BootImage/{offer.image}"

@@ -10,8 +10,9 @@ from datetime import datetime
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.plan import Cause
+from gitboot.plan import Cause, Decision, Record
 from gitboot.render.schedule import About, ServerState, server_state
+from gitboot.resolve.instant import is_overwritten
 from gitboot.resolve.records import drift
 
 
@@ -24,7 +25,7 @@ class Plans:
     transitions: Agenda[str] = field(default_factory=Agenda)  # when which server's plan changes by itself
     planned_at: datetime | None = None
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of what, which: servers
-    unknown: frozenset[str] = frozenset()  # servers of which nothing is recorded
+    unknown: frozenset[str] = frozenset()  # servers of which nobody knows whether they are provisioned
     unseen: frozenset[str] = frozenset()  # whose boot nothing that reaches this instance could prove
     consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
 
@@ -64,7 +65,8 @@ def replanned(
         ),
         planned_at=at,
         counts=_counts(before, now),
-        unknown=(before.unknown - names) | {name for name, record in records.items() if record is None},
+        unknown=(before.unknown - names)
+        | {name for name, state in here.items() if _is_unknown(state.decision, records[name])},
         unseen=(before.unseen - names)
         | {name for name, state in here.items() if state.decision.uuid in knowledge.unseen},
         consumed=(before.consumed - names)
@@ -135,9 +137,15 @@ def _counts(before: Plans, now: Mapping[str, ServerState | None]) -> dict[tuple[
     return {kind: count for kind, count in counts.items() if count}
 
 
+def _is_unknown(decision: Decision, record: Record | None) -> bool:
+    """Whether nobody knows what is installed: nothing is recorded, or a maintenance wrote over what is."""
+    return record is None or is_overwritten(record, decision.provision)
+
+
 def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
     """How a server is counted: by what it boots, and by what is known of it."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
-    known = "Unknown" if state.record is None else "Pending" if state.record.provision is None else "Provisioned"
-    yield "records", known
+    pending = state.record is not None and state.record.provision is None
+    unknown = _is_unknown(state.decision, state.record)
+    yield "records", "Unknown" if unknown else "Pending" if pending else "Provisioned"
     yield from (("drift", each) for each in drift(state.decision, state.record))

@@ -18,7 +18,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision, Offer, Phase, Record
 from gitboot.resolve import Decisions
 from gitboot.resolve.instant import is_provisioned
-from gitboot.resolve.records import adopted, first_records
+from gitboot.resolve.records import adopted, carried, first_records
 from gitboot.status import Event
 
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
@@ -126,7 +126,11 @@ def _adopt_late(learning: Learning, servers: Iterable[Decision]) -> None:
             continue
         if each.provision <= (record.provision or 0):
             late = replace(
-                adopted(each), provision=record.provision, provisioned_at=record.provisioned_at, runs=record.runs
+                adopted(each),
+                provision=record.provision,
+                provisioned_at=record.provisioned_at,
+                runs=record.runs,
+                overwritten_by=record.overwritten_by,
             )
             learning.write_record(each.uuid, each.server, late)
 
@@ -150,6 +154,16 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
         message = f"{each.server}: provision {declared} is provisioned (Declared)"
         facts = {"server": each.server, "evidence": "Declared"}
         learning.events.append(Event(at=at, type="Provisioned", message=message, facts=facts))
+
+
+def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
+    """Let the runs of servers last as long as the windows in which they were made, wherever a commit moved those."""
+    servers = commit.decisions.servers
+    written = {commit.machines[uuid].name for uuid in learning.new_records if uuid in commit.machines}
+    for name in sorted(written.union(changed)):
+        record = learning.record(servers[name].uuid) if name in servers else None
+        if record is not None and (now := carried(record, servers[name])) is not record:
+            learning.write_record(servers[name].uuid, name, now)
 
 
 # What makes a server provisioned

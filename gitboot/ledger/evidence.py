@@ -23,9 +23,9 @@ def offered(store: Store, plan: Digest) -> Offer | None:
 
 
 def offer(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
-    """Note boots that are about to be published; one that is known stays as it was noted first."""
+    """Note boots that are about to be published; one that is known may be of another window by now."""
     tx.executemany(
-        "INSERT OR IGNORE INTO offers VALUES (?, ?, ?)",
+        "INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET facts = excluded.facts",
         [(each.plan, format_instant(at), rows.of_offer(each)) for each in offers],
     )
 

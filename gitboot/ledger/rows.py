@@ -21,6 +21,10 @@ def instant(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
+def instant_or_none(text: str | None) -> datetime | None:
+    return instant(text) if text is not None else None
+
+
 def json_of(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
@@ -38,20 +42,23 @@ def _or_none(at: datetime | None) -> str | None:
 
 # A record
 
-RECORD: Final = "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key"
+RECORD: Final = (
+    "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key, overwritten_by"
+)
+RUN: Final = "uuid, maintenance, run, made_at, window_end"
 
 
 def of_record(record: Record) -> tuple[Any, ...]:
     return (
         *(record.provision, record.image, record.pool, record.decision, record.evidence),
         *map(_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
-        record.consumed_key,
+        *(record.consumed_key, record.overwritten_by),
     )
 
 
 def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
-    provision, image, pool, decision, evidence, *instants, consumed_key = row
-    provisioned_at, grace_until, consumed_at = (instant(each) if each else None for each in instants)
+    provision, image, pool, decision, evidence, *instants, consumed_key, overwritten_by = row
+    provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
     return Record(
         provision=provision,
         image=image,
@@ -63,7 +70,12 @@ def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         consumed_at=consumed_at,
         consumed_key=consumed_key,
         runs=runs,
+        overwritten_by=overwritten_by,
     )
+
+
+def of_run(maintenance: str, made: Run) -> tuple[Any, ...]:
+    return maintenance, made.run, format_instant(made.at), _or_none(made.end)
 
 
 # What was set
@@ -155,7 +167,7 @@ def machine(row: Sequence[Any]) -> Machine:
 def of_offer(offer: Offer) -> str:
     facts = asdict(offer)
     del facts["plan"]
-    return json_of(facts)
+    return json_of({**facts, "start": _or_none(offer.start), "end": _or_none(offer.end)})
 
 
 def offer(plan: Digest, text: str) -> Offer:
@@ -167,6 +179,8 @@ def offer(plan: Digest, text: str) -> Offer:
             "uuid": SystemUuid(facts["uuid"]),
             "decision": Digest(facts["decision"]),
             "phase": Phase(facts["phase"]),
+            "start": instant_or_none(facts.get("start")),
+            "end": instant_or_none(facts.get("end")),
         }
     )
 

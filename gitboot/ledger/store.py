@@ -77,6 +77,8 @@ _MIGRATIONS: Final = (
     ALTER TABLE overrides ADD COLUMN shown TEXT NOT NULL DEFAULT '{}';
     ALTER TABLE overrides ADD COLUMN writes_disk INTEGER NOT NULL DEFAULT 1;
     CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
+    ALTER TABLE records ADD COLUMN overwritten_by TEXT;
+    ALTER TABLE runs ADD COLUMN window_end TEXT;
     """,
 )
 VERSION: Final = len(_MIGRATIONS)

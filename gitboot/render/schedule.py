@@ -169,11 +169,11 @@ def _evidence(role: Role, path: str, planned: BootPlan | None) -> Digest | None:
     """Of which plan a completed GET is evidence: that its boot was made, or that it was reported.
 
     A report is of no plan but of the boot that it names: its digest is its token. A boot that is made as often as it
-    is asked for meets nothing by it.
+    is asked for meets nothing by it, but for a maintenance's that writes disks.
     """
     if role is Role.REPORT:
         return Digest(path.rpartition("/")[2])
-    if planned is None or planned.boot is None or planned.key is None:
+    if planned is None or planned.boot is None or not planned.is_evidence:
         return None
     by_uuid = planned.boot.asks_by_uuid
     if planned.boot.direct and planned.boot.direct_uki is None and not by_uuid:

@@ -98,12 +98,21 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
     return True
 
 
+def is_overwritten(record: Record, wanted: int) -> bool:
+    """Whether a maintenance wrote the disks of what had been provisioned, and no higher number is wanted since."""
+    return record.overwritten_by is not None and record.provision is not None and record.provision >= wanted
+
+
 def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
     """Whether a maintenance's one boot was made; a window that starts after the one in which it was asks again."""
-    made = record.runs.get(maintenance.name)
-    if made is None or made.run < maintenance.run:
+    return is_made(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
+
+
+def is_made(made: Run | None, run: int, start: datetime | None) -> bool:
+    """The same of a run, by what was made last, and the start of its window."""
+    if made is None or made.run < run:
         return False
-    return made.end is None or maintenance.start is None or maintenance.start < made.end
+    return made.end is None or start is None or start < made.end
 
 
 def already_made(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
@@ -213,7 +222,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         return _always(policy, boot)
     if record is None:
         return _disk(policy, Cause.UNKNOWN)
-    if record.overwritten_by is not None and record.provision is not None and record.provision >= policy.provision:
+    if is_overwritten(record, policy.provision):
         return _disk(policy, Cause.OVERWRITTEN)
     key = provision_reason(policy, record)
     to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, _ignition(boot), None, key)

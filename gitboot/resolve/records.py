@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
-from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import Malformed, SystemUuid, format_instant, parse_digest, parse_uuid, shown, text
-from gitboot.plan import Decision, MaintenanceDecision, Record, Run
+from gitboot.plan import Decision, Record, Run
 from gitboot.resolve.instant import has_run
 
 T = TypeVar("T")
@@ -53,13 +52,17 @@ def adopted(decision: Decision, at: datetime | None = None) -> Record:
     )
 
 
-def ran(record: Record, maintenance: MaintenanceDecision, at: datetime) -> Record:
-    """The record once a maintenance's boot was made at ``at``; one that writes disks leaves them unknown."""
-    runs = {**record.runs, maintenance.name: Run(maintenance.run, at, maintenance.end)}
-    boot = maintenance.boot
-    overwritten = maintenance.name if boot is not None and boot.writes_disk else record.overwritten_by
-    once = maintenance.network_boot is NetworkBoot.ONCE
-    return replace(record, runs=runs if once else record.runs, overwritten_by=overwritten)
+def ran(record: Record, maintenance: str, made: Run, *, once: bool, writes_disk: bool) -> Record:
+    """The record once a maintenance's boot was made; one that writes disks leaves them unknown.
+
+    Whatever was provisioned after it stands.
+    """
+    since = record.provisioned_at is None or record.provisioned_at <= made.at
+    return replace(
+        record,
+        runs={**record.runs, maintenance: made} if once else record.runs,
+        overwritten_by=maintenance if writes_disk and since else record.overwritten_by,
+    )
 
 
 def carried(record: Record, decision: Decision) -> Record:
