@@ -110,7 +110,7 @@ class Learning:
         self.prune_before: datetime | None = None
         self.hurried: set[SystemUuid] = set()  # whose BMCs are to be asked now
         self.judged: set[SystemUuid] = set()  # whose fetches were judged by a reading
-        self.forgotten = False
+        self.forgotten = False  # whether nothing that was recorded before counts
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
         self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
         self.new_pins: dict[SystemUuid, Pinned] = {}
@@ -127,11 +127,6 @@ class Learning:
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
         self.new_records[uuid] = server, record
-
-    def forget_records(self) -> None:
-        """Know nothing of any server any more."""
-        self.forgotten = True
-        self.new_records.clear()
 
     def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
         return tuple(self.new_overrides.get(uuid, self.known.overrides.get(uuid, {})).values())

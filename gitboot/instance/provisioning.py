@@ -71,7 +71,7 @@ def settle(learning: Learning, commit: Commit, changed: Collection[str], at: dat
 def _initialise(learning: Learning, decisions: Decisions, doubt: str, at: datetime) -> None:
     """Take what this process was started with for what is installed."""
     initial, servers = learning.known.initial, decisions.servers.values()
-    learning.forget_records()
+    learning.forgotten = True
     if initial == "adopt":
         for each in servers:
             learning.write_record(each.uuid, each.server, adopted(each, at))
