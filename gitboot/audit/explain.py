@@ -23,7 +23,7 @@ from gitboot.resolve.choice import (
 )
 from gitboot.resolve.decide import boot_source, candidates, site_of
 from gitboot.resolve.merging import merged_vars
-from gitboot.resolve.source import Source
+from gitboot.resolve.source import BootSource
 
 Step = str | int
 
@@ -199,7 +199,7 @@ class _Explaining:
 
     # R6 and R7
 
-    def _boot(self, plan: BootPlan, source: Source) -> Iterator[Reason]:
+    def _boot(self, plan: BootPlan, source: BootSource) -> Iterator[Reason]:
         profile = source.profile_id
         yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
@@ -224,14 +224,14 @@ class _Explaining:
             yield self._reason("userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template")
         yield from self._vars(source)
 
-    def _boot_of(self, source: Source) -> Boot | None:
+    def _boot_of(self, source: BootSource) -> Boot | None:
         """The boot that is decided, while the plan boots the disk."""
         if source.maintenance is not None:
             name = source.maintenance.metadata.name
             return next(each.boot for each in self._decision.maintenances if each.name == name)
         return self._decision.policy.boot if self._decision.policy else None
 
-    def _vars(self, source: Source) -> Iterator[Reason]:
+    def _vars(self, source: BootSource) -> Iterator[Reason]:
         """Each variable, and the last that sets it: policies from the root down, profile, server."""
         places: dict[str, Id] = {}
         chain = source.pool.chain if source.pool else ()

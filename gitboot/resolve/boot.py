@@ -18,7 +18,7 @@ from gitboot.resolve import arguments, userdata
 from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
-from gitboot.resolve.source import Source, Unbootable
+from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.template import TemplateFault, TemplateSet
 
 _KEPT_TEMPLATES: Final = 1_000  # compiled ones; arguments of servers can be templates, too
@@ -37,7 +37,7 @@ class Composer:
         same = repository.files is self._repository.files and len(self._templates) <= _KEPT_TEMPLATES
         return Composer(repository, self._templates if same else None)
 
-    def compose(self, source: Source) -> Boot:
+    def compose(self, source: BootSource) -> Boot:
         """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""
         files = _boot_files(artifacts_of(source), source.base_url)
         profile = source.profile.spec
@@ -73,7 +73,7 @@ class Composer:
 
     # Templates: arguments first, then user data, which may show them, then entries, which may show all.
 
-    def _rendered(self, boot: Boot, source: Source) -> Boot:
+    def _rendered(self, boot: Boot, source: BootSource) -> Boot:
         profile = source.profile.spec
         lists = argument_lists(boot, source)
         context = Context(self._plain, boot, source)
@@ -117,7 +117,7 @@ class Composer:
                 rendered.append((number, text))
         return rendered
 
-    def argument_places(self, boot: Boot, source: Source) -> dict[str, tuple[Id, int]]:
+    def argument_places(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
         """Where each of a composed boot's arguments is written: (resource, number in its list).
 
         What leads to the user data is written nowhere.
@@ -131,7 +131,7 @@ class Composer:
         }
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
 
-    def _user_data(self, wanted: UserData, context: Context, source: Source) -> UserDataFiles:
+    def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
         at = ("spec", "userData", "format")
         at_most = source.image.spec.user_data
         if not userdata.understood(wanted.format, at_most):
@@ -159,12 +159,12 @@ class Composer:
             instance = {"instance-id": source.server.spec.uuid, "local-hostname": source.server.metadata.name}
         return userdata.bundled(wanted.format, text, instance=instance, base_url=source.base_url)
 
-    def _file(self, path: str, context: Context, source: Source, *field: str) -> str:
+    def _file(self, path: str, context: Context, source: BootSource, *field: str) -> str:
         with self._template(path, source, *field):
             return self._templates.render_file(path, context.mapping)
 
     @contextmanager
-    def _template(self, path: str, source: Source, *field: str) -> Iterator[None]:
+    def _template(self, path: str, source: BootSource, *field: str) -> Iterator[None]:
         """A fault of the template at ``path`` makes the boot unbootable, and is looked for in that file."""
         try:
             yield

@@ -12,7 +12,7 @@ from gitboot.load import KINDS, Id, Resource
 from gitboot.model.policy import Taint
 from gitboot.plan import Boot, UserDataFiles, provisioned_token
 from gitboot.resolve.merging import merged_vars
-from gitboot.resolve.source import Source
+from gitboot.resolve.source import BootSource
 
 
 class Plain:
@@ -51,7 +51,7 @@ def _in_order(value: Any) -> Any:
 class Context:
     """What templates see, made only when one of them looks."""
 
-    def __init__(self, plain: Plain, boot: Boot, source: Source) -> None:
+    def __init__(self, plain: Plain, boot: Boot, source: BootSource) -> None:
         self._plain, self._boot, self._source = plain, boot, source
         self._more: dict[str, Any] = {}
         self._mapping: dict[str, Any] | None = None

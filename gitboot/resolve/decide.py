@@ -27,7 +27,7 @@ from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, 
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 from gitboot.resolve.leaks import leaks
-from gitboot.resolve.source import Source, Unbootable
+from gitboot.resolve.source import BootSource, Unbootable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,10 +192,10 @@ def boot_source(
     *,
     pool: Pool | None = None,
     maintenance: Maintenance | None = None,
-) -> Source:
+) -> BootSource:
     """What one server's boot is composed of, under a policy or a maintenance."""
     site = site_of(repository, server)
-    return Source(
+    return BootSource(
         image=repository.images[image],
         profile=profile,
         architecture=server.spec.architecture,
@@ -412,7 +412,7 @@ class _Deciding:
         source = boot_source(self.repository, server, profile, image, pool=pool, maintenance=maintenance)
         return self._composed(source)
 
-    def _composed(self, source: Source) -> Boot | None:
+    def _composed(self, source: BootSource) -> Boot | None:
         try:
             boot = self.composer.compose(source)
         except Unbootable as error:
@@ -574,7 +574,7 @@ class _Deciding:
         boots: dict[Architecture, Boot] = {}
         findings: tuple[tuple[str, DecisionFinding], ...] = ()
         for architecture in sorted(image.spec.architectures):
-            source = Source(
+            source = BootSource(
                 image=image,
                 profile=profile,
                 architecture=architecture,

@@ -14,10 +14,10 @@ from gitboot.problems.codes import Code
 from gitboot.quote import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve import userdata
 from gitboot.resolve.merging import ArgumentLists
-from gitboot.resolve.source import Source, Unbootable
+from gitboot.resolve.source import BootSource, Unbootable
 
 
-def artifacts_of(source: Source) -> Artifacts:
+def artifacts_of(source: BootSource) -> Artifacts:
     """What the image has for the machine, if that suits the method; `Unbootable` if not."""
     image = source.image.metadata.name
     artifacts = source.image.spec.architectures.get(source.architecture)
@@ -39,17 +39,17 @@ def artifacts_of(source: Source) -> Artifacts:
     return artifacts
 
 
-def _wrong_method(source: Source, code: Code, message: str, hint: str) -> Unbootable:
+def _wrong_method(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
     return Unbootable(code, message, hint, source.profile_id, "spec", "method")
 
 
-def _wrong_machine(source: Source, code: Code, message: str, hint: str) -> Unbootable:
+def _wrong_machine(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
     """The profile may suit others: what chose it for this machine is looked at first."""
     resource, path = source.chosen_by
     return Unbootable(code, f"{message}; it is booted by {source.profile_id}", hint, resource, *path)
 
 
-def _check_complete(source: Source, artifacts: Artifacts) -> None:
+def _check_complete(source: BootSource, artifacts: Artifacts) -> None:
     image, spec = source.image.metadata.name, source.profile.spec
     lacking = [need for need in _needs(source, artifacts) if getattr(artifacts, need) is None]
     if lacking:
@@ -62,7 +62,7 @@ def _check_complete(source: Source, artifacts: Artifacts) -> None:
         )
 
 
-def _needs(source: Source, artifacts: Artifacts) -> tuple[str, ...]:
+def _needs(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
     """The artifacts that the method boots, on firmware that it works on."""
     spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
@@ -95,7 +95,7 @@ def _all(artifacts: Artifacts) -> tuple[Artifact | None, ...]:
     return (*single, *artifacts.initrds)
 
 
-def check_way_in(boot: Boot, source: Source, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
+def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     """Arguments, user data, labels and taints reach the system by this boot, or `Unbootable`."""
     if boot.direct:
         _check_direct_boot(boot, source, own, user_data)
@@ -109,7 +109,7 @@ def check_way_in(boot: Boot, source: Source, own: ArgumentLists, user_data: User
         )
 
 
-def _check_direct_boot(boot: Boot, source: Source, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
+def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     """What is booted without a loader is given nothing, but for what its system fetches itself."""
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and userdata.family(user_data.format).value == "Ignition":
@@ -133,7 +133,7 @@ def _check_direct_boot(boot: Boot, source: Source, own: ArgumentLists, user_data
         )
 
 
-def check_command_line(merged: tuple[str, ...], source: Source) -> None:
+def check_command_line(merged: tuple[str, ...], source: BootSource) -> None:
     try:
         ipxe_arguments(merged)
         grub_arguments(merged)

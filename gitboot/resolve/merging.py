@@ -5,19 +5,19 @@ from __future__ import annotations
 from gitboot.load import Id
 from gitboot.plan import Boot, UserDataFiles
 from gitboot.resolve import arguments, userdata
-from gitboot.resolve.source import Source
+from gitboot.resolve.source import BootSource
 
 ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that they are written in
 
 
-def argument_lists(boot: Boot, source: Source) -> ArgumentLists:
+def argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
     if boot.direct:  # the image's own arguments are built into its uki or iso
         return own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
     return (image, *own_arguments(source))
 
 
-def own_arguments(source: Source) -> ArgumentLists:
+def own_arguments(source: BootSource) -> ArgumentLists:
     """The arguments that are asked for besides the image's own, in the order of R7.
 
     Under a maintenance they are the maintenance's: neither the policy's nor the server's apply (R2).
@@ -41,7 +41,7 @@ def with_user_data_arguments(merged: tuple[str, ...], user_data: UserDataFiles) 
     return (*merged, *added)
 
 
-def merged_vars(source: Source) -> dict[str, str | bool]:
+def merged_vars(source: BootSource) -> dict[str, str | bool]:
     """R7 for variables: policy chain from the root down, profile, server; by name."""
     merged = {
         **(source.pool.vars if source.pool else {}),

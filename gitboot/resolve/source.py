@@ -14,7 +14,7 @@ from gitboot.resolve.choice import Pool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class BootSource:
     """What one boot is composed of."""
 
     image: BootImage
