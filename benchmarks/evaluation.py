@@ -21,7 +21,8 @@ from validate import fleet
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
-from gitboot.instance.evaluation import Commit, assembled
+from gitboot.instance.commit import Commit
+from gitboot.instance.evaluation import assembled
 from gitboot.load import Revision
 from gitboot.source import Reader, Remote, Source
 
@@ -76,8 +77,8 @@ def rows(count: int, folder: Path) -> Iterator[tuple[str, float, float, int]]:
     followed = Followed(folder)
     files = fleet(count)
     first = followed.commit(files, {})
-    base, *cold = followed.evaluate(first, None)
-    yield ("cold", *cold)
+    base, evaluator, instance, size = followed.evaluate(first, None)
+    yield "cold", evaluator, instance, size
     for change in (read_me, one_server, rollout, policy):
         changed = change(files)
         revision = followed.commit(changed, files)

@@ -13,7 +13,7 @@ from typing import Any
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.identity import Pinned, shared
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
+from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.load.machines import BmcAccess
@@ -29,7 +29,7 @@ SECRETS = (PASSWORD, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
 ONCE = Wanted(
     reason="provision/1",
     plan_digest="d" * 64,
-    override=Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI"),
+    override=Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI"),
 )
 ALWAYS = replace(ONCE, override=replace(ONCE.override, enabled=Enabled.CONTINUOUS))
 SET_AT_BMC = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}

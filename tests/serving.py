@@ -25,7 +25,7 @@ from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
 from gitboot.serve.app import DEADLINE_S, Clients, Endpoint
 from gitboot.serve.recording import Recording
-from gitboot.serve.server import Server, listen_at, url_of
+from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 
@@ -140,7 +140,7 @@ class Site:
             tree = PublishedTree(self.root, lambda: self.now)
             endpoint = Endpoint(self.root, tree, lambda: self.now, recording, Clients(**more), assets)
             listening = listen_at(listen)
-            stack.enter_context(Server(endpoint, listening))
+            stack.enter_context(EndpointServer(endpoint, listening))
             yield url_of(listen, listening)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same, accept
 from gitboot.bmc.job import Outcome, Result
-from gitboot.bmc.override import Enabled, Override, State, Target
+from gitboot.bmc.override import BootTarget, Enabled, Override, State
 from gitboot.model.scalars import SystemUuid
 from tests.bmc_rack import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
 from tests.fleets import uuid_of
@@ -25,7 +25,7 @@ UNSET = "03000200-0400-0500-0006-000700080009"
 DIRECT = replace(
     ONCE,
     override=Override(
-        enabled=Enabled.ONCE, target=Target.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/install.efi"
+        enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/install.efi"
     ),
 )
 

@@ -28,6 +28,7 @@ from gitboot.bmc.marks import Marks, Reset
 from gitboot.bmc.override import (
     OFF,
     AskOperator,
+    BootTarget,
     Confirm,
     Enabled,
     Leave,
@@ -38,7 +39,6 @@ from gitboot.bmc.override import (
     Set,
     State,
     Step,
-    Target,
     Wait,
     Wanted,
     Withdraw,
@@ -55,9 +55,9 @@ from tests.redfish.double import Machine
 from tests.redfish.profiles import PROFILES, Profile
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-ONCE = Override(enabled=Enabled.ONCE, target=Target.PXE)
-HTTP = Override(enabled=Enabled.ONCE, target=Target.UEFI_HTTP, http_boot_uri="http://b/1.efi")
-CONTINUOUS = Override(enabled=Enabled.CONTINUOUS, target=Target.PXE)
+ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE)
+HTTP = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, http_boot_uri="http://b/1.efi")
+CONTINUOUS = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.PXE)
 FOREIGN = Override(enabled=Enabled.ONCE, target="BiosSetup")
 
 INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
@@ -404,7 +404,7 @@ def test_what_marks_prove(before: Marks, after: Marks, reset: Reset) -> None:
 
 
 PLAIN_HTTP = replace(HTTP, http_boot_uri=None)
-CD = replace(ONCE, target=Target.CD)
+CD = replace(ONCE, target=BootTarget.CD)
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,9 @@ CD = replace(ONCE, target=Target.CD)
             id="Continuous would change the boot order",
         ),
         pytest.param(CD, SEEN, CD, id="a CD"),
-        pytest.param(CD, replace(SEEN, boots_cd_as=Target.USB_CD), replace(CD, target=Target.USB_CD), id="a USB CD"),
+        pytest.param(
+            CD, replace(SEEN, boots_cd_as=BootTarget.USB_CD), replace(CD, target=BootTarget.USB_CD), id="a USB CD"
+        ),
         pytest.param(replace(ONCE, mode="UEFI"), SEEN, ONCE, id="shows no mode"),
         pytest.param(
             replace(ONCE, mode="UEFI"),
@@ -633,7 +635,7 @@ def test_nothing_is_set_during_post(case: str, since: str | None, expected: bool
 
 def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
     """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
-    continuous = Override(enabled=Enabled.CONTINUOUS, target=Target.PXE, mode="UEFI")
+    continuous = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.PXE, mode="UEFI")
     once = replace(continuous, enabled=Enabled.ONCE)
     wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
     stood = Observed(system="/redfish/v1/Systems/1", override=continuous)
@@ -653,7 +655,7 @@ def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
 
 
 def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_person() -> None:
-    once = Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI")
+    once = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
     wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
     gone = replace(_standing(once), state=State.LOST)
     step = _step(wanted, Observed(system="/x", override=OFF), [gone], at=_NOON)

@@ -21,7 +21,7 @@ from sushy.exceptions import SushyError
 
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.marks import Marks
-from gitboot.bmc.override import OFF, Enabled, Observed, Override, Target, fit, stands
+from gitboot.bmc.override import OFF, BootTarget, Enabled, Observed, Override, fit, stands
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import QUIRKS
 from gitboot.bmc.redfish import MEANING, BmcConnection, Credentials
@@ -50,9 +50,9 @@ from tests.redfish.service import Service
 
 USER, PASSWORD = "gitboot", "correct horse"
 URI = "http://boot.example.net/web.efi"
-ONCE = Override(enabled=Enabled.ONCE, target=Target.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
-ALWAYS = Override(enabled=Enabled.CONTINUOUS, target=Target.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
-FROM_CD = Override(enabled=Enabled.ONCE, target=Target.CD, mode="UEFI")
+ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
+ALWAYS = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
+FROM_CD = Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI")
 
 
 class Open(Protocol):
@@ -184,7 +184,7 @@ def test_only_what_differs_is_sent(serve: Serve, open_bmc: Open) -> None:
     bmc = open_bmc(serve(machine))
     _set(bmc, ONCE)
     _set(bmc, ONCE)
-    _set(bmc, Override(enabled=Enabled.ONCE, target=Target.UEFI_HTTP, mode="Legacy"))
+    _set(bmc, Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="Legacy"))
     bmc.clear(bmc.observe())
     bmc.clear(bmc.observe())
 
@@ -206,7 +206,7 @@ def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
 ) -> None:
     machine = Machine(profile=profile)
     bmc = open_bmc(serve(machine))
-    _set(bmc, replace(FROM_CD, target=Target.PXE))
+    _set(bmc, replace(FROM_CD, target=BootTarget.PXE))
     _set(bmc, FROM_CD)
     assert _sent(machine) == sent
 
@@ -267,7 +267,7 @@ def test_one_of_several_systems_must_be_named(serve: Serve, open_bmc: Open) -> N
 def test_a_missing_slash_is_found_and_written_to(serve: Serve, open_bmc: Open) -> None:
     machine = Machine(profile=ILO6)
     bmc = open_bmc(serve(machine), system="/redfish/v1/Systems/1")
-    assert stands(Override(enabled=Enabled.ONCE, target=Target.CD), _set(bmc, FROM_CD))
+    assert stands(Override(enabled=Enabled.ONCE, target=BootTarget.CD), _set(bmc, FROM_CD))
 
 
 def test_a_change_by_someone_else_is_not_written_over(serve: Serve, open_bmc: Open) -> None:
@@ -530,9 +530,9 @@ def test_a_placeholder_is_no_mark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "target"), [(["Cd", "UsbCd"], Target.USB_CD), (["Cd"], Target.CD), (None, Target.CD)]
+    ("targets", "target"), [(["Cd", "UsbCd"], BootTarget.USB_CD), (["Cd"], BootTarget.CD), (None, BootTarget.CD)]
 )
-def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(targets: list[str] | None, target: Target) -> None:
+def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(targets: list[str] | None, target: BootTarget) -> None:
     machine = Machine(profile=SUPERMICRO_X11)
     body = machine.system()
     body["Boot"]["BootSourceOverrideTarget@Redfish.AllowableValues"] = targets

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from gitboot.serve.app import Endpoint
-from gitboot.serve.server import Server, listen_at, url_of
+from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import mac_of
 from tests.inprocess import in_process
@@ -76,7 +76,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path) -> None:
         tree = PublishedTree(output, lambda: datetime.now(UTC))
         endpoint = Endpoint(output, tree, lambda: datetime.now(UTC))
         url = url_of("127.0.0.1:0", listening)
-        with Server(endpoint, listening), httpx.Client(base_url=url) as client:
+        with EndpointServer(endpoint, listening), httpx.Client(base_url=url) as client:
 
             def over_http(path: str) -> str | None:
                 response = client.get(f"/{path}")

@@ -13,7 +13,7 @@ import httpx
 from gitboot.instance.reconcile import Reconciler
 from gitboot.render.state import Turn, parse, state_path, turn_of
 from gitboot.serve.app import Endpoint
-from gitboot.serve.server import Server, listen_at, url_of
+from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.inprocess import in_process
@@ -54,7 +54,7 @@ class Clock:
 def served(folder: Path, clock: Clock) -> Iterator[str]:
     """The base URL of an endpoint over what an instance publishes."""
     output, listening = folder / "output", listen_at("127.0.0.1:0")
-    with Server(Endpoint(output, PublishedTree(output, clock), clock), listening):
+    with EndpointServer(Endpoint(output, PublishedTree(output, clock), clock), listening):
         yield url_of("127.0.0.1:0", listening)
 
 

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.override import (
+    BootTarget,
     Enabled,
     Override,
     OverrideRecord,
     State,
-    Target,
 )
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
@@ -45,7 +45,7 @@ from tests.fleets import at, uuid_of
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 NOON = at("20T12:00")
-ONCE = Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI")
+ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
 
 
 PLAN, OTHER_PLAN = Digest("a" * 64), Digest("b" * 64)
@@ -407,7 +407,7 @@ OVERRIDE = st.builds(
     override=st.builds(
         Override,
         enabled=st.sampled_from(Enabled),
-        target=st.sampled_from(Target) | TEXTS,
+        target=st.sampled_from(BootTarget) | TEXTS,
         mode=st.none() | st.sampled_from(["UEFI", "Legacy"]),
         http_boot_uri=st.none() | TEXTS,
     ),

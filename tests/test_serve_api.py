@@ -45,8 +45,8 @@ def client() -> Iterator[httpx.Client]:
     ("path", "model"),
     [
         ("/servers", openapi.Servers),
-        ("/servers/web01", openapi.Server),
-        ("/servers/parked01", openapi.Server),
+        ("/servers/web01", openapi.OneServer),
+        ("/servers/parked01", openapi.OneServer),
         ("/servers/web01/plan", openapi.Plan),
         ("/servers/parked01/plan", openapi.Plan),
         ("/status", openapi.InstanceStatus),

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gitboot.errors import UsageError
 from gitboot.serve import connection, server
-from gitboot.serve.server import Server, listen_at, url_of
+from gitboot.serve.server import EndpointServer, listen_at, url_of
 from tests.serving import ENTRY, ONCE, connect, eventually, exchange, planned, read_all, site
 
 
@@ -32,11 +32,11 @@ class Slow:
         await send({"type": "http.response.body", "body": b"slow"})
 
 
-def started(app: ASGIApp) -> tuple[Server, str]:
+def started(app: ASGIApp) -> tuple[EndpointServer, str]:
     """A server that runs, and its base URL."""
     where = "127.0.0.1:0"
     listening = listen_at(where)
-    running = Server(app, listening)
+    running = EndpointServer(app, listening)
     running.start()
     return running, url_of(where, listening)
 

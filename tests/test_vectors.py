@@ -26,7 +26,7 @@ import pytest
 
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override import Enabled, Observed, Override, OverrideRecord, State, Target, Wanted, fit
+from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, OverrideRecord, State, Wanted, fit
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import BmcConnection, Credentials
@@ -462,7 +462,7 @@ def wanted_by(planned: BootPlan | None) -> Wanted | None:
         plan_digest=planned.digest,
         override=Override(
             enabled=Enabled(override.enabled.value),
-            target=Target(override.target.value),
+            target=BootTarget(override.target.value),
             mode="UEFI",
             http_boot_uri=override.http_boot_uri,
         ),
@@ -526,7 +526,9 @@ class Rack:
 
 def override(case: Case) -> None:
     given = case["given"]
-    wanted = Override(enabled=Enabled.ONCE, target=Target(given["policyMethod"]), http_boot_uri=given["httpBootURI"])
+    wanted = Override(
+        enabled=Enabled.ONCE, target=BootTarget(given["policyMethod"]), http_boot_uri=given["httpBootURI"]
+    )
     for each in PROFILES.values():
         seen = observed(Machine(profile=each))
         fitted = fit(wanted, seen)
@@ -554,7 +556,7 @@ def power_on(case: Case) -> None:
         _check_resting_order(given["biosOrder"], expected["boots"])
     else:
         order, told = given["biosOrder"], given["operatorOverride"]
-        once = told and Override(enabled=Enabled(told["enabled"]), target=Target(told["target"]))
+        once = told and Override(enabled=Enabled(told["enabled"]), target=BootTarget(told["target"]))
         with Rack() as rack:
             rack.ask(Wanted(reason="operator", plan_digest="", override=once) if once else None)
             assert [rack.boots(order), rack.boots(order)] == [expected["boots"], order[0]]
@@ -633,7 +635,7 @@ def override_payload(case: Case) -> None:
         machine = Machine(profile=_profile(vendor, given["reportedMode"]))
         machine.write(BootSourceOverrideMode=given["reportedMode"])
         seen = observed(machine)
-        fitted = fit(Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI"), seen)
+        fitted = fit(Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI"), seen)
         if seen.mode_is_fixed and given["reportedMode"] == "Legacy":
             assert fitted is None, vendor  # HPE's mode is read-only, so a person is asked
             continue
@@ -675,7 +677,7 @@ def boot_order_payload(case: Case) -> None:
     assert harmful.pop("BootOrder") == case["given"]["bootOrder"]
     for each in PROFILES.values():
         with Rack(each) as rack:
-            once = Override(enabled=Enabled.ONCE, target=Target.PXE, mode="UEFI")
+            once = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
             rack.ask(Wanted(reason="provision/1", plan_digest="", override=once))
             rack.ask(None)
             assert rack.machine.writes

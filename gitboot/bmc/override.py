@@ -35,7 +35,7 @@ _TO_BE_CLEARED = timedelta(seconds=10)
 _LONGEST_POST = timedelta(minutes=30)
 
 
-class Target(StrEnum):
+class BootTarget(StrEnum):
     """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
 
     UEFI_HTTP = "UefiHttp"
@@ -59,12 +59,12 @@ class Override:
     """A boot override, as it is wanted or as a BMC shows it."""
 
     enabled: Enabled
-    target: str  # a Target, or whatever else a BMC shows
+    target: str  # a BootTarget, or whatever else a BMC shows
     mode: str | None = None  # UEFI or Legacy; None: as it is, or not shown
     http_boot_uri: str | None = None  # None: what DHCP says
 
 
-OFF = Override(enabled=Enabled.DISABLED, target=Target.NONE)
+OFF = Override(enabled=Enabled.DISABLED, target=BootTarget.NONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ class Observed:
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # what it shows cannot be set
     continuous_http: bool = True  # UefiHttp may be Continuous without changing the boot order for good
-    boots_cd_as: Target = Target.CD  # the target under which virtual media boot
+    boots_cd_as: BootTarget = BootTarget.CD  # the target under which virtual media boot
     settings: str = ""  # the resource that takes overrides: the system itself or its Settings
     etag: str | None = None  # of that resource
     bmc: str = ""  # the row of `gitboot.bmc.quirks` that applies
@@ -268,12 +268,12 @@ def fit(override: Override, observed: Observed) -> Override | None:
     Where the URI cannot be set, DHCP names a loader and the loader finds the server's entry.
     """
     target, uri = override.target, override.http_boot_uri
-    if target == Target.CD:
+    if target == BootTarget.CD:
         target = observed.boots_cd_as
-    if target == Target.UEFI_HTTP:
+    if target == BootTarget.UEFI_HTTP:
         continuous = override.enabled is Enabled.CONTINUOUS
-        if not _allows(Target.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
-            target, uri = Target.PXE, None
+        if not _allows(BootTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
+            target, uri = BootTarget.PXE, None
         elif not observed.supports_http_boot_uri:
             uri = None
     mode = override.mode if observed.override.mode else None
@@ -288,7 +288,7 @@ def _allows(target: str, observed: Observed) -> bool:
 
 
 def _uri_matters(override: Override, observed: Observed) -> bool:
-    return override.target == Target.UEFI_HTTP and observed.supports_http_boot_uri
+    return override.target == BootTarget.UEFI_HTTP and observed.supports_http_boot_uri
 
 
 def _set_elsewhere(records: Iterable[OverrideRecord], observed: Observed) -> OverrideRecord | None:
@@ -421,7 +421,7 @@ def _set_anew(wanted: Wanted, override: Override, observed: Observed, at: dateti
     """Set what does not stand in gitboot's name, unless somebody else's override would have to give way to it."""
     step = _set(wanted, override, observed, at)
     seen = observed.override
-    free = seen.enabled is Enabled.DISABLED or seen.target == Target.NONE or stands(override, observed)
+    free = seen.enabled is Enabled.DISABLED or seen.target == BootTarget.NONE or stands(override, observed)
     if isinstance(step, Set) and not free:
         return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=_foreign(override, seen))
     return step
@@ -481,7 +481,7 @@ def _unsupported(override: Override, observed: Observed) -> str:
 
 
 def _foreign(override: Override, seen: Override) -> str:
-    uri = f" {seen.http_boot_uri}" if seen.http_boot_uri and seen.target == Target.UEFI_HTTP else ""
+    uri = f" {seen.http_boot_uri}" if seen.http_boot_uri and seen.target == BootTarget.UEFI_HTTP else ""
     return (
         f"the BMC shows {seen.enabled} {seen.target}{uri}, which gitboot has not set;"
         f" {override.enabled} {override.target} is set when it is gone"

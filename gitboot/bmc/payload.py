@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.marks import Marks, with_clock
-from gitboot.bmc.override import Enabled, Observed, Override, Target
+from gitboot.bmc.override import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
@@ -141,7 +141,7 @@ def _override(resource: Resource) -> Override:
         raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(Enabled)}")
     return Override(
         enabled=Enabled(enabled),
-        target=_text(boot[TARGET]) or Target.NONE,
+        target=_text(boot[TARGET]) or BootTarget.NONE,
         mode=_text(boot.get(MODE)),
         http_boot_uri=_text(boot.get(HTTP_BOOT_URI)),
     )
@@ -151,9 +151,9 @@ def _boot_state(system: Mapping[str, Any]) -> str | None:
     return _text(_at(system, ("BootProgress", "LastState"))) or _text(_at(system, ("Oem", "Hpe", "PostState")))
 
 
-def _boots_cd_as(quirks: Quirks, boot: Mapping[str, Any]) -> Target:
+def _boots_cd_as(quirks: Quirks, boot: Mapping[str, Any]) -> BootTarget:
     listed = quirks.boots_cd_as in _texts(boot.get(f"{TARGET}@Redfish.AllowableValues"))
-    return quirks.boots_cd_as if listed else Target.CD
+    return quirks.boots_cd_as if listed else BootTarget.CD
 
 
 def _instant(value: object) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gitboot.bmc.override import Enabled, Observed, Override, Target
+from gitboot.bmc.override import BootTarget, Enabled, Observed, Override
 
 ENABLED = "BootSourceOverrideEnabled"
 TARGET = "BootSourceOverrideTarget"
@@ -39,10 +39,10 @@ class Quirks:
     systems: tuple[str, ...] = ()  # or the path of the ComputerSystem
     mode: Mode = Mode.DIFFERENT
     always: frozenset[str] = frozenset()  # sent with every change, whether they differ or not
-    off_target: Target | None = None  # the target that is sent with Disabled; None: left as it is
+    off_target: BootTarget | None = None  # the target that is sent with Disabled; None: left as it is
     takes_http_boot_uri: bool = True  # if it shows one
     continuous_http: bool = True
-    boots_cd_as: Target = Target.CD
+    boots_cd_as: BootTarget = BootTarget.CD
     reset_time: tuple[str, ...] = ("LastResetTime",)  # where the system says when it last reset; (): nowhere
 
 
@@ -62,7 +62,7 @@ QUIRKS = (
         " ironcore-dev/metal-operator pull request 998; HpeComputerSystemExt",
         manufacturers=("hpe", "hewlett packard enterprise"),
         mode=Mode.NEVER,
-        off_target=Target.PXE,  # it refuses None
+        off_target=BootTarget.PXE,  # it refuses None
         takes_http_boot_uri=False,  # iLO 6 shows it and answers PropertyNotWritableOrUnknown
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
     ),
@@ -73,7 +73,7 @@ QUIRKS = (
         manufacturers=("supermicro", "super micro"),
         mode=Mode.ALWAYS,
         always=frozenset({ENABLED}),
-        boots_cd_as=Target.USB_CD,  # X11 and later list Cd too, which boots nothing
+        boots_cd_as=BootTarget.USB_CD,  # X11 and later list Cd too, which boots nothing
     ),
     Quirks(
         name="AMI MegaRAC",  # and ASRock Rack, Gigabyte, Lenovo TSM, which are built on it
@@ -82,7 +82,7 @@ QUIRKS = (
         systems=("/redfish/v1/Systems/Self",),
         mode=Mode.ALWAYS,
         always=frozenset({ENABLED, TARGET}),
-        off_target=Target.NONE,
+        off_target=BootTarget.NONE,
     ),
     Quirks(
         name="OpenBMC",
@@ -141,7 +141,7 @@ def _on(wanted: Override, seen: Observed, quirks: Quirks) -> dict[str, str | Non
     properties[MODE] = wanted.mode or seen.override.mode
     if seen.override.mode is None or quirks.mode is Mode.NEVER:
         del properties[MODE]
-    if wanted.target != Target.UEFI_HTTP or not seen.supports_http_boot_uri:
+    if wanted.target != BootTarget.UEFI_HTTP or not seen.supports_http_boot_uri:
         del properties[HTTP_BOOT_URI]
     return properties
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import Output, credentials_option, document, now, output_option, state_option
+from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
 from gitboot.phrases import count, some
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def command() -> None:
 @state_option
 @credentials_option
 @output_option("text", "json")
-def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs: tuple[Output, ...]) -> None:
+def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs: tuple[OutputOption, ...]) -> None:
     """Read the BMCs of SERVERS, or of all, and show what is wanted, seen, recorded and proven there.
 
     Those that need a person come first, then those that are not as they are wanted. Nothing is set.
@@ -61,7 +61,7 @@ def diff(
     state: Path,
     credentials: Path | None,
     detailed_exitcode: bool,
-    outputs: tuple[Output, ...],
+    outputs: tuple[OutputOption, ...],
 ) -> None:
     """Show each PATCH that would be sent now to the BMCs of SERVERS, or of all, and why; send none.
 

@@ -13,7 +13,7 @@ import click
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
-from gitboot.cli.inputs import Output, output_option
+from gitboot.cli.inputs import OutputOption, output_option
 from gitboot.cli.problems import FORMATS, prefix_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def command(
     merge: bool,
     each_merge: bool,
     detailed_exitcode: bool,
-    outputs: tuple[Output, ...],
+    outputs: tuple[OutputOption, ...],
     **limits: int | None,
 ) -> None:
     """Show what BASE..HEAD changes in the fleet at PATH, and whether guards would hold it.

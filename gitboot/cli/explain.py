@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import Output, at_option, document, fleet_options, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, document, fleet_options, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
 from gitboot.source import WORKTREE
@@ -38,7 +38,7 @@ def command(
     rev: str | None,
     at: datetime | None,
     records: str | None,
-    outputs: tuple[Output, ...],
+    outputs: tuple[OutputOption, ...],
 ) -> None:
     """Say why SERVER boots what it boots: each field, who wrote it, where and when, and who lost by which rule.
 
@@ -79,7 +79,7 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
     return {**facts(commit)}
 
 
-def _explain_code(text: str, outputs: tuple[Output, ...]) -> None:
+def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
     from gitboot.problems.codes import Code
 
     code = next((each for each in Code if each.value == text), None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.bounded import bounded, evaluating
-from gitboot.cli.inputs import Output, document, output_option, path_option
+from gitboot.cli.inputs import OutputOption, document, output_option, path_option
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 @click.option("-n", "--number", type=click.IntRange(min=1), help="How many commits at most. Default: all.")
 @output_option("text", "json")
 @bounded
-def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[Output, ...]) -> None:
+def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]) -> None:
     """Show the commits that changed what SERVER boots, or may boot: its decision, not its file.
 
     First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. What

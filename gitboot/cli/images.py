@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import Output, at_option, document, fleet_argument, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.phrases import some
 
@@ -28,7 +28,9 @@ _REASON: Final = 34  # characters
 @records_option
 @output_option("text", "json")
 @bounded
-def command(path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[Output, ...]) -> None:
+def command(
+    path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[OutputOption, ...]
+) -> None:
     """Show each image and stream of the fleet at PATH: how many servers boot it, and were provisioned with it.
 
     Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout

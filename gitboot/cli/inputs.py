@@ -157,7 +157,7 @@ def document(**items: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputOption:
     """One ``-o FORMAT[=FILE]``."""
 
     format: str
@@ -179,13 +179,13 @@ class Output:
 def output_option(*formats: str) -> Callable[[Command], Command]:
     """-o FORMAT[=FILE], several times; the first of ``formats`` is the default."""
 
-    def parsed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[Output, ...]:
+    def parsed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[OutputOption, ...]:
         outputs = []
         for value in values or (formats[0],):
             format, _equals, file = value.partition("=")
             if format not in formats:
                 raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
-            outputs.append(Output(format, Path(file) if file else None))
+            outputs.append(OutputOption(format, Path(file) if file else None))
         return tuple(outputs)
 
     return click.option(

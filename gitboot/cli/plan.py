@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import Output, at_option, document, fleet_argument, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, now, output_option
 from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_already_made, tell_held_back
 from gitboot.model.scalars import format_instant
 
@@ -30,7 +30,7 @@ def command(
     records: str | None,
     names: tuple[str, ...],
     selector: str | None,
-    outputs: tuple[Output, ...],
+    outputs: tuple[OutputOption, ...],
 ) -> None:
     """Show what each server of the fleet at PATH boots, and why.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.inputs import Output, document, now, output_option, state_option
+from gitboot.cli.inputs import OutputOption, document, now, output_option, state_option
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def command() -> None:
 @click.argument("servers", nargs=-1)
 @state_option
 @output_option("text", "json")
-def show(servers: tuple[str, ...], state: Path, outputs: tuple[Output, ...]) -> None:
+def show(servers: tuple[str, ...], state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Show what is known of SERVERS, or of all, beside what is planned; the unknown ones first.
 
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.

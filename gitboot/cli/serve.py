@@ -128,7 +128,7 @@ def _work(
     from gitboot.observe.spool import Spool
     from gitboot.serve.app import DEADLINE_S, Endpoint
     from gitboot.serve.recording import Recording
-    from gitboot.serve.server import Server
+    from gitboot.serve.server import EndpointServer
     from gitboot.serve.tree import PublishedTree
 
     with ExitStack() as stack:
@@ -138,7 +138,7 @@ def _work(
             stack.callback(spooled.close)
             recording = Recording(spooled, DEADLINE_S)
         tree = PublishedTree(output, _clock, status=status, ledger=ledger)
-        stack.enter_context(Server(Endpoint(output, tree, _clock, recording, assets=assets), listening))
+        stack.enter_context(EndpointServer(Endpoint(output, tree, _clock, recording, assets=assets), listening))
         gc.collect()
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         tree.follow(stop.wait)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from gitboot.cli.inputs import Output, output_option, state_option
+from gitboot.cli.inputs import OutputOption, output_option, state_option
 from gitboot.phrases import count, more
 
 _MOST_PROBLEMS: Final = 10
@@ -19,7 +19,7 @@ _MOST_PROBLEMS: Final = 10
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
 @output_option("text", "json")
-def command(state: Path, outputs: tuple[Output, ...]) -> None:
+def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Show what the instance on STATE has accepted and published, and what it is in want of.
 
     Its conditions say what is the matter, with a reason, a message, and since when.

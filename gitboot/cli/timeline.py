@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import InstantType, Output, at_option, document, fleet_options, now, output_option
+from gitboot.cli.inputs import InstantType, OutputOption, at_option, document, fleet_options, now, output_option
 from gitboot.cli.planning import planned_fleet, records_option
 
 
@@ -27,7 +27,7 @@ def command(
     at: datetime | None,
     until: datetime | None,
     records: str | None,
-    outputs: tuple[Output, ...],
+    outputs: tuple[OutputOption, ...],
 ) -> None:
     """Show what SERVER boots from now on: every change that needs no commit and no observation."""
     from gitboot.cli.table import source, table

@@ -11,7 +11,7 @@ import click
 
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import Output, at_option, fleet_argument, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, fleet_argument, now, output_option
 from gitboot.cli.problems import FORMATS, counted, prefix_of
 from gitboot.phrases import count
 
@@ -21,7 +21,7 @@ from gitboot.phrases import count
 @at_option
 @output_option(*FORMATS)
 @bounded
-def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Output, ...]) -> None:
+def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
     """Check the fleet repository at PATH: every problem at once, with its place and its hint.
 
     PATH is a directory, a Git work tree or a bare repository. The exit code is 3 where there are errors;

@@ -100,6 +100,7 @@ class Learning:
         self.facts = known.facts
         self.settled = known.settled
         self.unseen = known.unseen
+        self.noted = known.noted  # the number of the observation that was noted last
         self.events: list[Event] = []
         self.machines: dict[SystemUuid, Machine] = {}
         self.gone: set[SystemUuid] = set()
@@ -155,17 +156,13 @@ class Learning:
         others = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
         self.new_pending[uuid] = tuple(sorted((*others, pending), key=lambda each: each.id))
         self._noted[pending.id] = pending
+        self.noted = max(self.noted, pending.id)
 
     def judge(self, pending: Pending, verdict: str) -> None:
         """Note what came of an observation, in a word."""
         uuid = pending.offer.uuid
         self.new_pending[uuid] = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
         self._verdicts[pending.id] = verdict
-
-    @property
-    def noted(self) -> int:
-        """The number of the observation that was noted last."""
-        return max(self._noted, default=0) if max(self._noted, default=0) > self.known.noted else self.known.noted
 
     def finished(self) -> Knowledge:
         """What is known now."""

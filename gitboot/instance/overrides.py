@@ -11,7 +11,7 @@ from zlib import crc32
 
 from gitboot.bmc.identity import CannotTell, Pinned, shared
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import Enabled, Override, OverrideRecord, State, Target, Wanted
+from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import awaits_progress, wants_reading
@@ -139,7 +139,7 @@ def wanted_by(plan: BootPlan | None) -> Wanted | None:
         plan_digest=plan.digest,
         override=Override(
             enabled=Enabled(override.enabled.value),
-            target=Target(override.target.value),
+            target=BootTarget(override.target.value),
             mode="UEFI" if plan.firmware is Firmware.UEFI else "Legacy",
             http_boot_uri=override.http_boot_uri,
         ),

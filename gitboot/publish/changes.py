@@ -34,7 +34,7 @@ class Publication:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Changes:
+class TreeChanges:
     """What one publication does; paths are sorted, but for states."""
 
     at: datetime  # UTC, in whole seconds
@@ -97,7 +97,7 @@ SHARED: Final = ""  # stands for a server where files are no server's
 
 def decide(
     disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, gone: Collection[Pair], at: datetime
-) -> Changes:
+) -> TreeChanges:
     """What brings a tree, and what a crash left between two versions, to what is wanted.
 
     Each file of a server that changed is compared with what lies there by its content, so that nothing is written
@@ -260,7 +260,7 @@ class _Decision:
 
     # The index
 
-    def changes(self, owed: frozenset[Pair]) -> Changes:
+    def changes(self, owed: frozenset[Pair]) -> TreeChanges:
         gone = frozenset((self._gone | owed) - self._come)
         joined, parted = (
             reindexed_wholly(self._disk, self._identities)
@@ -271,7 +271,7 @@ class _Decision:
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
         states = [path for path in self._written if server_of(path) is not None]
-        return Changes(
+        return TreeChanges(
             at=self._at,
             digests=self._digests,
             shared=self._shared,

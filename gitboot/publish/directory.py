@@ -13,7 +13,7 @@ from gitboot import __version__
 from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish.amend import amended
-from gitboot.publish.changes import Changes, NamedContent, Publication, decide
+from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
 from gitboot.publish.disk import Disk, is_file, make_root
 from gitboot.publish.index import Shard, render_shard
 from gitboot.publish.manifest import STATUS, Stamp
@@ -130,14 +130,14 @@ class Directory:
             self._disk.place(STATUS)
         self._disk.rest()
 
-    def _note(self, changes: Changes, wanted: Publication) -> None:
+    def _note(self, changes: TreeChanges, wanted: Publication) -> None:
         if wanted.complete:
             self._named.clear()
         for server, paths in changes.content.items():
             self._named.note(server, paths)
         self._owed, self._owed_gone = None, frozenset()
 
-    def _carry_out(self, changes: Changes, wanted: Publication, stamp: Stamp) -> None:
+    def _carry_out(self, changes: TreeChanges, wanted: Publication, stamp: Stamp) -> None:
         disk, tree = self._disk, self._tree
         head, manifest = amended(tree, stamp, changes.digests, changes.shared)
         if head == tree.head and changes.is_nothing and not tree.pending:
@@ -224,7 +224,7 @@ def _joined(owed: Publication | None, wanted: Publication) -> Publication:
     )
 
 
-def _published(changes: Changes) -> Published:
+def _published(changes: TreeChanges) -> Published:
     return Published(
         written=changes.written,
         withdrawn=changes.withdrawn,
@@ -233,7 +233,7 @@ def _published(changes: Changes) -> Published:
     )
 
 
-def _content(changes: Changes, wanted: Publication) -> dict[str, bytes]:
+def _content(changes: TreeChanges, wanted: Publication) -> dict[str, bytes]:
     """What is written, by path, in its order."""
     written = set(changes.written)
     found = {
@@ -257,7 +257,7 @@ def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, may_take_over: bool) ->
         )
 
 
-def _batch(tree: Tree, changes: Changes) -> dict[str, bytes]:
+def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
     """The list of what is retired now, with what was in the same second."""
     if not changes.retired:
         return {}

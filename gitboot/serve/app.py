@@ -21,7 +21,7 @@ from gitboot.observe.observation import Observation
 from gitboot.render.paths import PXELINUX_CORE
 from gitboot.serve.answers import Answer, Answers, Recorded
 from gitboot.serve.api import Api
-from gitboot.serve.artifacts import Artifacts
+from gitboot.serve.artifacts import ServedFiles
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.metrics import Answered, Metrics
@@ -225,10 +225,10 @@ class _Page(Response):
 
 def _artifacts(root: Path, assets: Path | None) -> list[Route]:
     """What is read from the disk each time: assets, and what is too large in o/ to be held."""
-    content = Artifacts(root / "boot" / "o", cache_control=FOR_A_YEAR)
+    content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)
     routes = [Route(_IMMUTABLE + "{path:path}", content.page)]
     if assets is not None:
-        files = Artifacts(assets, cache_control=REVALIDATED)
+        files = ServedFiles(assets, cache_control=REVALIDATED)
         routes += [
             Route(_ASSETS + "{path:path}", files.page),
             Route(_PXELINUX_CORE, partial(files.file, f"loaders/{PXELINUX_CORE}")),

@@ -13,7 +13,7 @@ from gitboot.render.paths import artifact_type
 from gitboot.serve.reply import NOT_FOUND, Reply, names
 
 
-class Artifacts:
+class ServedFiles:
     """The files below ``root``; nothing that a symlink or a spelling of its path leads out to."""
 
     def __init__(self, root: Path, *, cache_control: bytes) -> None:

@@ -50,7 +50,7 @@ class Servers(_Document):
     next: str | None = Field(alias="continue")  # what to ask the next page by; null: this is the last
 
 
-class Override(_Model):
+class OverrideItem(_Model):
     """The boot override that is wanted at the BMC."""
 
     enabled: str
@@ -59,14 +59,14 @@ class Override(_Model):
     reason: str
 
 
-class Server(_Document, ServerItem):
+class OneServer(_Document, ServerItem):
     """What one server boots now."""
 
     profile: str | None
     method: str | None
     kernel_arguments: tuple[str, ...]
     files: Mapping[str, str]  # sha256 by path
-    override: Override | None
+    override: OverrideItem | None
     digest: str | None
     decision_digest: str
     provisioned: Mapping[str, Any] | None  # what is known of it
@@ -83,7 +83,7 @@ class Plan(_Document):
     next_transition: datetime | None
 
 
-class Problem(_Model):
+class ProblemItem(_Model):
     """One thing that is wrong with a commit."""
 
     path: str
@@ -95,7 +95,7 @@ class Problem(_Model):
     hint: str
 
 
-class Held(_Model):
+class HeldItem(_Model):
     """What keeps a commit from being accepted, and what an acknowledgement has to name."""
 
     digest: str
@@ -106,8 +106,8 @@ class Attempted(_Model):
     """The commit that was tried last."""
 
     commit: str | None
-    problems: tuple[Problem, ...]
-    held: Held | None
+    problems: tuple[ProblemItem, ...]
+    held: HeldItem | None
 
 
 class Applied(_Model):
@@ -116,7 +116,7 @@ class Applied(_Model):
     commit: str | None
 
 
-class Condition(_Model):
+class ConditionItem(_Model):
     """One thing that holds or not."""
 
     type: str
@@ -139,7 +139,7 @@ class InstanceStatus(_Document):
     records: Mapping[str, int]
     drift: Mapping[str, int]
     bmcs: Mapping[str, int]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[ConditionItem, ...]
 
 
 class _Operation(NamedTuple):
@@ -149,7 +149,7 @@ class _Operation(NamedTuple):
 
 _OPERATIONS: Final[Mapping[str, _Operation]] = {
     f"{ROOT}/servers": _Operation("Servers by name, and what each boots now; a page at a time", Servers),
-    f"{ROOT}/servers/{{name}}": _Operation("One server, and what it boots now", Server),
+    f"{ROOT}/servers/{{name}}": _Operation("One server, and what it boots now", OneServer),
     f"{ROOT}/servers/{{name}}/plan": _Operation("One server's decision and plan", Plan),
     f"{ROOT}/status": _Operation("What was attempted, what is applied, and how it fares", InstanceStatus),
 }

@@ -24,7 +24,7 @@ _KEEP_ALIVE_S: Final = 30  # firmware and loaders take their time between two fi
 _STUCK_CHECK_S: Final = 5
 
 
-class Server:
+class EndpointServer:
     """Serves ``app`` at a socket that listens, from `start` to `stop`; others may serve at it as well.
 
     It handles no signals: whoever runs it does, and calls `stop`.
