@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish import directory as directory_module
-from gitboot.publish import disk as disk_module
+from gitboot.publish import durable
 from gitboot.publish.changes import GRACE
 from gitboot.publish.directory import Directory, Published, would_change
 from gitboot.publish.disk import Disk
@@ -60,7 +60,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was waited for; nothing is, for here no power is cut."""
     calls: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync"))
-    monkeypatch.setattr(disk_module, "_syncfs", lambda fd: calls.append("syncfs"))
+    monkeypatch.setattr(durable, "syncfs", lambda fd: calls.append("syncfs"))
     return calls
 
 

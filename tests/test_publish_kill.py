@@ -25,9 +25,11 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish import directory as directory_module
 from gitboot.publish import disk as disk_module
+from gitboot.publish import durable
 from gitboot.publish import folders as folders_module
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
+from gitboot.publish.durable import staged
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.tree import PENDING, read_manifest, verify
@@ -242,8 +244,9 @@ def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[O
     """Let something happen at calls of the publisher; it waits for no disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk_module, "os", os_ := Os(happen))
+        patch.setattr(durable, "os", os_)
         patch.setattr(folders_module, "os", os_)
-        patch.setattr(disk_module, "_syncfs", os_.syncfs)
+        patch.setattr(durable, "syncfs", os_.syncfs)
         yield os_
 
 
@@ -261,7 +264,7 @@ def nothing(number: int, name: str, args: tuple[Any, ...]) -> None: ...
 def test_refused_at_every_call_the_next_pass_completes_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, code: int, on: bool, few: bool, restarted: bool
 ) -> None:
-    monkeypatch.setattr(disk_module, "_FSYNC_AT_MOST", 1000 if few else 0)
+    monkeypatch.setattr(durable, "FSYNC_AT_MOST", 1000 if few else 0)
     with happening(nothing), Directory.open(root, ledger="ours") as directory:
         publish(directory, 0)
     for version in count(1):
@@ -327,20 +330,15 @@ class Recorder(Disk):
 recorders: list[Recorder] = []
 
 
-def temporary(path: str) -> str:
-    folder, _, name = path.rpartition("/")
-    return f"{folder}/{disk_module._temporary(name)}"
-
-
 def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[str, bytes]:
     """What stands if of all that was done since the last sync only this was; content that was not synced is lost."""
     stands = dict(synced)
     for act, path in done:
         if act == "stage":
-            stands[temporary(path)] = b""
+            stands[staged(path)] = b""
         elif act == "place":
-            stands[path] = synced.get(temporary(path), b"")
-            stands.pop(temporary(path), None)
+            stands[path] = synced.get(staged(path), b"")
+            stands.pop(staged(path), None)
         else:
             stands.pop(path, None)
     return stands
@@ -380,11 +378,11 @@ def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path, monk
 
 @pytest.mark.parametrize("few", [True, False])
 def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
-    monkeypatch.setattr(disk_module, "_FSYNC_AT_MOST", 1000 if few else 0)
+    monkeypatch.setattr(durable, "FSYNC_AT_MOST", 1000 if few else 0)
     synced: set[str] = set()
     filesystems: set[int] = set()
     monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
-    monkeypatch.setattr(disk_module, "_syncfs", lambda fd: filesystems.add(os.fstat(fd).st_dev))
+    monkeypatch.setattr(durable, "syncfs", lambda fd: filesystems.add(os.fstat(fd).st_dev))
     missed: list[str] = []
 
     class Watched(Recorder):
@@ -395,7 +393,7 @@ def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: 
         def sync(self) -> None:
             synced.clear()
             filesystems.clear()
-            touched = {temporary(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
+            touched = {staged(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
             folders = {*self.root.rglob("*/")}
             touched |= {str(each.parent.relative_to(self.root)) for each in folders ^ self.folders}
             self.folders = folders

@@ -15,6 +15,7 @@ from gitboot.errors import PublishError
 from gitboot.publish import directory as directory_module
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
+from gitboot.publish.durable import Unsynced
 from gitboot.publish.index import shard_path
 from gitboot.publish.tree import read_manifest, verify
 from gitboot.render.state import server_of, state_path
@@ -28,7 +29,7 @@ SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
 @pytest.fixture(autouse=True)
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is cut here."""
-    monkeypatch.setattr(Disk, "sync", lambda disk: disk._unsynced.clear())
+    monkeypatch.setattr(Unsynced, "sync", lambda unsynced: None)
 
 
 def mac(number: int) -> str:

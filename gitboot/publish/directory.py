@@ -15,6 +15,7 @@ from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish.amend import amended
 from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
 from gitboot.publish.disk import Disk, is_file, make_root
+from gitboot.publish.durable import staged
 from gitboot.publish.index import Shard, render_shard
 from gitboot.publish.manifest import STATUS, Stamp
 from gitboot.publish.reindex import Pair
@@ -56,7 +57,7 @@ class Directory:
         try:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
-            disk.discard(PENDING)
+            disk.remove(staged(PENDING))
             return cls(disk, ledger=ledger, may_take_over=may_take_over)
         except BaseException:
             disk.close()
@@ -119,7 +120,11 @@ class Directory:
             self._carry_out(changes, wanted, Stamp(commit=commit, gitboot=__version__, ledger=self._ledger))
         finally:
             self._disk.rest()
-        self._note(changes, wanted)
+        if wanted.complete:
+            self._named.clear()
+        for server, paths in changes.content.items():
+            self._named.note(server, paths)
+        self._owed, self._owed_gone = None, frozenset()
         return _published(changes)
 
     def write_status(self, content: bytes, at: datetime) -> None:
@@ -129,13 +134,6 @@ class Directory:
             self._disk.stage(STATUS, content, at)
             self._disk.place(STATUS)
         self._disk.rest()
-
-    def _note(self, changes: TreeChanges, wanted: Publication) -> None:
-        if wanted.complete:
-            self._named.clear()
-        for server, paths in changes.content.items():
-            self._named.note(server, paths)
-        self._owed, self._owed_gone = None, frozenset()
 
     def _carry_out(self, changes: TreeChanges, wanted: Publication, stamp: Stamp) -> None:
         disk, tree = self._disk, self._tree
@@ -196,7 +194,7 @@ class Directory:
 
     def _discard(self, paths: Collection[str]) -> None:
         for path in sorted(paths):
-            self._disk.discard(path)
+            self._disk.remove(staged(path))
 
 
 def would_change(

@@ -5,36 +5,20 @@ A path is relative to the directory. What the system refuses is a PublishError t
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import fcntl
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import wraps
-from hashlib import sha256
 from pathlib import Path
 from stat import S_ISREG
 from typing import Concatenate, Final, ParamSpec, TypeGuard, TypeVar
 
-from gitboot.errors import PublishError
+from gitboot.files import take
+from gitboot.publish.durable import Unsynced, refused, split, staged
 from gitboot.publish.folders import Folders
 
-# Up to so many files and folders, an fsync each is quicker than one syncfs, which also waits for what others
-# have written to the same file system.
-_FSYNC_AT_MOST: Final = 16
-
 _TEMPORARY: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-
-_HINTS: Final = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space, or raise the quota",
-    errno.EROFS: "mount it writable",
-    errno.EACCES: "let the user that gitboot runs as write there",
-    errno.EPERM: "let the user that gitboot runs as write there",
-    errno.ELOOP: "no symlink is followed: move it away",
-}
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -46,7 +30,7 @@ def _named(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenat
         try:
             return act(disk, path, *args, **kwargs)
         except OSError as error:
-            raise _refused(disk.root / path, error) from error
+            raise refused(disk.root / path, error) from error
 
     return named
 
@@ -59,9 +43,9 @@ class Disk:
         try:
             self._folders = Folders(root)
         except OSError as error:
-            raise _refused(root, error) from error
+            raise refused(root, error) from error
         self._lock: int | None = None
-        self._unsynced: set[str] = set()  # files and folders
+        self._unsynced = Unsynced(root, self._folders)
 
     def close(self) -> None:
         """Release the lock and everything else that is open."""
@@ -76,30 +60,21 @@ class Disk:
     @_named
     def lock(self, path: str) -> str:
         """Keep other processes out until ``close``; where one is in already, return who it is, else nothing."""
+        folder, name = split(path)
         while True:
-            self._lock = self._open_lock(path)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return os.pread(self._lock, 1000, 0).decode(errors="replace").strip() or "another process"
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock = os.open(name, flags, 0o644, dir_fd=self._folders.make(folder))
+            if (other := take(self._lock)) is not None:
+                return other
             stands = self.look(path)
             if stands is not None and os.path.samestat(os.fstat(self._lock), stands):
-                break
+                return ""
             os.close(self._lock)  # its holder has just removed it
-        us = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
-        with suppress(OSError):  # it only tells who has the lock, which a full disk does not undo
-            os.pwrite(self._lock, us, 0)
-            os.ftruncate(self._lock, len(us))
-        return ""
-
-    def _open_lock(self, path: str) -> int:
-        folder, name = _split(path)
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=self._folders.make(folder))
 
     @_named
     def look(self, path: str) -> os.stat_result | None:
         """What stands at ``path``; None if nothing does."""
-        folder, name = _split(path)
+        folder, name = split(path)
         fd = self._folders.find(folder)
         if fd is None:
             return None
@@ -119,7 +94,7 @@ class Disk:
     @_named
     def read(self, path: str) -> bytes | None:
         """The content of the file at ``path``; None if nothing stands there."""
-        folder, name = _split(path)
+        folder, name = split(path)
         parent = self._folders.find(folder)
         if parent is None:
             return None
@@ -139,7 +114,7 @@ class Disk:
     def dated(self, path: str, at: datetime) -> int:
         """What the next version of ``path`` is dated, in seconds since 1970, if it is staged ``at`` that instant."""
         mtime = int(at.timestamp())
-        folder, name = _split(path)
+        folder, name = split(path)
         if (parent := self._folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
                 mtime = max(mtime, int(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime) + 1)
@@ -152,11 +127,10 @@ class Disk:
         It is dated ``at``, or a second after what stands there now if that is not older. Its permissions are
         the same under any umask.
         """
-        folder, name = _split(path)
+        folder, name = split(path)
         parent = self._folders.make(folder)
         mtime = self.dated(path, at)
-        temporary = _temporary(name)
-        fd = os.open(temporary, _TEMPORARY, 0o644, dir_fd=parent)
+        fd = os.open(staged(name), _TEMPORARY, 0o644, dir_fd=parent)
         try:
             os.fchmod(fd, 0o644)
             rest = memoryview(content)
@@ -165,25 +139,20 @@ class Disk:
             os.utime(fd, (mtime, mtime))
         finally:
             os.close(fd)
-        self._unsynced.add(f"{folder}/{temporary}")
+        self._unsynced.add(staged(path))
 
     @_named
     def place(self, path: str) -> None:
         """Put what was staged in the place of what stands at ``path``."""
-        folder, name = _split(path)
+        folder, name = split(path)
         fd = self._folders.make(folder)
-        os.rename(_temporary(name), name, src_dir_fd=fd, dst_dir_fd=fd)
+        os.rename(staged(name), name, src_dir_fd=fd, dst_dir_fd=fd)
         self._unsynced.add(folder)
-
-    def discard(self, path: str) -> None:
-        """Remove what was staged for ``path``, if anything was, and the folders made for it."""
-        folder, name = _split(path)
-        self.remove(f"{folder}/{_temporary(name)}")
 
     @_named
     def remove(self, path: str) -> None:
         """Remove a file, if it stands there, and the folders that this leaves empty."""
-        folder, name = _split(path)
+        folder, name = split(path)
         if (fd := self._folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=fd)
@@ -192,36 +161,7 @@ class Disk:
 
     def sync(self) -> None:
         """Wait until a power cut would undo nothing of what was staged, placed and removed."""
-        self._unsynced |= self._folders.changed
-        self._folders.changed.clear()
-        if len(self._unsynced) > _FSYNC_AT_MOST:
-            self._sync_filesystems()
-        else:
-            for path in sorted(self._unsynced):
-                self._sync_one(path)
-        self._unsynced.clear()
-
-    def _sync_filesystems(self) -> None:
-        for fd in self._folders.filesystems.values():
-            try:
-                _syncfs(fd)
-            except OSError as error:
-                raise _refused(self.root, error) from error
-
-    @_named
-    def _sync_one(self, path: str) -> None:
-        folder, name = _split(path)
-        parent = self._folders.find(folder)
-        if parent is None:
-            return
-        try:
-            fd = os.open(name or ".", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=parent)
-        except FileNotFoundError:  # a folder that was left empty and removed
-            return
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        self._unsynced.sync()
 
 
 def make_root(root: Path) -> None:
@@ -231,33 +171,9 @@ def make_root(root: Path) -> None:
             root.mkdir(parents=True)
             root.chmod(0o755)
         except OSError as error:
-            raise _refused(root, error) from error
+            raise refused(root, error) from error
 
 
 def is_file(found: os.stat_result | None) -> TypeGuard[os.stat_result]:
     """Whether a look found a regular file."""
     return found is not None and S_ISREG(found.st_mode)
-
-
-def _refused(path: Path, error: OSError) -> PublishError:
-    hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
-    return PublishError(f"{path}: {error.strerror}{hint}")
-
-
-def _split(path: str) -> tuple[str, str]:
-    folder, _, name = path.rpartition("/")
-    return folder, name
-
-
-def _temporary(name: str) -> str:
-    """What is staged for a name: always the same, and short, since a name may be as long as the system takes."""
-    return f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
-
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-
-
-def _syncfs(fd: int) -> None:
-    """syncfs(2), which the standard library lacks; ``os.sync`` would wait for every disk of the machine."""
-    if _libc.syncfs(fd) != 0:
-        raise OSError(number := ctypes.get_errno(), os.strerror(number))
