@@ -246,6 +246,10 @@ class _Faults:
         line, column = place
         self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
 
+    def refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
+        """Note what is wrong with what an event begins."""
+        self.note(self.place(event.start_mark), code, message, hint)
+
     def note_bytes(self, error: ReaderError) -> None:
         place = self.place_of_byte(error.position)
         if error.reason == "control characters are not allowed":
@@ -293,7 +297,7 @@ class _Reader:
 
     def layout(self) -> _Layout:
         """Where everything stands in a document that is sound."""
-        return _Layout(self._laid_out(self._root), self.faults.lines)
+        return _Layout(_laid_out(self._next, self._root), self.faults.lines)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
         """What ``step`` returns; None, and a problem noted, where the document cannot be read on."""
@@ -336,10 +340,10 @@ class _Reader:
         self._next()  # the document's end
         if another := self._next_root():
             message = "another document, but no line of its own for its '---'"
-            self._refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
+            self.faults.refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
         if not isinstance(value, dict):
             message = "the document is no mapping of apiVersion, kind, metadata and spec"
-            self._refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
+            self.faults.refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
@@ -354,11 +358,11 @@ class _Reader:
             return None if text in _NULLS else text
         if kind is AliasEvent:
             hint = "write the value out; put text that begins with '*' in quotes"
-            self._refuse(event, Code.ALIAS, "an alias", hint)
+            self.faults.refuse(event, Code.ALIAS, "an alias", hint)
             return None
         if depth > MAX_DEPTH:
             message = f"over {MAX_DEPTH} lists and mappings within each other"
-            self._refuse(event, Code.TOO_DEEP, message, "nest less")
+            self.faults.refuse(event, Code.TOO_DEEP, message, "nest less")
             raise _CannotReadOn
         return self._mapping(depth) if kind is MappingStartEvent else self._list(depth)
 
@@ -385,45 +389,45 @@ class _Reader:
     def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
         if type(event) is not ScalarEvent:
             if type(event) is not AliasEvent:
-                self._refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
+                self.faults.refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
             self._value(event, depth + 1)
             return
         self._refuse_properties(event)
         key = event.value
         if not key:
-            self._refuse(event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes")
+            self.faults.refuse(
+                event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes"
+            )
         elif key == "<<" and not event.style:
-            self._refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
+            self.faults.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
         elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
             message = f"the key {key[:80]!r} again, which line {self.faults.place(first).line} has already"
-            self._refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
+            self.faults.refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
             return  # the anchor that it has is the one it names
         if event.anchor is not None:
-            self._refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
+            self.faults.refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
         if event.tag is not None:
-            self._refuse(event, Code.TAG, "a tag", _NO_TAGS)
+            self.faults.refuse(event, Code.TAG, "a tag", _NO_TAGS)
 
-    def _refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
-        self.faults.note(self.faults.place(event.start_mark), code, message, hint)
 
-    def _laid_out(self, event: Any) -> _Value:
-        """Where the value stands that ``event`` begins, with all that lies in it."""
-        read, kind, start = self._next, type(event), event.start_mark.index
-        if kind is MappingStartEvent:
-            mapping: dict[str, tuple[int, _Value]] = {}
-            while type(key := read()) is not MappingEndEvent:
-                value, at = read(), key.start_mark.index
-                mapping[key.value] = at, _Value(at) if _is_absent(value) else self._laid_out(value)
-            return _Value(start, mapping)
-        if kind is SequenceStartEvent:
-            items: list[_Value] = []
-            while type(item := read()) is not SequenceEndEvent:
-                items.append(self._laid_out(item))
-            return _Value(start, items)
-        return _Value(start)
+def _laid_out(read: Callable[[], Any], event: Any) -> _Value:
+    """Where the value stands that ``event`` begins, with all that lies in it."""
+    kind, start = type(event), event.start_mark.index
+    if kind is MappingStartEvent:
+        mapping: dict[str, tuple[int, _Value]] = {}
+        while type(key := read()) is not MappingEndEvent:
+            value, at = read(), key.start_mark.index
+            mapping[key.value] = at, _Value(at) if _is_absent(value) else _laid_out(read, value)
+        return _Value(start, mapping)
+    if kind is SequenceStartEvent:
+        items: list[_Value] = []
+        while type(item := read()) is not SequenceEndEvent:
+            items.append(_laid_out(read, item))
+        return _Value(start, items)
+    return _Value(start)
 
 
 def _is_absent(event: Any) -> bool:
