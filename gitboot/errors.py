@@ -7,7 +7,8 @@
     │   ├── SourceError             the repository cannot be read or fetched now
     │   │   └── CorruptClone        gitboot's own clone is damaged: `Source.restore` makes it anew
     │   ├── BmcUnreachable          no answer, or not one that can be used
-    │   └── BmcBusy                 the BMC answered: not now
+    │   ├── BmcBusy                 the BMC answered: not now
+    │   └── HostUnreachable         a web server, an endpoint or a forge, gave no answer that can be used
     ├── InvalidRepository           the author: a commit's problems, all of them
     └── OperatorError               the operator: it does not go away by itself
         ├── UsageError              a flag, a setting, a path is wrong
@@ -57,6 +58,10 @@ class BmcBusy(TryAgain):
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         self.retry_after_s = retry_after_s  # what the BMC asked for
         super().__init__(message)
+
+
+class HostUnreachable(TryAgain):
+    """A web server gave no answer, or none that can be used."""
 
 
 class InvalidRepository(GitbootError):

@@ -49,6 +49,7 @@ class Status:
     attempted: str | None = None  # the commit that was tried last
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     held: Held | None = None  # the attempted commit, where a guard holds it
+    accepted: str | None = None  # the commit that the next one is compared with
     applied: str | None = None  # the commit that what is answered comes from
     planned_at: datetime | None = None
     next_transition: datetime | None = None
@@ -76,6 +77,7 @@ class Status:
                 "problems": facts(self.problems),
                 "held": {"digest": self.held.digest, "guards": list(self.held.guards)} if self.held else None,
             },
+            "accepted": {"commit": self.accepted},
             "applied": {"commit": self.applied},
             "plannedAt": format_instant(self.planned_at) if self.planned_at else None,
             "nextTransition": format_instant(self.next_transition) if self.next_transition else None,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import socket
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,6 +24,7 @@ from gitboot import __version__
 from gitboot.cli import cli
 from gitboot.cli.init import CI, seed
 from gitboot.load import load
+from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.source import open_snapshot
 from tests.fleets import server
 from tests.repositories import ENVIRONMENT, Work
@@ -158,7 +160,7 @@ def shell(fleet: Fleet, script: str, environment: dict[str, str]) -> tuple[int, 
     return ran.returncode, ran.stdout
 
 
-def on_github(fleet: Fleet, host: Host, programs: Path) -> Ran:
+def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "") -> Ran:
     """The workflow's steps on a pull request, the later ones where they are to run always."""
     fleet.checkout(merged=True)
     workflow = yaml.safe_load((fleet.job / ".github/workflows/gitboot.yml").read_text())
@@ -172,7 +174,11 @@ def on_github(fleet: Fleet, host: Host, programs: Path) -> Ran:
         "GITHUB_API_URL": host.url,
         "GITHUB_STEP_SUMMARY": str(summary),
     }
-    expressions = {"github.event.pull_request.head.sha": fleet.work.head, "github.token": "secret"}
+    expressions = {
+        "github.event.pull_request.head.sha": fleet.work.head,
+        "github.token": "secret",
+        "vars.GITBOOT_ACCEPTED": accepted,
+    }
     codes: dict[str, int] = {}
     told = ""
     for step in steps:
@@ -193,7 +199,7 @@ def on_github(fleet: Fleet, host: Host, programs: Path) -> Ran:
     return Ran(codes, told)
 
 
-def on_gitlab(fleet: Fleet, host: Host, programs: Path, **more: str) -> Ran:
+def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", **more: str) -> Ran:
     """The job on a merge request; before_script installs gitboot, which is there."""
     fleet.checkout(merged=False)
     job = yaml.safe_load((fleet.job / ".gitlab-ci.yml").read_text())["gitboot"]
@@ -206,6 +212,7 @@ def on_gitlab(fleet: Fleet, host: Host, programs: Path, **more: str) -> Ran:
         "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
         "CI_COMMIT_SHA": fleet.work.head,
         "GITBOOT_TOKEN": "secret",
+        "GITBOOT_ACCEPTED": accepted,
         **more,
     }
     code, out = shell(fleet, "\n".join(job["script"]), environment)
@@ -279,6 +286,39 @@ def test_only_what_the_merge_brings_is_compared(job: Any, fleet: Fleet, host: Ho
     assert "1 server changed · 0 added · 0 removed · 1 unchanged" in host.comments[0]["body"]
 
 
+@pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+def test_e19_ci_judges_what_the_instance_has_not_accepted_yet_too(
+    job: Any, step: str, fleet: Fleet, host: Host, programs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "output" / "ops").mkdir(parents=True)
+    stamp = Stamp(commit=fleet.work.head, gitboot=__version__, ledger="0" * 32)
+    (tmp_path / "output" / "ops" / "manifest.json").write_bytes(render_head(Head(stamp=stamp, nodes={}, shared=None)))
+    fleet.work.git("switch", "--quiet", "main")
+    fleet.change(REINSTALLS, "Reinstall web01")  # merged, and nobody has acknowledged it
+    waiting = fleet.work.head
+    fleet.work.git("switch", "--quiet", "change")
+    fleet.change(HARMLESS)
+    assert job(fleet, host, programs).failed == {}
+    accepted = str(tmp_path / "output")
+    ran = job(fleet, host, programs, accepted=accepted)
+    assert ran.failed == {step: 4}
+    (line,) = re.findall(rf"Gitboot-Ack: [0-9a-f]{{64}} maxReinstalls(?=  # {waiting[:12]})", ran.out)
+    fleet.work.git("commit", "--quiet", "--amend", f"--message=Change\n\n{line}")
+    assert job(fleet, host, programs, accepted=accepted).failed == {}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_an_endpoint_that_does_not_answer_is_no_reason_to_pass(
+    job: Any, fleet: Fleet, host: Host, programs: Path
+) -> None:
+    fleet.change(HARMLESS)
+    with socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        ran = job(fleet, host, programs, accepted=f"http://127.0.0.1:{unused.getsockname()[1]}")
+    assert list(ran.failed.values()) == [6]
+    assert "Connection refused" in ran.out
+
+
 def test_github_shows_the_comment_as_the_summary_too(fleet: Fleet, host: Host, programs: Path) -> None:
     fleet.change(HARMLESS)
     on_github(fleet, host, programs)
@@ -346,7 +386,7 @@ def test_every_step_of_the_workflow_is_run_here_but_those_of_others() -> None:
     assert [step.get("name") for step in steps if "run" in step] == [
         *("Install", "Validate", "Diff", "Summary", "Comment")
     ]
-    assert max(len(step.get("run", "").splitlines()) for step in steps) == 1
+    assert max(len(step.get("run", "").splitlines()) for step in steps) == 1  # none is a script of its own
 
 
 def test_dot_files_are_no_part_of_a_fleet() -> None:

@@ -15,6 +15,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.inputs import OutputOption, output_option
 from gitboot.cli.problems import FORMATS, prefix_of
+from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
     from gitboot.review import Review
@@ -23,13 +24,19 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 
 
 @click.command()
-@click.argument("range", metavar="BASE..HEAD")
+@click.argument("range", metavar="[BASE..HEAD]", default="")
 @click.argument("path", default=".", type=click.Path(path_type=Path))
 @click.option("--merge", is_flag=True, help="Compare BASE with HEAD merged into it, as the branch will be.")
 @click.option(
     "--each-merge",
     is_flag=True,
     help="Judge each commit of HEAD's first-parent line by itself, as an instance does that has accepted BASE.",
+)
+@click.option(
+    "--accepted",
+    metavar="URL|DIR",
+    help="Compare with what an instance has accepted, and judge each commit since by itself: the URL of its endpoint, "
+    "or the directory that it publishes. HEAD is merged into BASE where --merge says so; else BASE may be left out.",
 )
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
 @limit_options
@@ -40,6 +47,7 @@ def command(
     path: Path,
     merge: bool,
     each_merge: bool,
+    accepted: str | None,
     detailed_exitcode: bool,
     outputs: tuple[OutputOption, ...],
     **limits: int | None,
@@ -47,25 +55,30 @@ def command(
     """Show what BASE..HEAD changes in the fleet at PATH, and whether guards would hold it.
 
     BASE..HEAD compares two commits. BASE...HEAD compares HEAD with where it branched off; BASE alone, or
-    BASE..WORKTREE, with what lies in the work tree. Nothing but these is looked at: no clock, no network, no instance.
+    BASE..WORKTREE, with what lies in the work tree. Nothing but these is looked at: no clock, no network, no instance,
+    but for what --accepted names.
 
     The exit code is 3 where HEAD is invalid, 4 where a guard holds it that no `Gitboot-Ack:` line of the commits
     acknowledges. Give the limits that the instance has, if they are not the defaults.
     """
+    from gitboot.cli.accepted import accepted_by
     from gitboot.cli.ranges import compared
     from gitboot.review import ReviewOutcome, review
 
     gc.disable()  # two fleets are loaded once and all of them kept
-    found = compared(path, range, merge=merge)
+    if not range and accepted is None:
+        raise UsageError("compare with what? Give BASE..HEAD, or --accepted")
+    found = compared(path, range, merge=merge, accepted=accepted_by(accepted) if accepted is not None else None)
     where = [str(path)] if path != Path() else []
-    options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *_flags(limits)]
-    again = shlex.join(["gitboot", "diff", range, *where, *options])
+    since = ["--accepted", accepted] if accepted is not None else []
+    options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *since, *_flags(limits)]
+    again = shlex.join(["gitboot", "diff", *([range] if range or where else []), *where, *options])
     result = review(
         found.base,
         found.head,
         limits=limits_of(limits),
         messages=found.messages,
-        line=found.line if each_merge else (),
+        line=found.line if each_merge or accepted is not None else (),
         command=again,
     )
     for output in outputs:

@@ -8,6 +8,7 @@ from typing import Final
 from gitboot.errors import (
     AssetError,
     GitbootError,
+    HostUnreachable,
     InvalidRepository,
     LockedByAnother,
     PublishError,
@@ -35,6 +36,7 @@ _EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (InvalidRepository, Exit.INVALID),
     (SourceError, Exit.SOURCE),
     (SourceRefused, Exit.SOURCE),
+    (HostUnreachable, Exit.SOURCE),
     (StaleDigest, Exit.STALE),
     (PublishError, Exit.PARTIAL),
     (AssetError, Exit.PARTIAL),

@@ -26,14 +26,17 @@ class Compared:
     line: tuple[Between, ...] = ()
 
 
-def compared(path: Path, range: str, *, merge: bool) -> Compared:
-    """Both sides of ``range``; one that is invalid has its problems instead of decisions."""
+def compared(path: Path, range: str, *, merge: bool, accepted: str | None = None) -> Compared:
+    """Both sides of ``range``; one that is invalid has its problems instead of decisions.
+
+    Where a commit is ``accepted``, BASE is that.
+    """
     parsed: ParseCache = {}  # what both sides have in common is parsed once
     base, dots, head = range.partition("..")
-    names = base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
+    names = "accepted" if accepted is not None else base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
     try:
         with evaluating():
-            found = open_range(path, range, merge=merge)
+            found = open_range(path, range, merge=merge, accepted=accepted)
     except InvalidRepository as error:
         # They do not merge, so there is no HEAD to look at.
         conflicted = Side(named=names[1], revision=names[1], decisions=None, repository=None, problems=error.problems)

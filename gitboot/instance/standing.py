@@ -71,6 +71,7 @@ class Standing:
             attempted=self.attempt.attempted,
             problems=self.attempt.problems,
             held=self.attempt.held,
+            accepted=self.attempt.accepted.revision if self.attempt.accepted is not None else None,
             applied=self.publication.applied,
             planned_at=self.publication.at,
             next_transition=self.plans.transitions.next,

@@ -110,6 +110,12 @@ class Attempted(_Model):
     held: HeldItem | None
 
 
+class Accepted(_Model):
+    """The commit that the next one is compared with, by the guards and in CI."""
+
+    commit: str | None
+
+
 class Applied(_Model):
     """The commit that what is answered comes from."""
 
@@ -131,6 +137,7 @@ class InstanceStatus(_Document):
 
     ledger: str | None
     attempted: Attempted
+    accepted: Accepted
     applied: Applied
     at: datetime | None = None  # when the instance said so last; absent where only a tree is served
     planned_at: datetime | None

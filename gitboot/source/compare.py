@@ -44,13 +44,14 @@ class Range:
     line: tuple[Passed, ...] = ()  # from BASE to HEAD, the oldest first; empty where BASE is not on HEAD's line
 
 
-def open_range(path: Path, text: str, *, merge: bool = False) -> Range:
+def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | None = None) -> Range:
     """The range ``text`` of the repository around ``path``; with ``merge`` HEAD is merged into BASE first.
 
+    Where a commit is ``accepted``, HEAD, or what the merge makes, is compared with that, whatever BASE is.
     Nothing is written, not even for a merge. Raises `UsageError` where there is no such range, and
     `InvalidRepository` where the two do not merge.
     """
-    base, dots, head = _parted(text)
+    base, dots, head = _parted(text, accepted)
     root = path.resolve()
     if not root.is_dir():
         raise UsageError(f"{path} is not a directory")
@@ -66,23 +67,27 @@ def open_range(path: Path, text: str, *, merge: bool = False) -> Range:
             snapshot = of_worktree(root, repository, folder)
         else:
             snapshot = of_commit(stored, Revision(str(new)), folder or "")
+        if dots == "..." and not merge and accepted is None:
+            old = _merge_base(repository, old, new, path)
+        first = _commit(repository, accepted, path) if accepted is not None else old
+        line = tuple(_line(repository, stored, folder or "", first, old if merge else new))
         if merge:
             snapshot = _merged(repository, old, new, folder or "", path)
-        elif dots == "...":
-            old = _merge_base(repository, old, new, path)
+            line = _and_merge(line, snapshot, tuple(_messages(repository, old, new)), begins=first == old)
         return Range(
-            base=of_commit(stored, Revision(str(old)), folder or ""),
+            base=of_commit(stored, Revision(str(first)), folder or ""),
             head=snapshot,
             folder=folder or "",
-            messages=tuple(_messages(repository, old, new)),
-            line=() if merge or head == WORKTREE else tuple(_line(repository, stored, folder or "", old, new)),
+            messages=tuple(_messages(repository, first, new, *([old] if merge else []))),
+            line=() if head == WORKTREE else line,
         )
 
 
-def _parted(text: str) -> tuple[str, str, str]:
+def _parted(text: str, accepted: str | None = None) -> tuple[str, str, str]:
     """BASE, dots and HEAD; one revision alone is compared with the work tree."""
     dots = "..." if "..." in text else ".."
     base, found, head = text.partition(dots)
+    base = base or accepted or ""
     if not base or base == WORKTREE or ".." in head:
         raise UsageError(f"{text!r} is no range: write BASE..HEAD, BASE...HEAD, or BASE for what lies uncommitted")
     return base, dots, (head or "HEAD") if found else WORKTREE
@@ -104,8 +109,12 @@ def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid,
     return found
 
 
-def _messages(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> Iterator[tuple[Revision, str]]:
+def _messages(
+    repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
+) -> Iterator[tuple[Revision, str]]:
     walker = repository.walk(new, SortMode.TOPOLOGICAL)
+    for other in others:
+        walker.push(other)
     walker.hide(old)
     for commit in walker:
         yield Revision(str(commit.id)), commit.raw_message.decode(errors="replace")
@@ -126,6 +135,15 @@ def _line(
         revision = Revision(str(commit.id))
         messages = tuple(_messages(repository, commit.parent_ids[0], commit.id))
         yield Passed(revision=revision, messages=messages, snapshot=partial(of_commit, stored, revision, folder))
+
+
+def _and_merge(
+    line: tuple[Passed, ...], merged: Snapshot, messages: tuple[tuple[Revision, str], ...], *, begins: bool
+) -> tuple[Passed, ...]:
+    """A line to BASE, and then the merge; ``begins`` tells that the line is empty because it begins at BASE."""
+    if not line and not begins:
+        return ()
+    return (*line, Passed(revision=merged.revision, messages=messages, snapshot=lambda: merged))
 
 
 # What a merge would be

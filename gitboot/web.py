@@ -1,0 +1,99 @@
+"""One request for JSON to a web server: bounded in size and time, and led nowhere else."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
+
+from gitboot import __version__
+from gitboot.errors import HostUnreachable, UsageError
+
+_MOST_BYTES: Final = 1 << 20
+_LONGEST_DETAIL: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebAnswer:
+    """What a server answered, whatever it thinks of the request."""
+
+    status: int
+    json: Any  # None: it was no JSON
+    retry_after_s: int | None = None
+
+    @property
+    def detail(self) -> str:
+        """What it said besides, on one line."""
+        said = self.json.get("message") or self.json.get("error") if isinstance(self.json, dict) else self.json
+        return " ".join(str(said or "").split())[:_LONGEST_DETAIL]
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """What carries a token must not be led to another host; the answer is the redirect itself."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """Make no request of it."""
+
+
+def host_of(url: str) -> str:
+    """The host of a URL of a web server, as people are told it; raises `UsageError` for anything else."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is no URL of a web server: it begins with https:// or http:// and a host")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError(f"the URL of {parts.hostname} must not hold a user or a password")
+    return parts.netloc
+
+
+def opener(ca_bundle: Path | None = None) -> OpenerDirector:
+    """What requests are sent by; it trusts what the machine trusts, and ``ca_bundle`` besides."""
+    trusted = ssl.create_default_context()
+    if ca_bundle is not None:
+        try:
+            trusted.load_verify_locations(cafile=ca_bundle)
+        except OSError as error:
+            raise UsageError(f"{ca_bundle} cannot be read as certificates: {error.strerror}") from error
+    return build_opener(HTTPSHandler(context=trusted), _NoRedirects)
+
+
+def ask(
+    opener: OpenerDirector,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
+    timeout_s: float = 10,
+) -> WebAnswer:
+    """GET ``url``, or POST ``body`` as JSON to it; raises `HostUnreachable` where no answer comes that can be used."""
+    host = host_of(url)
+    sent = {"Accept": "application/json", "User-Agent": f"gitboot/{__version__}", **(headers or {})}
+    data = None if body is None else json.dumps(body).encode()
+    if data is not None:
+        sent["Content-Type"] = "application/json"
+    try:
+        with opener.open(Request(url, data, sent), timeout=timeout_s) as answer:  # noqa: S310 - host_of looked at it
+            return _reply(answer.status, answer.headers, answer.read(_MOST_BYTES + 1))
+    except HTTPError as error:
+        with error:
+            return _reply(error.code, error.headers, error.read(_MOST_BYTES + 1))
+    except URLError as error:
+        raise HostUnreachable(f"{host}: {error.reason}") from error
+    except (OSError, HTTPException) as error:
+        raise HostUnreachable(f"{host}: {str(error) or type(error).__name__}") from error
+
+
+def _reply(status: int, headers: Message, content: bytes) -> WebAnswer:
+    try:
+        found = json.loads(content) if len(content) <= _MOST_BYTES else None
+    except (ValueError, RecursionError):
+        found = None
+    after = headers.get("Retry-After") or ""
+    return WebAnswer(status=status, json=found, retry_after_s=int(after[:6]) if after.isdecimal() else None)
