@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
@@ -26,7 +26,8 @@ from gitboot.model.server import Architecture, Firmware, Lifecycle
 
 FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
 CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was consumed
-IGNITION_GRACE: Final = timedelta(hours=2)  # how long a first boot may ask for its Ignition document
+DATA_GRACE: Final = timedelta(hours=2)  # how long a system that was booted may ask for its user data
+_INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
 def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
@@ -118,6 +119,30 @@ class Boot:
         """The uki of a direct boot, which a loader under UEFI can start too; None: it is an iso."""
         by_pxe = self.method is Method.PXE
         return self.files.uki if self.direct and (by_pxe or self.http_boot is HttpBoot.UKI) else None
+
+    @property
+    def shows_its_start(self) -> bool:
+        """Whether the system that it boots fetches something that only it would."""
+        if self.user_data is None or self.direct:
+            return self.asks_by_uuid
+        folder = self.user_data.url.rpartition("/")[0]
+        return all(folder in text for text in (*self.entries.values(), " ".join(self.kernel_arguments)))
+
+    def with_data_in(self, folder: str) -> Boot:
+        """The same boot of a system that finds its user data in another folder below the base URL."""
+        user_data = self.user_data
+        if user_data is None or self.asks_by_uuid:
+            return self
+
+        def moved(text: str) -> str:
+            return text.replace(f"/{user_data.folder}/", f"/{folder}/")
+
+        return replace(
+            self,
+            kernel_arguments=tuple(map(moved, self.kernel_arguments)),
+            entries={loader: moved(text) for loader, text in self.entries.items()},
+            user_data=replace(user_data, url=moved(user_data.url)),
+        )
 
     @property
     def loaded_kernel(self) -> BootFile:
@@ -236,6 +261,19 @@ class Decision:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest(self.facts()))
+
+    @property
+    def token(self) -> Digest | None:
+        """What is fetched, and reported, of the installation that is wanted names; None: nothing is installed once."""
+        policy = self.policy
+        if policy is None or policy.boot is None or policy.network_boot not in _INSTALLING:
+            return None
+        return Digest(provisioned_token(self.uuid, self.provision, policy.boot.image))
+
+    @property
+    def data_folder(self) -> str | None:
+        """Where the system that is installed finds its user data, below the base URL: no other machine looks there."""
+        return f"v1/boot/{self.macs[0]}/data/{self.token}" if self.token is not None else None
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -373,7 +411,7 @@ class BootPlan:
     maintenance: str | None
     key: str | None  # what counts as done once this boot is made: a provision key, a maintenance's run
     boot: Boot | None  # what boots from the network in this phase; None: the local disk
-    ignition: UserDataFiles | None  # what is answered at /ignition/<uuid>
+    user_data: UserDataFiles | None  # what a system that was booted by it may ask for
     override: BootOverride | None
     next_transition: datetime | None
     digest: Digest = field(init=False)
@@ -409,6 +447,6 @@ class BootPlan:
             "maintenance": self.maintenance,
             "key": self.key,
             "boot": self.boot.facts() if self.boot else None,
-            "ignition": self.ignition.facts() if self.ignition else None,
+            "userData": self.user_data.facts() if self.user_data else None,
             "override": self.override.facts() if self.override else None,
         }

@@ -270,7 +270,7 @@ def _network_boot(decisions: Decisions, planned: BootPlan) -> NetworkBoot:
 
 def _reaches_for_the_network(planned: BootPlan) -> bool:
     override = planned.override
-    return bool(planned.boot or planned.ignition or (override and override.target is not OverrideTarget.HDD))
+    return bool(planned.boot or planned.user_data or (override and override.target is not OverrideTarget.HDD))
 
 
 @LAWS

@@ -83,12 +83,12 @@ def _boot_files() -> list[str]:
 
 
 def is_report(path: str) -> bool:
-    return "/provisioned/" in path
+    return "/provisioned/" in path or "/failed/" in path
 
 
 def test_every_file_is_served_as_by_the_endpoint(endpoint: httpx.Client, client: httpx.Client) -> None:
     paths = _boot_files()
-    assert len([path for path in paths if is_report(path)]) == 1
+    assert len([path for path in paths if is_report(path)]) == 2
     for path in paths:
         ours, theirs = endpoint.get(path), client.get(path)
         assert theirs.content == ours.content, path

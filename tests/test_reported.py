@@ -1,8 +1,10 @@
-"""Evidence Reported: the path that an installer fetches last, from user data to observation."""
+"""The paths that only an installation asks for, its data and its reports: from user data to observation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import httpx
@@ -12,7 +14,7 @@ from gitboot.plan import Record
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.serving import BEFORE, START, Fleet, Site, exchange
+from tests.serving import BEFORE, START, Fleet, Site
 from tests.serving import site as new_site
 
 PENDING, INSTALLED = Record(), Record(provision=1, image="flatcar-1")
@@ -26,6 +28,7 @@ WEB = (
 )
 TEMPLATES = {"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ urls.provisioned }}"}'}
 MAC = mac_of("web01").replace(":", "-")
+ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
 
 
 def decisions(*documents: str, settings: str = REPORTED, web01: str = SERVER, often: str = ONCE) -> Decisions:
@@ -41,6 +44,8 @@ def reports(state: ServerState) -> list[str]:
 
 
 (PATH,) = reports(state(decisions()))
+FAILED = PATH.replace("provisioned", "failed")
+DATA = PATH.replace("provisioned", "data") + "/config.ign"
 ASKED = PATH.removeprefix("boot")
 TOKEN = PATH.rpartition("/")[2]
 
@@ -51,6 +56,37 @@ def test_user_data_names_the_path_that_the_tree_has() -> None:
     assert f"http://boot.test{ASKED}" in boot.boot.user_data.files["config.ign"]
     assert f"boot/v1/boot/{MAC}/provisioned/{TOKEN}" == PATH
     assert state(decisions()).files[PATH].content == b""
+
+
+def test_the_system_that_is_installed_asks_for_its_user_data_where_nobody_else_does() -> None:
+    planned = state(decisions())
+    assert f"ignition.config.url=http://boot.test{DATA.removeprefix('boot')} " in planned.files[ENTRY].content.decode()
+    boot = planned.decision.policy
+    assert boot and boot.boot and boot.boot.user_data
+    assert planned.files[DATA].content.decode() == boot.boot.user_data.files["config.ign"]
+    assert planned.entries[DATA] == TOKEN
+
+
+def test_what_is_booted_each_time_shares_its_user_data_with_others() -> None:
+    diskless = image("flatcar-1", "userData: Ignition/3.4, writesDisk: false")
+    always = policy("web", "{matchLabels: {role: web}}")
+    found = decided(REPORTED, SERVER, diskless, WEB[1], SEED[3], SEED[5], always, files=TEMPLATES)
+    planned = state(found)
+    assert "/o/" in planned.files[ENTRY].content.decode()
+    assert not [path for path in planned.files if "/data/" in path]
+
+
+@pytest.mark.parametrize(
+    ("record", "is_there"),
+    [
+        pytest.param(PENDING, True, id="pending"),
+        pytest.param(replace(INSTALLED, provisioned_at=BEFORE - timedelta(minutes=119)), True, id="just installed"),
+        pytest.param(replace(INSTALLED, provisioned_at=BEFORE - timedelta(minutes=120)), False, id="two hours later"),
+        pytest.param(None, False, id="unknown"),
+    ],
+)
+def test_user_data_is_there_for_as_long_as_the_installation_may_ask(record: Record | None, is_there: bool) -> None:
+    assert (DATA in state(decisions(), record).files) == is_there
 
 
 def test_there_is_one_for_each_nic_that_may_boot() -> None:
@@ -175,7 +211,47 @@ def test_it_is_answered_before_in_and_after_a_maintenance(site: Site, client: ht
     assert [observed.digest for observed in site.observed()] == [TOKEN] * 3
 
 
-def test_only_get_and_head_are_answered(site: Site, client: httpx.Client) -> None:
-    request = f"POST {ASKED} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    assert exchange(str(client.base_url), request.encode()).startswith(b"HTTP/1.1 405")
+def test_data_is_answered_and_observed_as_the_start_of_the_installation(site: Site, client: httpx.Client) -> None:
+    found = client.get(DATA.removeprefix("boot"))
+    assert (found.status_code, found.headers["content-type"]) == (200, "application/vnd.coreos.ignition+json")
+    assert found.headers["cache-control"] == "no-store"
+    (observed,) = site.observed()
+    assert (observed.path, observed.digest, observed.is_start, observed.is_report) == (DATA, TOKEN, True, False)
+
+
+@pytest.mark.parametrize("path", [PATH, ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
+def test_only_a_failure_may_be_posted(site: Site, client: httpx.Client, path: str) -> None:
+    found = client.post(path.removeprefix("boot"), content=b"x")
+    assert (found.status_code, found.content) == (405, b"")
     assert site.observed() == []
+
+
+def test_a_failure_is_posted_with_the_last_lines_of_a_log(site: Site, client: httpx.Client) -> None:
+    log = b"".join(b"line %d\n" % number for number in range(10_000)) + b"no \x1b[31mdisk\tfound \xff\n"
+    assert client.post(FAILED.removeprefix("boot"), content=log).status_code == 204
+    (observed,) = site.observed()
+    assert (observed.is_failure, observed.is_report, observed.digest, observed.server) == (True, False, TOKEN, "web01")
+    assert observed.log is not None
+    lines = observed.log.splitlines()
+    assert (len(lines), lines[-2], lines[-1]) == (20, "line 9999", "no \ufffd[31mdisk found \ufffd")
+
+
+def test_a_log_in_pieces_is_one_log(site: Site, client: httpx.Client) -> None:
+    assert client.post(FAILED.removeprefix("boot"), content=iter([b"one\n", b"two\n"])).status_code == 204
+    assert [observed.log for observed in site.observed()] == ["one\ntwo"]
+
+
+def test_a_failure_without_a_log_may_be_fetched(site: Site, client: httpx.Client) -> None:
+    assert client.get(FAILED.removeprefix("boot")).status_code == 204
+    assert [(observed.is_failure, observed.log) for observed in site.observed()] == [(True, None)]
+
+
+def test_a_log_without_an_end_is_not_read_to_it(site: Site, client: httpx.Client) -> None:
+    with suppress(httpx.TransportError):  # it may not be heard, as it is still talking
+        assert client.post(FAILED.removeprefix("boot"), content=b"x" * 1_200_000).status_code == 413
+    assert site.observed() == []
+
+
+def test_a_failure_that_cannot_be_recorded_is_to_be_sent_again() -> None:
+    with new_site(Fleet(servers={"web01": state(decisions())}, shared={})) as site, site.serve(records=False) as url:
+        assert httpx.post(f"{url}{FAILED.removeprefix('boot')}", content=b"x").status_code == 503

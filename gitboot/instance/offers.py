@@ -9,7 +9,6 @@ from datetime import datetime
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
 from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record, Run
-from gitboot.render.provisioned import report_token
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.instant import is_made, provision_reason
 from gitboot.resolve.records import ran
@@ -31,7 +30,7 @@ def offers_of(state: ServerState) -> Iterator[Offer]:
 
 def _report_of(decision: Decision, record: Record | None) -> Offer | None:
     """What the installer's report would meet, whatever is booted when it comes."""
-    policy, token = decision.policy, report_token(decision)
+    policy, token = decision.policy, decision.token
     if token is None or record is None or policy is None or policy.boot is None:
         return None
     return Offer(

@@ -1,17 +1,30 @@
-"""One fetch that was seen: of a boot, or of the path by which an installer reports."""
+"""One request that was seen: for a boot, for what the system then asks for, or by which an installer reports."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from gitboot.model.scalars import Digest
-from gitboot.render.paths import is_report
+from gitboot.render.paths import FAILED, PROVISIONED, Role, means
+
+MOST_LOG_BYTES: Final = 4096  # of an installer's log
+_MOST_LINES: Final = 20
+
+
+def last_lines(log: bytes) -> str:
+    """The end of what an installer sent, without what would move a terminal's cursor."""
+    text = log[-MOST_LOG_BYTES:].decode(errors="replace")
+    lines = text.replace("\t", " ").splitlines()[-_MOST_LINES:]
+    return "\n".join(
+        "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line) for line in lines
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """One completed GET of an entry or of a report's path, seen by an endpoint or in a mirror's access log."""
+    """One completed GET of an entry, of data or of a report's path, seen by an endpoint or in a mirror's access log."""
 
     server: str  # "" where only the path is known
     path: str  # below the output directory
@@ -20,6 +33,7 @@ class Observation:
     # Which version of the path was sent; an endpoint knows the plan, a mirror the file's own date:
     digest: Digest | None = None  # of the plan whose entry was sent
     modified: int | None = None  # when the file that was sent was published, in seconds since 1970
+    log: str | None = None  # the last lines that an installer sent with its report
 
     def __post_init__(self) -> None:
         if (self.digest is None) == (self.modified is None):
@@ -27,5 +41,16 @@ class Observation:
 
     @property
     def is_report(self) -> bool:
-        """Whether it is an installer's last word, as its path says, not the fetch of a boot."""
-        return is_report(self.path)
+        """Whether an installer says by it that it is done."""
+        return means(self.path) is PROVISIONED
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether an installer says by it that it has failed."""
+        return means(self.path) is FAILED
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it is by the system that was booted, not by the loader that boots it."""
+        kind = means(self.path)
+        return kind is not None and kind.role is Role.DATA

@@ -165,13 +165,13 @@ class Spool:
 
 def line_of(observation: Observation) -> bytes:
     """An observation as it is written."""
-    version = {"digest": observation.digest, "modified": observation.modified}
+    more = {"digest": observation.digest, "modified": observation.modified, "log": observation.log}
     facts = {
         "at": format_instant(observation.at),
         "client": observation.client,
         "path": observation.path,
         "server": observation.server,
-        **{name: value for name, value in version.items() if value is not None},
+        **{name: value for name, value in more.items() if value is not None},
     }
     return canonical(facts) + b"\n"
 
@@ -257,9 +257,9 @@ def parse(line: bytes) -> Observation | int | None:
                 "client": str(client),
                 "path": str(path),
                 "server": str(server),
-                **version,
+                **more,
             }:
-                digest, modified = version.get("digest"), version.get("modified")
+                digest, modified, log = more.get("digest"), more.get("modified"), more.get("log")
                 return Observation(
                     server=server,
                     path=path,
@@ -267,6 +267,7 @@ def parse(line: bytes) -> Observation | int | None:
                     at=datetime.fromisoformat(at),
                     digest=Digest(digest) if isinstance(digest, str) else None,
                     modified=modified if isinstance(modified, int) else None,
+                    log=log if isinstance(log, str) else None,
                 )
     except (ValueError, RecursionError):
         pass

@@ -21,7 +21,7 @@ def _filled(text: str) -> str:
         "ignition": IGNITION.text.partition("/")[0],
         "ignition_type": IGNITION.content_type,
         "bundled": "|".join(BUNDLED),
-        "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
+        "bundled_paths": " ".join(f"{folder}/{name}" for folder in ("/o/*", "*/data/*") for name in BUNDLED),
         "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in _by_type()),
         "type_headers": "".join(_type_header(type, endings) for type, endings in _by_type()),
     }
@@ -63,7 +63,7 @@ log_format gitboot escape=json
 
 map $uri $gitboot_cache {
     ~^/o/ "public, max-age=31536000, immutable";    # named by its content
-    ~/provisioned/ "no-store";                      # an installer's last word
+    ~/(data|failed|provisioned)/ "no-store";        # what only the machine asks for that is being installed
     default "no-cache";                             # changes in place
 }
 
@@ -109,6 +109,18 @@ server {
 
     location ~ ^/o/[^/]+/(@bundled@)$ {
         default_type "text/cloud-config; charset=utf-8";
+        try_files $uri @nothing;
+    }
+
+    location ~ /data/[^/]+/(@bundled@)$ {
+        default_type "text/cloud-config; charset=utf-8";
+        max_ranges 0;
+        try_files $uri @nothing;
+    }
+
+    location ~ /data/ {
+        default_type application/octet-stream;
+        max_ranges 0;
         try_files $uri @nothing;
     }
 
@@ -178,8 +190,8 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 		header Cache-Control no-cache
 		@immutable path /o/*
 		header @immutable Cache-Control "public, max-age=31536000, immutable"
-		@report path */provisioned/*
-		header @report Cache-Control no-store
+		@installation path */data/* */failed/* */provisioned/*
+		header @installation Cache-Control no-store
 
 		# An entry is sent whole or not at all.
 		@entry not path /o/* /assets/*
@@ -187,7 +199,7 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 
 		# UEFI HTTP boot goes by the type of what it fetches. Of these, the last that fits counts.
 		header Content-Type "text/plain; charset=utf-8"
-		@artifact path /o/* /assets/*
+		@artifact path /o/* /assets/* */data/*
 		header @artifact Content-Type application/octet-stream
 		@ignition path /@ignition@/*
 		header @ignition Content-Type @ignition_type@

@@ -46,7 +46,7 @@ class Role(StrEnum):
 
     ENTRY = "entry"  # that the machine boots what it names
     DATA = "data"  # that the system which was booted asks for what it configures itself by
-    REPORT = "report"  # that its installer is done
+    REPORT = "report"  # that its installer is done, or has failed
     OFFER = "offer"  # nothing: a DHCP server asks on its own behalf
 
 
@@ -73,21 +73,22 @@ _IDENTITIES: Final = {
     Kind.UUID: _Identity(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", parse_uuid),
     Kind.SERIAL: _Identity(r"[A-Za-z0-9][A-Za-z0-9._-]*", _serial),
 }
-_REPORTED: Final = "[0-9a-f]{64}"  # the token of a report
+_INSTALLATION: Final = "[0-9a-f]{64}"  # of an installation
+_NAME: Final = r"[a-z]+[a-z.-]*"
 
 
 class PathKind(NamedTuple):
     """One kind of path: a line of the table."""
 
-    text: str  # below boot/, with {id} for what the server is found by, and {token} for a report's
+    text: str  # below boot/, with {id} for what the server is found by, {token} for an installation, {name} for a file
     asked_by: str | None  # the output of the Fleet, or its evidence, that asks for it; None: always there
     kind: Kind
     role: Role
     content_type: ContentType
 
-    def of(self, identity: str, token: str = "") -> str:
+    def of(self, identity: str, token: str = "", name: str = "") -> str:
         """The path below the output directory; ``identity`` is spelt as the tree spells it."""
-        return BOOT + self.text.replace("{id}", identity).replace("{token}", token)
+        return BOOT + self.text.replace("{id}", identity).replace("{token}", token).replace("{name}", name)
 
     @property
     def expression(self) -> str:
@@ -100,7 +101,8 @@ class PathKind(NamedTuple):
         return self._expression("([^/]+)")
 
     def _expression(self, identity: str) -> str:
-        return re.escape(self.text).replace(r"\{id\}", identity).replace(r"\{token\}", _REPORTED)
+        text = re.escape(self.text).replace(r"\{id\}", identity)
+        return text.replace(r"\{token\}", _INSTALLATION).replace(r"\{name\}", _NAME)
 
 
 IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", Kind.MAC, Role.ENTRY, ContentType.TEXT)
@@ -112,7 +114,10 @@ GRUB_BY_UUID: Final = PathKind("grub.cfg-{id}", "uuid", Kind.UUID, Role.ENTRY, C
 PXELINUX: Final = PathKind("pxelinux.cfg/01-{id}", "pxelinux", Kind.MAC, Role.ENTRY, ContentType.TEXT)
 IGNITION: Final = PathKind("ignition/{id}", None, Kind.UUID, Role.DATA, ContentType.IGNITION)
 HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, Kind.UUID, Role.OFFER, ContentType.JSON)
+DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, Kind.MAC, Role.DATA, ContentType.OCTETS)
 PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
+FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
+REPORTS: Final = (PROVISIONED, FAILED)
 
 FIRST_SCRIPT: Final = "boot/boot.ipxe"  # what every machine's iPXE starts with
 # What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).
@@ -130,7 +135,9 @@ TABLE: Final = (
     PXELINUX,
     IGNITION,
     HTTP_BOOT,
+    DATA,
     PROVISIONED,
+    FAILED,
 )
 
 
@@ -157,12 +164,23 @@ def kind_of(path: str) -> PathKind | None:
     return next((kind for kind, expression in _CANONICAL if expression.fullmatch(below)), None)
 
 
-_REPORT: Final = re.compile(re.sub(r"\{\w+\}", "[^/]+", BOOT + PROVISIONED.text))
+def _loosely(kind: PathKind) -> re.Pattern[str]:
+    """Of any identity, and any token."""
+    return re.compile(re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text))
 
 
-def is_report(path: str) -> bool:
-    """Whether a GET of ``path`` is an installer's last word, not the fetch of a boot."""
-    return _REPORT.fullmatch(path) is not None
+_LOOSE: Final = tuple((kind, _loosely(kind)) for kind in (IGNITION, DATA, *REPORTS))
+
+
+def means(path: str) -> PathKind | None:
+    """What a fetch of ``path`` says that is not the fetch of an entry: a line of the table; None: of an entry."""
+    return next((kind for kind, expression in _LOOSE if expression.fullmatch(path)), None)
+
+
+def token_in(path: str) -> str | None:
+    """The installation that a path names; None: it names none."""
+    found = re.search(rf"/({_INSTALLATION})(?:/|$)", path)
+    return found[1] if found is not None and means(path) in (DATA, *REPORTS) else None
 
 
 def is_immutable(path: str) -> bool:

@@ -11,7 +11,7 @@ from gitboot.model.scalars import Digest, byte_orders
 from gitboot.plan import BootPlan, Decision, Record
 from gitboot.render import state
 from gitboot.render.formats import server_files
-from gitboot.render.paths import BOOT, ContentType, Kind, Role, identity_of, is_immutable, kind_of
+from gitboot.render.paths import BOOT, ContentType, Kind, Role, identity_of, is_immutable, kind_of, token_in
 from gitboot.render.plans import document, summary
 from gitboot.render.state import Listed, PublishedServer, Turn, state_path
 from gitboot.render.tree import File
@@ -152,7 +152,7 @@ def _version(path: str, rendering: _Rendering) -> Turn:
     kind = kind_of(path)
     assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
     file, instead = rendering.files.get(path), rendering.instead.get(path)
-    digest = _evidence(kind.role, path, rendering.plan) if file is not None else None
+    digest = (token_in(path) or _evidence(kind.role, rendering.plan)) if file is not None else None
     once = digest is not None and kind.role is Role.ENTRY and bool(rendering.plan and rendering.plan.is_made_once)
     return Turn(
         since=rendering.since,
@@ -165,14 +165,11 @@ def _version(path: str, rendering: _Rendering) -> Turn:
     )
 
 
-def _evidence(role: Role, path: str, planned: BootPlan | None) -> Digest | None:
-    """Of which plan a completed GET is evidence: that its boot was made, or that it was reported.
+def _evidence(role: Role, planned: BootPlan | None) -> Digest | None:
+    """Of which plan a completed GET is evidence, where the path names no installation by itself.
 
-    A report is of no plan but of the boot that it names: its digest is its token. A boot that is made as often as it
-    is asked for meets nothing by it, but for a maintenance's that writes disks.
+    A boot that is made as often as it is asked for meets nothing by it, but for a maintenance's that writes disks.
     """
-    if role is Role.REPORT:
-        return Digest(path.rpartition("/")[2])
     if planned is None or planned.boot is None or not planned.is_evidence:
         return None
     by_uuid = planned.boot.asks_by_uuid

@@ -1,27 +1,34 @@
-"""User data: immutable files by their digest, and Ignition documents by system UUID."""
+"""User data: immutable files by their digest, and where the system that was booted asks for them by its own name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars import byte_orders
-from gitboot.plan import BootPlan, Decision, UserDataFiles
+from gitboot.plan import BootPlan, Decision, Phase, UserDataFiles
 from gitboot.render import paths
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
+from gitboot.resolve.userdata import family
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """What the plan's boot configures itself by, under ``o/``; its Ignition document also by UUID."""
+    """What the plan's boot configures itself by, under ``o/``; also by UUID, and by what is installed once."""
     if plan is None:
         return
     if plan.boot is not None and plan.boot.user_data is not None:
         yield from immutable(plan.boot.user_data)
-    if plan.ignition is not None:
-        yield from immutable(plan.ignition)
-        document = File("".join(plan.ignition.files.values()).encode(), ContentType.IGNITION)
-        for uuid in byte_orders(plan.uuid):
-            yield paths.IGNITION.of(uuid), document
+    if plan.user_data is None:
+        return
+    yield from immutable(plan.user_data)
+    if family(plan.user_data.format) is UserDataFormat.IGNITION:
+        document = File("".join(plan.user_data.files.values()).encode(), ContentType.IGNITION)
+        yield from ((paths.IGNITION.of(uuid), document) for uuid in byte_orders(plan.uuid))
+    if decision.token is not None and plan.phase is not Phase.MAINTENANCE:
+        for name, text in plan.user_data.files.items():
+            file = File(text.encode(), paths.artifact_type(name))
+            yield from ((paths.DATA.of(mac, decision.token, name), file) for mac in decision.macs)
 
 
 def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:

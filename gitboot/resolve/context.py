@@ -96,7 +96,8 @@ class Context:
             urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
             spec = source.server.spec
             token = provisioned_token(spec.uuid, spec.provision, source.image.metadata.name)
-            urls["provisioned"] = f"{source.base_url}/v1/boot/{mac}/provisioned/{token}"
+            for report in ("failed", "provisioned"):
+                urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
         if user_data is not None:
             urls["user_data"] = user_data.url
         return urls

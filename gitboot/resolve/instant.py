@@ -13,8 +13,8 @@ from gitboot.model.scalars import format_instant
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
     CONSUMED_GRACE,
+    DATA_GRACE,
     FETCH_GRACE,
-    IGNITION_GRACE,
     Boot,
     BootOverride,
     BootPlan,
@@ -28,7 +28,6 @@ from gitboot.plan import (
     Run,
     UserDataFiles,
 )
-from gitboot.resolve.userdata import family
 
 
 def plan(decision: Decision, at: datetime, record: Record | None, *, stopped: bool = False) -> BootPlan | None:
@@ -54,8 +53,8 @@ def plan(decision: Decision, at: datetime, record: Record | None, *, stopped: bo
         policy=decision.policy.policy if decision.policy else None,
         maintenance=state.maintenance,
         key=state.key,
-        boot=state.boot,
-        ignition=state.ignition,
+        boot=_boot_of(decision, state),
+        user_data=state.user_data,
         override=state.override,
         next_transition=transition(decision, at, record, stopped=stopped),
     )
@@ -67,6 +66,14 @@ def transition(decision: Decision, at: datetime, record: Record | None, *, stopp
     now = _state(decision, at, record, stopped=stopped)
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
     return next((each for each in later if _state(decision, each, record, stopped=stopped) != now), None)
+
+
+def _boot_of(decision: Decision, state: _State) -> Boot | None:
+    """The boot of a state; what is made once for a provision key asks for its data where nobody else does."""
+    folder = decision.data_folder
+    if state.boot is None or state.key is None or state.phase is not Phase.NETWORK or folder is None:
+        return state.boot
+    return state.boot.with_data_in(folder)
 
 
 def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
@@ -84,7 +91,7 @@ def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
         maintenance=planned.maintenance if boot is None else None,
         key=None,
         boot=boot,
-        ignition=_ignition(boot) if boot is not None else None,
+        user_data=boot.user_data if boot is not None else None,
         override=None,
     )
 
@@ -134,7 +141,7 @@ class _State:
     cause: Cause
     maintenance: str | None
     boot: Boot | None
-    ignition: UserDataFiles | None
+    user_data: UserDataFiles | None
     override: BootOverride | None
     key: str | None = None
 
@@ -147,7 +154,7 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
         if record.grace_until is not None:
             yield record.grace_until
         if record.provisioned_at is not None:
-            yield record.provisioned_at + IGNITION_GRACE
+            yield record.provisioned_at + DATA_GRACE
         if record.consumed_at is not None:
             yield record.consumed_at + CONSUMED_GRACE
         for made in record.runs.values():
@@ -196,7 +203,7 @@ def _under_maintenance(maintenance: MaintenanceDecision, at: datetime, record: R
     if not made:
         override = _override(boot, maintenance.network_boot, maintenance.override, reason)
     key = reason if maintenance.network_boot is NetworkBoot.ONCE else None
-    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, _ignition(boot), override, key)
+    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override, key)
 
 
 def run_reason(maintenance: MaintenanceDecision, record: Record | None) -> str:
@@ -225,12 +232,12 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
     if is_overwritten(record, policy.provision):
         return _disk(policy, Cause.OVERWRITTEN)
     key = provision_reason(policy, record)
-    to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, _ignition(boot), None, key)
+    to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key)
     if is_provisioned(policy, record):
         if record.grace_until is not None and at < record.grace_until and record.image == boot.image:
             return to_be_made
-        asks_still = record.provisioned_at is not None and at < record.provisioned_at + IGNITION_GRACE
-        return _disk(policy, Cause.PROVISIONED, _ignition(boot) if asks_still else None)
+        asks_still = record.provisioned_at is not None and at < record.provisioned_at + DATA_GRACE
+        return _disk(policy, Cause.PROVISIONED, boot.user_data if asks_still else None)
     if record.consumed_at is not None and _covers(record.consumed_key, key):
         late = at >= record.consumed_at + CONSUMED_GRACE
         return replace(_disk(policy, Cause.CONSUMED), key=key) if late else to_be_made
@@ -239,7 +246,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 def _always(policy: PolicyDecision, boot: Boot) -> _State:
     override = _override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
-    return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, _ignition(boot), override)
+    return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, boot.user_data, override)
 
 
 def _covers(made: str | None, wanted: str) -> bool:
@@ -265,13 +272,13 @@ def provision_reason(policy: PolicyDecision, record: Record) -> str:
     return f"provision/{policy.provision}/{policy.boot.image}{since}"
 
 
-def _disk(policy: PolicyDecision, cause: Cause, ignition: UserDataFiles | None = None) -> _State:
+def _disk(policy: PolicyDecision, cause: Cause, user_data: UserDataFiles | None = None) -> _State:
     override = None
     if policy.disk_boot is DiskBoot.HDD:
         override = BootOverride(
             enabled=OverrideMode.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
         )
-    return _State(Phase.DISK, cause, None, None, ignition, override)
+    return _State(Phase.DISK, cause, None, None, user_data, override)
 
 
 _TARGETS = {
@@ -292,8 +299,3 @@ def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason:
         reason=reason,
         set_again=network_boot is NetworkBoot.ALWAYS and mode is OverrideMode.ONCE,
     )
-
-
-def _ignition(boot: Boot) -> UserDataFiles | None:
-    user_data = boot.user_data
-    return user_data if user_data is not None and family(user_data.format).value == "Ignition" else None

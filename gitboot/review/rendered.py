@@ -111,7 +111,7 @@ def _plan(
         maintenance=maintenance,
         key=None,
         boot=fit_to_show(boot),
-        ignition=None,
+        user_data=None,
         override=None,
         next_transition=None,
     )

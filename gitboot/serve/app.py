@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from gitboot.model.scalars import Digest
-from gitboot.observe.observation import Observation
-from gitboot.render.paths import PXELINUX_CORE
+from gitboot.observe.observation import Observation, last_lines
+from gitboot.render.paths import FAILED, PXELINUX_CORE, means
 from gitboot.serve.answers import Answer, Answers, Recorded
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import ServedFiles
+from gitboot.serve.body import end_of
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.metrics import Answered, Metrics
@@ -105,7 +106,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            reply = await self._reply(scope)
+            reply = await (self._heard(scope, receive) if scope["method"] == "POST" else self._reply(scope))
         except Exception:
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
             self._metrics.count(Answered.NOTHING, FAULT.status_code)
@@ -133,6 +134,18 @@ class Endpoint:
             return _Page(self, Answered.ARTIFACT)
         return self._counted(Answered.NOTHING, NOT_FOUND)
 
+    async def _heard(self, scope: Scope, receive: Receive) -> Response | None:
+        """The reply to an installer that has failed, and sends the end of its log; nothing else is sent to here."""
+        at = self._clock()
+        answer = await self._find(scope["path"], partial(self._client, scope), at) if self._tree.is_ready else None
+        if answer is None or answer.recorded is None or means(answer.recorded.path) is not FAILED:
+            return self._counted(Answered.NOTHING, NOT_ALLOWED)
+        if isinstance(log := await end_of(receive), Reply):
+            return self._counted(Answered.NOTHING, log)
+        if not self._must_record(answer):
+            return self._counted(Answered.NOTHING, NOT_YET)  # it is to send it again
+        return await self._recorded(answer, scope, at, last_lines(log))
+
     async def _find(self, path: str, client: Callable[[], str | None], at: datetime) -> Answer | None:
         for _ in range(_MOVING_LOOKS):
             try:
@@ -158,14 +171,14 @@ class Endpoint:
                     return self._counted(answer.counts_as, answer.unchanged)
         return self._counted(answer.counts_as, answer.reply)
 
-    async def _recorded(self, answer: Answer, scope: Scope, at: datetime) -> Reply | None:
+    async def _recorded(self, answer: Answer, scope: Scope, at: datetime, log: str | None = None) -> Reply | None:
         """The reply once the fetch stands recorded; where it does not, a boot that is made once is not given."""
         recorded, recorder = answer.recorded, self._recorder
         assert recorded is not None and recorder is not None  # noqa: S101, PT018
         await asyncio.sleep(0)  # so that the loop has seen who has left by now
         if scope.get("extensions", {}).get(GONE, bool)():
             return None
-        if await recorder.record(_observation(recorded, self._client(scope), at)):
+        if await recorder.record(replace(_observation(recorded, self._client(scope), at), log=log)):
             return self._counted(answer.counts_as, answer.reply)
         if recorded.instead is not None:
             return self._instead(recorded.instead)

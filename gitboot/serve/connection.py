@@ -67,10 +67,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unanswered_bytes += len(data)
+        super().data_received(data)
         if self._unanswered_bytes > MOST_UNANSWERED_BYTES:
             self._abort()
-        else:
-            super().data_received(data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -87,8 +86,11 @@ class Connection(HttpToolsProtocol):
         self.cycle.transport = _Titled(self._client)  # type: ignore[assignment] # what a cycle uses of it
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_answered:
-            super().on_body(body)
+        if self._is_answered:
+            return
+        if not self.cycle.response_complete:  # uvicorn reads on only as the application takes it
+            self._unanswered_bytes -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self._is_answered:

@@ -1,0 +1,24 @@
+"""What a client sends, as far as anybody looks at it: its end, where it is not endless."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import Receive
+
+from gitboot.observe.observation import MOST_LOG_BYTES
+from gitboot.serve.reply import TOO_LARGE, Reply
+
+_MOST_BYTES: Final = 1024 * 1024
+
+
+async def end_of(receive: Receive) -> bytes | Reply:
+    """The last `MOST_LOG_BYTES` of a request's body; a reply where it is too large, or was broken off."""
+    end, size, more = b"", 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect" or size > _MOST_BYTES:
+            return TOO_LARGE
+        body = message.get("body", b"")
+        end, size, more = (end + body)[-MOST_LOG_BYTES:], size + len(body), message.get("more_body", False)
+    return end
