@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from typing import NamedTuple
 
-from gitboot.document import Place
 from gitboot.errors import InvalidRepository
-from gitboot.load import FleetRepository, Id, Origin
+from gitboot.load import FleetRepository, Id
 from gitboot.load.merged import merged
 from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
-from gitboot.model.image import SkewMode
-from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode, ReinstallMode, Window
-from gitboot.model.scalars import shown, version_key
+from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.selectors import selects
-from gitboot.model.server import PROVISIONED, Architecture, Firmware, Lifecycle, Server
-from gitboot.phrases import some
+from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
 from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
+from gitboot.resolve.checks import (
+    check_end,
+    check_every_boot,
+    check_leaks,
+    check_overlaps,
+    check_override,
+    check_skew,
+    declared,
+)
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+from gitboot.resolve.findings import DecisionFinding, FindingPlace, located, of_unbootable
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
-from gitboot.resolve.leaks import leaks
 from gitboot.resolve.source import BootSource, Unbootable
 
 
@@ -51,17 +55,6 @@ class Decisions:
         return tuple(self.networks.values())
 
 
-class DecisionFinding(NamedTuple):
-    """A problem that servers may have in common; then it is reported once and names them."""
-
-    code: Code
-    message: str
-    hint: str
-    severity: Severity
-    place: tuple[Id, tuple[str | int, ...]] | tuple[str, int]  # a resource's field; or a template's path and line
-    is_shared: bool = True
-
-
 class Made(NamedTuple):
     """A decision, what was found on the way to it, and what it was made of besides the server's own document."""
 
@@ -75,13 +68,6 @@ class MadeUnknown(NamedTuple):
 
     boots: Mapping[Architecture, Boot] | None
     findings: tuple[tuple[str, DecisionFinding], ...]  # (which machines, what)
-
-
-class FindingPlace(NamedTuple):
-    """Where a finding's place was in the resource that it is about."""
-
-    origin: Origin
-    place: Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +117,8 @@ def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[s
     flawed = merged(before.flawed if before else {}, {name: each.findings for name, each in made.items()}, gone)
     flawed = {name: findings for name, findings in flawed.items() if findings}
     found = [(name, finding) for name, findings in flawed.items() for finding in findings]
-    problems, placed = deciding.problems((*found, *unknown.findings), before.placed if before else {})
+    located_problems, placed = located(repository, (*found, *unknown.findings), before.placed if before else {})
+    problems = first([*deciding.problems, *located_problems])
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise InvalidRepository(problems)
     networks = merged(before.decisions.networks if before else {}, hosts, gone)
@@ -222,70 +209,17 @@ class _Deciding:
     ) -> None:
         self.repository, self.composer = repository, composer
         self.only_servers = only_servers
-        self._problems: list[Problem] = []
+        self.problems: list[Problem] = []
         self.pools: Mapping[str, Pool]
         if known is not None:
             self.pools = known
         else:
-            self.pools, self._problems = pools(repository)
+            self.pools, self.problems = pools(repository)
         if not only_servers:
-            self._problems += not_yet(repository)
+            self.problems += not_yet(repository)
         self._found: list[DecisionFinding] = []  # of the server at hand
         self._of: dict[Id, None] = {}  # what its decision is made of, each once
         self._interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}  # most servers are made of the same
-
-    def problems(
-        self, found: Collection[tuple[str, DecisionFinding]], known: Mapping[DecisionFinding, FindingPlace]
-    ) -> tuple[tuple[Problem, ...], dict[DecisionFinding, FindingPlace]]:
-        """Everything that was found, each problem once, in its order; and where the findings are placed."""
-        whose: dict[DecisionFinding, list[str]] = {}
-        for server, finding in found:
-            whose.setdefault(finding, []).append(server)
-        problems, placed = list(self._problems), {}
-        for finding, servers in whose.items():
-            message = finding.message
-            if finding.is_shared:
-                message = f"{message} ({some(sorted(servers), 2)})"
-            match finding.place:
-                case (str() as path, int() as line):
-                    place = Place(line, 1)
-                case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
-                    placed[finding] = self._placed(resource, field, known.get(finding))
-                    path, place = placed[finding].origin.path, placed[finding].place
-            problem = Problem(
-                path=path,
-                line=place.line,
-                column=place.column,
-                code=finding.code,
-                message=message,
-                hint=finding.hint,
-                severity=finding.severity,
-            )
-            problems.append(problem)
-        return first(problems), placed
-
-    def _placed(self, resource: Id, field: tuple[str | int, ...], known: FindingPlace | None) -> FindingPlace:
-        """Where a finding's resource says what it is about; only what is written anew is read for it."""
-        origin = self.repository.origins[resource]
-        if known is not None and known.origin == origin:
-            return known
-        return FindingPlace(origin, self.repository.place(resource, *field)[1])
-
-    def _find(
-        self,
-        code: Code,
-        message: str,
-        hint: str,
-        resource: Id,
-        *path: str | int,
-        severity: Severity = Severity.ERROR,
-        template: tuple[str, int] | None = None,
-        is_shared: bool = True,
-    ) -> None:
-        self._found.append(DecisionFinding(code, message, hint, severity, template or (resource, path), is_shared))
-
-    def _find_unbootable(self, error: Unbootable) -> None:
-        self._find(error.code, error.message, error.hint, error.resource, *error.path, template=error.template)
 
     def _uses(self, *resources: Id) -> None:
         """Note that the decision at hand is made of these."""
@@ -304,8 +238,8 @@ class _Deciding:
         if server.spec.lifecycle is Lifecycle.ACTIVE:
             pool = self._pool_of(server)
             policy = self._policy(server, pool) if pool is not None else None
-            maintenances = tuple(self._maintenances(server))
-            self._check_overlaps(maintenances)
+            maintenances = tuple(self._maintenance(server, each) for each in _of_server(self.repository, server))
+            self._found.extend(check_overlaps(maintenances))
         site = site_of(self.repository, server)
         return Decision(
             server=server.metadata.name,
@@ -327,22 +261,11 @@ class _Deciding:
 
     def _declared(self, server: Server) -> int | None:
         """The number that Git says is provisioned, where that is the evidence."""
-        if self.repository.fleet.spec.provisioning.evidence is not Evidence.DECLARED:
+        found = declared(self.repository.fleet, server)
+        if isinstance(found, DecisionFinding):
+            self._found.append(found)
             return None
-        text = server.metadata.annotations.get(PROVISIONED)
-        if text is None:
-            return None
-        if not (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
-            self._find(
-                Code.INTEGER,
-                f"expected a whole number, found {shown(text)}",
-                f'write the provision number that is installed: {PROVISIONED}: "1"',
-                Id("Server", server.metadata.name),
-                *("metadata", "annotations", PROVISIONED),
-                is_shared=False,
-            )
-            return None
-        return int(text)
+        return found
 
     # R3
 
@@ -356,24 +279,20 @@ class _Deciding:
                 return pool
             case Tie(names=names):
                 message = f"{' and '.join(f'BootPolicy/{each}' for each in names)} select a server with one priority"
-                self._find(
-                    Code.POLICY_TIE,
-                    message,
-                    "raise the priority of one, let one inherit from the other, or narrow a selector",
-                    Id("BootPolicy", names[-1]),
-                    *("spec", "select"),
-                )
+                hint = "raise the priority of one, let one inherit from the other, or narrow a selector"
+                place = (Id("BootPolicy", names[-1]), ("spec", "select"))
+                self._found.append(DecisionFinding(Code.POLICY_TIE, message, hint, place))
             case None if len(self.pools) == len(self.repository.policies):
                 required = self.repository.fleet.spec.require_policy
-                self._find(
+                finding = DecisionFinding(
                     Code.NO_POLICY,
                     f"no BootPolicy selects {name}",
                     "select it, name a policy in it, or park it",
-                    Id("Server", name),
-                    *("metadata", "name"),
-                    severity=Severity.ERROR if required else Severity.WARNING,
+                    (Id("Server", name), ("metadata", "name")),
+                    Severity.ERROR if required else Severity.WARNING,
                     is_shared=False,
                 )
+                self._found.append(finding)
         return None
 
     # R4 and R6 under a policy
@@ -384,10 +303,12 @@ class _Deciding:
         if profile.spec.method is not Method.DISK:
             chosen = choose_image(server, profile, self.repository.streams)
             boot = self._boot(server, profile, chosen.winner.image, pool=pool)
-            self._check_skew(profile, chosen.winner.image, chosen.winner.said_by, chosen.winner.path)
+            winner = chosen.winner
+            self._found.extend(check_skew(self.repository, profile, winner.image, winner.said_by, winner.path))
         override = pool.override or _default_override(pool.network_boot, boot)
-        self._check_override(boot, override, Id("BootPolicy", pool.name))
-        self._check_every_boot(boot, pool.network_boot, pool.reinstall, Id("BootPolicy", pool.name))
+        policy = Id("BootPolicy", pool.name)
+        self._found.extend(check_override(boot, override, policy))
+        self._found.extend(check_every_boot(boot, pool.network_boot, pool.reinstall, policy))
         return PolicyDecision(
             policy=pool.name,
             network_boot=pool.network_boot,
@@ -416,9 +337,9 @@ class _Deciding:
         try:
             boot = self.composer.compose(source)
         except Unbootable as error:
-            self._find_unbootable(error)
+            self._found.append(of_unbootable(error))
             return None
-        self._check_leaks(boot, source.profile_id)
+        self._found.extend(check_leaks(boot, source.profile_id))
         return boot
 
     def _profile(self, name: str) -> BootProfile:
@@ -432,88 +353,20 @@ class _Deciding:
         self._uses(*(Id("file", path) for path in files if path is not None))
         return profile
 
-    def _check_leaks(self, boot: Boot, profile: Id) -> None:
-        for leak in leaks(boot):
-            self._find(
-                Code.SECRET,
-                f"what looks like {leak.what} would be published: {leak.where}",
-                Code.SECRET.hint,
-                profile,
-                *("spec", "userData" if "argument" not in leak.where else "kernelArguments"),
-                severity=leak.severity,
-            )
-
-    def _check_skew(self, profile: BootProfile, image: str, said_by: Id, path: tuple[str | int, ...]) -> None:
-        skew = self.repository.streams[profile.spec.stream].spec.skew if profile.spec.stream else None
-        if skew is None or skew.mode is SkewMode.NONE:
-            return
-        version = self.repository.images[image].spec.version
-        if version_key(version) < version_key(skew.minimum_version):
-            self._find(
-                Code.SKEW,
-                f"BootImage/{image} is version {version}, and ImageStream/{profile.spec.stream} wants at least "
-                f"{skew.minimum_version}",
-                Code.SKEW.hint,
-                said_by,
-                *path,
-                severity=Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
-            )
-
-    def _check_override(self, boot: Boot | None, override: OverrideMode, resource: Id) -> None:
-        if boot is not None and boot.direct and override is OverrideMode.CONTINUOUS:
-            self._find(
-                Code.OVERRIDE_MODE,
-                f"override Continuous with BootImage/{boot.image}, which is booted directly",
-                Code.OVERRIDE_MODE.hint,
-                resource,
-                *("spec", "override"),
-            )
-
-    def _check_every_boot(
-        self, boot: Boot | None, network_boot: NetworkBoot, reinstall: ReinstallMode, resource: Id
-    ) -> None:
-        if boot is None or not boot.writes_disk or network_boot is not NetworkBoot.ALWAYS:
-            return
-        if reinstall is not ReinstallMode.EVERY_BOOT:
-            self._find(
-                Code.EVERY_BOOT,
-                f"{resource} boots BootImage/{boot.image}, which writes disks, at every boot",
-                Code.EVERY_BOOT.hint,
-                resource,
-                *("spec", "networkBoot"),
-            )
-
     # R2
 
-    def _check_end(self, boot: Boot | None, window: Window, maintenance: Id) -> None:
-        if boot is not None and boot.writes_disk and window.end is None:
-            self._find(
-                Code.ENDLESS,
-                f"{maintenance} boots BootImage/{boot.image}, which writes disks, and its window has no end",
-                Code.ENDLESS.hint,
-                maintenance,
-                *("spec", "window"),
-            )
-
-    def _maintenances(self, server: Server) -> Iterator[MaintenanceDecision]:
-        name, labels = server.metadata.name, server.metadata.labels
-        for maintenance in self.repository.maintenances.values():
-            if selects(maintenance.spec.select, name, labels):
-                yield self._maintenance(server, maintenance)
-
     def _maintenance(self, server: Server, maintenance: Maintenance) -> MaintenanceDecision:
-        spec = maintenance.spec
+        spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
         profile = self._profile(spec.profile)
         boot = None
         if profile.spec.method is not Method.DISK:
             image = maintenance_image(profile, self.repository.streams)
             boot = self._boot(server, profile, image, maintenance=maintenance)
-            self._check_skew(profile, image, Id("Maintenance", maintenance.metadata.name), ("spec", "profile"))
+            self._found.extend(check_skew(self.repository, profile, image, key, ("spec", "profile")))
         override = spec.override or _default_override(spec.network_boot, boot)
-        key = Id("Maintenance", maintenance.metadata.name)
-        self._check_override(boot, override, key)
-        self._check_every_boot(boot, spec.network_boot, spec.reinstall, key)
-        self._check_end(boot, spec.window, key)
+        self._found.extend(check_override(boot, override, key))
+        self._found.extend(check_every_boot(boot, spec.network_boot, spec.reinstall, key))
+        self._found.extend(check_end(boot, spec.window, key))
         return MaintenanceDecision(
             name=maintenance.metadata.name,
             start=spec.window.start,
@@ -527,18 +380,6 @@ class _Deciding:
             max_unavailable=spec.max_unavailable,
         )
 
-    def _check_overlaps(self, maintenances: tuple[MaintenanceDecision, ...]) -> None:
-        """A tie at any instant is an error now, whenever that instant is."""
-        for one, other in combinations(maintenances, 2):
-            if one.priority == other.priority and one.overlaps(other):
-                self._find(
-                    Code.MAINTENANCE_TIE,
-                    f"Maintenance/{one.name} and Maintenance/{other.name} overlap with one priority",
-                    "raise the priority of one, move its window, or remove the one that is over",
-                    Id("Maintenance", other.name),
-                    *("spec", "window"),
-                )
-
     # Machines without a document
 
     def unknown(self) -> MadeUnknown:
@@ -550,27 +391,21 @@ class _Deciding:
         profile = self.repository.profiles.get(fleet.spec.unknown_servers.profile)
         if profile is None:  # of a commit of which only a part is looked at
             return MadeUnknown(None, ())
-        at = (Id("Fleet", fleet.metadata.name), "spec", "unknownServers", "profile")
+        place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
         if profile.spec.method is not Method.PXE:
-            self._find(
-                Code.COMBINATION,
-                f"an unknown machine is found by its loader, so its profile needs method Pxe, "
-                f"found {profile.spec.method}",
+            wanted = "an unknown machine is found by its loader, so its profile needs method Pxe"
+            message, hint = (
+                f"{wanted}, found {profile.spec.method}",
                 "name a profile with method Pxe, or write LocalDisk",
-                *at,
-                is_shared=False,
             )
-            return MadeUnknown(None, self._found_of(""))
+            finding = DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False)
+            return MadeUnknown(None, (("", finding),))
         image = self.repository.images[maintenance_image(profile, self.repository.streams)]
         if image.spec.writes_disk:
-            self._find(
-                Code.UNKNOWN_WRITES_DISK,
-                f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks",
-                Code.UNKNOWN_WRITES_DISK.hint,
-                *at,
-                is_shared=False,
-            )
-            return MadeUnknown(None, self._found_of(""))
+            message = f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks"
+            code = Code.UNKNOWN_WRITES_DISK
+            finding = DecisionFinding(code, message, code.hint, place, is_shared=False)
+            return MadeUnknown(None, (("", finding),))
         boots: dict[Architecture, Boot] = {}
         findings: tuple[tuple[str, DecisionFinding], ...] = ()
         for architecture in sorted(image.spec.architectures):
@@ -584,13 +419,15 @@ class _Deciding:
             )
             if (boot := self._composed(source)) is not None:
                 boots[architecture] = boot
-            findings += self._found_of(f"unknown {architecture} machines")
+            findings += tuple((f"unknown {architecture} machines", finding) for finding in self._found)
+            self._found = []
         return MadeUnknown(boots, findings)
 
-    def _found_of(self, machines: str) -> tuple[tuple[str, DecisionFinding], ...]:
-        """What was found since the last time, as of these machines."""
-        found, self._found = self._found, []
-        return tuple((machines, finding) for finding in found)
+
+def _of_server(repository: FleetRepository, server: Server) -> list[Maintenance]:
+    """The maintenances that select a server."""
+    name, labels = server.metadata.name, server.metadata.labels
+    return [each for each in repository.maintenances.values() if selects(each.spec.select, name, labels)]
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:

@@ -1,0 +1,95 @@
+"""What speaks against a boot that could be made: secrets, skew, and boots that would write disks again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from gitboot.load import FleetRepository, Id
+from gitboot.model.fleet import Evidence, Fleet
+from gitboot.model.image import SkewMode
+from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, ReinstallMode, Window
+from gitboot.model.scalars import shown, version_key
+from gitboot.model.server import PROVISIONED, Server
+from gitboot.plan import Boot, MaintenanceDecision
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Severity
+from gitboot.resolve.findings import DecisionFinding, Field
+from gitboot.resolve.leaks import leaks
+
+
+def check_leaks(boot: Boot, profile: Id) -> Iterator[DecisionFinding]:
+    """Whatever looks like a secret, in what is published."""
+    for leak in leaks(boot):
+        message = f"what looks like {leak.what} would be published: {leak.where}"
+        field = "userData" if "argument" not in leak.where else "kernelArguments"
+        yield DecisionFinding(Code.SECRET, message, Code.SECRET.hint, (profile, ("spec", field)), leak.severity)
+
+
+def check_skew(
+    repository: FleetRepository, profile: BootProfile, image: str, said_by: Id, field: Field
+) -> Iterator[DecisionFinding]:
+    """An image older than its stream wants; ``said_by`` is the document that chose it, in this field."""
+    skew = repository.streams[profile.spec.stream].spec.skew if profile.spec.stream else None
+    if skew is None or skew.mode is SkewMode.NONE:
+        return
+    version = repository.images[image].spec.version
+    if version_key(version) < version_key(skew.minimum_version):
+        stream = f"ImageStream/{profile.spec.stream} wants at least {skew.minimum_version}"
+        message = f"BootImage/{image} is version {version}, and {stream}"
+        severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
+        yield DecisionFinding(Code.SKEW, message, Code.SKEW.hint, (said_by, field), severity)
+
+
+def check_override(boot: Boot | None, override: OverrideMode, resource: Id) -> Iterator[DecisionFinding]:
+    """An override that stands on, with a boot that no entry can end."""
+    if boot is not None and boot.direct and override is OverrideMode.CONTINUOUS:
+        message = f"override Continuous with BootImage/{boot.image}, which is booted directly"
+        place = (resource, ("spec", "override"))
+        yield DecisionFinding(Code.OVERRIDE_MODE, message, Code.OVERRIDE_MODE.hint, place)
+
+
+def check_every_boot(
+    boot: Boot | None, network_boot: NetworkBoot, reinstall: ReinstallMode, resource: Id
+) -> Iterator[DecisionFinding]:
+    """Disks that would be written at every boot, where no word says that this is meant."""
+    if boot is None or not boot.writes_disk or network_boot is not NetworkBoot.ALWAYS:
+        return
+    if reinstall is not ReinstallMode.EVERY_BOOT:
+        message = f"{resource} boots BootImage/{boot.image}, which writes disks, at every boot"
+        yield DecisionFinding(Code.EVERY_BOOT, message, Code.EVERY_BOOT.hint, (resource, ("spec", "networkBoot")))
+
+
+def check_end(boot: Boot | None, window: Window, maintenance: Id) -> Iterator[DecisionFinding]:
+    """A window without an end in which disks are written."""
+    if boot is not None and boot.writes_disk and window.end is None:
+        message = f"{maintenance} boots BootImage/{boot.image}, which writes disks, and its window has no end"
+        yield DecisionFinding(Code.ENDLESS, message, Code.ENDLESS.hint, (maintenance, ("spec", "window")))
+
+
+def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
+    """A tie at any instant is an error now, whenever that instant is."""
+    for one, other in combinations(maintenances, 2):
+        if one.priority == other.priority and one.overlaps(other):
+            yield DecisionFinding(
+                Code.MAINTENANCE_TIE,
+                f"Maintenance/{one.name} and Maintenance/{other.name} overlap with one priority",
+                "raise the priority of one, move its window, or remove the one that is over",
+                (Id("Maintenance", other.name), ("spec", "window")),
+            )
+
+
+def declared(fleet: Fleet, server: Server) -> int | DecisionFinding | None:
+    """The number that Git says is provisioned, where that is the evidence; or what is wrong with it."""
+    if fleet.spec.provisioning.evidence is not Evidence.DECLARED:
+        return None
+    text = server.metadata.annotations.get(PROVISIONED)
+    if text is None or (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
+        return None if text is None else int(text)
+    return DecisionFinding(
+        Code.INTEGER,
+        f"expected a whole number, found {shown(text)}",
+        f'write the provision number that is installed: {PROVISIONED}: "1"',
+        (Id("Server", server.metadata.name), ("metadata", "annotations", PROVISIONED)),
+        is_shared=False,
+    )
