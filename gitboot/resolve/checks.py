@@ -14,7 +14,7 @@ from gitboot.model.server import PROVISIONED, Server
 from gitboot.plan import Boot, MaintenanceDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
-from gitboot.resolve.findings import DecisionFinding, Field
+from gitboot.resolve.found import DecisionFinding, Field
 from gitboot.resolve.leaks import leaks
 
 

@@ -28,7 +28,7 @@ from gitboot.resolve.checks import (
     declared,
 )
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
-from gitboot.resolve.findings import DecisionFinding, FindingPlace, located, of_unbootable
+from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 from gitboot.resolve.source import BootSource, Unbootable
