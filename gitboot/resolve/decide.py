@@ -18,7 +18,7 @@ from gitboot.problems.codes import Code
 from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
-from gitboot.resolve.checks import (
+from gitboot.resolve.checked import (
     check_end,
     check_every_boot,
     check_leaks,

@@ -1,0 +1,129 @@
+"""Where commits come from: what a remote's reference means, brought into a clone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pygit2
+
+from gitboot.errors import SourceError, UsageError
+from gitboot.load import Revision
+from gitboot.source.objects import check, copy
+from gitboot.source.remote import Conversation, Remote, wanted
+from gitboot.source.repository import blaming, containing, files_of
+from gitboot.source.snapshot import folder_in
+
+_ALL: Final = "refs/gitboot/all/"
+_FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
+_FOLDER: Final = "gitboot.folder"  # of the fleet in a local repository, which may be gone by then
+
+
+class Upstream:
+    """One remote, from which commits are brought into clones of the state directory ``state``.
+
+    ``kept`` are references of the clone that a fetch builds on: where they are damaged it raises `CorruptClone`.
+    """
+
+    def __init__(self, remote: Remote, state: Path) -> None:
+        self._remote, self._state = remote, state
+
+    @property
+    def url(self) -> str:
+        return self._remote.url
+
+    def watch_paths(self) -> tuple[Path, ...]:
+        """The directory in which, at any depth, a local repository's refs change; nothing for another remote.
+
+        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would notice
+        one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
+        """
+        with suppress(SourceError, UsageError), self._local() as (repository, _):
+            if repository is not None:
+                files = files_of(repository)
+                common = files / "commondir"  # of a linked work tree, whose refs are elsewhere
+                return ((files / common.read_text().strip()).resolve() if common.exists() else files,)
+        return ()  # what is wrong there is for `fetch` to say
+
+    def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Revision:
+        """Bring the commit that the reference means into the clone."""
+        with self._local() as (theirs, folder):
+            if folder != folder_of(ours):
+                ours.config[_FOLDER] = folder
+            if self._remote.commit:
+                name = tip = self._remote.commit
+                self._bring_one(theirs, ours, tip, kept)
+            else:
+                conversation = Conversation(self._remote, theirs, ours, self._state / "home")
+                heads = conversation.heads()
+                name = wanted(self._remote, heads)
+                tip = heads[name]
+                if tip not in ours:
+                    if theirs is not None:
+                        self._copy(theirs, ours, tip)
+                    else:
+                        self._fetch(conversation, ours, kept, f"+{name}:{_FETCHED}")
+        try:
+            return Revision(str(ours[tip].peel(pygit2.Commit).id))
+        except pygit2.InvalidSpecError as error:
+            raise SourceError(f"{self._remote.url}: {name} is no commit") from error
+
+    def _bring_one(
+        self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, kept: Iterable[str]
+    ) -> None:
+        """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
+        if commit in ours:
+            return
+        if theirs is not None:
+            self._copy(theirs, ours, commit)
+            return
+        for name in [name for name in ours.references if name.startswith(_ALL)]:
+            ours.references.delete(name)  # a branch "a" keeps out a new branch "a/b"
+        conversation = Conversation(self._remote, None, ours, self._state / "home")
+        self._fetch(conversation, ours, kept, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*")
+        if commit not in ours:
+            raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
+
+    def bring_commit(self, ours: pygit2.Repository, commit: str, kept: Iterable[str]) -> None:
+        """Bring one commit into the clone, wherever the reference is."""
+        with self._local() as (theirs, _):
+            self._bring_one(theirs, ours, commit, kept)
+
+    def _copy(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
+        with blaming(self._remote.url):
+            copy(theirs, ours, pygit2.Oid(hex=tip))
+
+    def _fetch(self, conversation: Conversation, ours: pygit2.Repository, kept: Iterable[str], *refspecs: str) -> None:
+        try:
+            conversation.fetch(*refspecs)
+        except SourceError:
+            # Perhaps what is sent builds on something that is damaged here. Then this raises CorruptClone.
+            for name in kept:
+                if (reference := ours.references.get(name)) is not None:
+                    check(ours, reference.peel(pygit2.Commit).id)
+            raise
+
+    @contextmanager
+    def _local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
+        """The remote's repository where it is on this machine, and the fleet's folder in it."""
+        local = self._remote.local
+        if local is None:
+            yield None, ""
+            return
+        if not local.exists():
+            raise SourceError(f"{local} is not there")
+        with ExitStack() as stack:
+            with blaming(local):
+                theirs = stack.enter_context(containing(local.resolve()))
+            if theirs is None:
+                raise UsageError(f"{local} is no Git repository; make it one with git init")
+            if theirs.is_shallow:
+                raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
+            yield theirs, folder_in(theirs, local.resolve()) or ""
+
+
+def folder_of(ours: pygit2.Repository) -> str:
+    """The fleet's folder in the repository that a clone was made of."""
+    return str(ours.config[_FOLDER]) if _FOLDER in ours.config else ""
