@@ -21,6 +21,7 @@ class Condition:
     reason: str  # one word in CamelCase
     message: str
     since: datetime  # when the status last changed
+    remedy: str | None = None  # the line that leads out of it, where it does not hold; STATE: the state directory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -152,7 +152,7 @@ def test_one_more_commit_makes_the_digest_stale(rack: Rack) -> None:
 def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
     digest = hold(rack)
     lines = rack.said("status").splitlines()
-    line = next(line for line in lines if "gitboot approve" in line).strip()
+    line = next(line for line in lines if line.endswith("--reason '…'")).strip()
     assert line == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
     assert "    looked at" not in lines
     assert "CommitAccepted  false   GuardTripped" in "\n".join(lines)

@@ -119,7 +119,7 @@ def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
 def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, times_set: int) -> None:
     web = rack.leave_in_doubt("web01")
     with rack.running() as instance:
-        until_condition(instance, "Bmc/web01", status=False, reason="Stalled")
+        until_condition(instance, "Bmc/web01", status=False, reason="NeedsOperator")
         shown = rack.bmc_get()["web01"]
         assert (shown["next"], shown["why"].partition(":")[0]) == ("AskOperator", "NeedsOperator")
         rack.said("bmc", "resolve", "web01", word, *REASON)

@@ -17,6 +17,7 @@ from gitboot.bmc.override import (
     Enabled,
     Leave,
     Observed,
+    OperatorCondition,
     Override,
     OverrideRecord,
     Set,
@@ -47,7 +48,14 @@ def bring_about(
     identified: Identified | None = None
     pinned = known_at(job.pinned, job.bmc.place)
 
-    def done(outcome: Outcome, message: str, *, answered: bool = True, retry_after_s: int | None = None) -> Result:
+    def done(
+        outcome: Outcome,
+        message: str,
+        *,
+        answered: bool = True,
+        asks: OperatorCondition | None = None,
+        retry_after_s: int | None = None,
+    ) -> Result:
         return Result(
             server=job.server,
             uuid=job.uuid,
@@ -59,6 +67,7 @@ def bring_about(
             answered=answered,
             identified=identified,
             pinned=job.pinned if job.dry_run else pinned,
+            asks=asks,
             retry_after_s=retry_after_s,
         )
 
@@ -89,7 +98,7 @@ def bring_about(
                 case Wait(why=why):
                     return done(Outcome.WAITING, why)
                 case AskOperator(condition=condition, message=message):
-                    return done(Outcome.STALLED, f"{condition}: {message}")
+                    return done(Outcome.STALLED, f"{condition}: {message}", asks=condition)
                 case Confirm(record=record):
                     keep(record)
                 case Set(record=record):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gitboot.bmc.identity import Described, Identified, Pinned
-from gitboot.bmc.override import Observed, Override, OverrideRecord, Wanted
+from gitboot.bmc.override import Observed, OperatorCondition, Override, OverrideRecord, Wanted
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 
@@ -55,4 +55,5 @@ class Result:
     identified: Identified | None = None  # whose machine answered, by the last reading
     pinned: Pinned | None = None  # what is to be kept of what it shows
     credentials: str | None = None  # tells whether its credentials have changed since; None: it had none
+    asks: OperatorCondition | None = None  # what a person has to decide
     retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone

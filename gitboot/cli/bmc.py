@@ -47,7 +47,7 @@ def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs
     """
     found = _inspected(servers, state, credentials)
     for output in outputs:
-        output.write(_as_text(found) if output.format == "text" else _as_json(found))
+        output.write(_as_text(found, state) if output.format == "text" else _as_json(found))
 
 
 @command.command("diff", context_settings=_SETTINGS)
@@ -163,7 +163,7 @@ def _as_json(found: list[Inspection]) -> str:
     return document(items=[one.facts() for one in found])
 
 
-def _as_text(found: list[Inspection]) -> str:
+def _as_text(found: list[Inspection], state: Path) -> str:
     from gitboot.cli.table import table
     from gitboot.instance.inspect import shown
     from gitboot.problems.order import printable
@@ -184,7 +184,7 @@ def _as_text(found: list[Inspection]) -> str:
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
-    return "\n".join([table(header, rows), *_whys(found), "", _summed_up(found)])
+    return "\n".join([table(header, rows), *_whys(found, state), "", _summed_up(found)])
 
 
 def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
@@ -196,9 +196,10 @@ def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
     return f"{reason[:_LONGEST_REASON]}{'…' if len(reason) > _LONGEST_REASON else ''} {last.state}"
 
 
-def _whys(found: list[Inspection]) -> Iterator[str]:
+def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
     """Below the table, where the eye is: why what is not in order is not, and what a person has to do."""
     from gitboot.cli.table import wrapped
+    from gitboot.remedies import with_state
 
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
@@ -209,7 +210,7 @@ def _whys(found: list[Inspection]) -> Iterator[str]:
     for (why, hint), names in alike.items():
         yield wrapped(f"{some(names, _MOST_NAMES)}: {why}")
         if hint is not None:
-            yield wrapped(hint, "    ")
+            yield f"    {with_state(hint, str(state))}"
 
 
 def _as_diff(found: list[Inspection]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -52,20 +51,19 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
     if held := status["attempted"].get("held"):
-        guards = " ".join(f"--guard {guard}" for guard in held["guards"])
-        lines.append(f"held       by {', '.join(held['guards'])}; once it was looked at:")
-        lines.append(f"    gitboot approve {held['digest']} {guards} --state {shlex.quote(str(state))} --reason '…'")
+        lines.append(f"held       by {', '.join(held['guards'])}")
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MOST_PROBLEMS]
     ]
     if left := more(len(problems) - _MOST_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
-    return "\n".join([*lines, "", *_conditions(status["conditions"])])
+    return "\n".join([*lines, "", *_conditions(status["conditions"], state)])
 
 
-def _conditions(conditions: list[dict[str, Any]]) -> Iterator[str]:
-    """A table, what does not hold first, with its message below it in whole sentences."""
+def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
+    """A table, what does not hold first, with its message below it in whole sentences, and the line that ends it."""
     from gitboot.cli.table import table, wrapped
+    from gitboot.remedies import with_state
 
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
@@ -84,6 +82,8 @@ def _conditions(conditions: list[dict[str, Any]]) -> Iterator[str]:
         yield line
         if not each["status"]:
             yield wrapped(each["message"], "    ")
+            if each.get("remedy"):
+                yield f"    {with_state(each['remedy'], str(state))}"
 
 
 def _counts(found: dict[str, int]) -> str:

@@ -8,6 +8,7 @@ from datetime import datetime
 from heapq import nsmallest
 from typing import Any, Final
 
+from gitboot.bmc.override import OperatorCondition
 from gitboot.instance.accept import accepted_message, held_message, refused_message
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
@@ -17,6 +18,7 @@ from gitboot.instance.provisioning import answers, doubt_of
 from gitboot.instance.standing import Standing
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more
+from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
 from gitboot.status import Condition, Endpoints, Event
 
@@ -38,7 +40,8 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_bmcs(standing.schedule, at),
         *_of_endpoints(standing.serving, at),
     ]
-    return carried(standing.conditions, sorted(found, key=lambda each: each.type))
+    told = (each if each.status else replace(each, remedy=_remedy(each, standing)) for each in found)
+    return carried(standing.conditions, sorted(told, key=lambda each: each.type))
 
 
 def carried(before: Iterable[Condition], now: Iterable[Condition]) -> tuple[Condition, ...]:
@@ -50,6 +53,17 @@ def carried(before: Iterable[Condition], now: Iterable[Condition]) -> tuple[Cond
         else each
         for each in now
     )
+
+
+def _remedy(condition: Condition, standing: Standing) -> str | None:
+    """What leads out of a condition, for a first server where it is one of several."""
+    given = {"LEDGER": standing.knowledge.facts.identity, "COMMIT": standing.attempt.attempted or "HEAD"}
+    if (held := standing.attempt.held) is not None:
+        given |= {"DIGEST": held.digest, "GUARDS": " ".join(f"--guard {guard}" for guard in held.guards)}
+    servers = {"BootsProven": standing.plans.consumed, "RecordsKnown": standing.plans.unknown}
+    if named := servers.get(condition.type):
+        given["SERVER"] = min(named)
+    return remedy(condition.type, condition.reason, given)
 
 
 def _condition(type: str, status: bool, reason: str, message: str, at: datetime) -> Condition:
@@ -143,7 +157,7 @@ def _doubted(doubt: str, wanting: int) -> str:
 
 def _of_the_evidence(plans: Plans, commit: Commit, at: datetime) -> Condition:
     if not plans.unseen:
-        return _condition("Evidence", True, "Evident", "every boot that is made once can be proven", at)
+        return _condition("Evidence", True, "Evident", "each boot made once can be proven", at)
     message = (
         f"nothing that reaches this instance could prove that {_some(plans.unseen)} booted (evidence "
         f"{commit.decisions.evidence}): start with --listen or --spool, or give them a BMC; until then nothing is "
@@ -228,7 +242,7 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
         case "BmcsReachable", _:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
         case type, reason if type.startswith("Bmc/"):
-            return f"Override{reason}"
+            return f"Override{'Stalled' if reason in set(OperatorCondition) else reason}"
     return None
 
 

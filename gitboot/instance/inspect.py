@@ -16,7 +16,6 @@ from gitboot.bmc.override import (
     Enabled,
     Leave,
     Observed,
-    OperatorCondition,
     Override,
     OverrideRecord,
     Set,
@@ -34,23 +33,12 @@ from gitboot.instance.overrides import shared_values, wanted_by
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, Record
+from gitboot.remedies import SERVER, remedy
 from gitboot.resolve import plan
 from gitboot.resolve.instant import is_provisioned
 
 PARALLEL: Final = 32
-_RECORDS: Final = "look at the machine, then: gitboot records set {server} provisioned, or pending"
-_HINTS: Final[dict[OperatorCondition | Cause, str]] = {
-    OperatorCondition.NEEDS_OPERATOR: "look at its console or boot log, then: "
-    "gitboot bmc resolve {server} --consumed (it has booted), or --not-set",
-    OperatorCondition.CONTENDED: "find out who else sets it; it is set again when the hour is over",
-    OperatorCondition.UNSUPPORTED: "choose another method in its BootProfile, or another override in its BootPolicy",
-    OperatorCondition.ANOTHER_MACHINE: "where it is this server all the same: "
-    "gitboot bmc resolve {server} --same --reason …",
-    OperatorCondition.FOREIGN_OVERRIDE: "let the machine boot it, or clear it at the BMC; to replace it: "
-    "gitboot bmc resolve {server} --replace --reason …",
-    Cause.CONSUMED: _RECORDS,
-    Cause.UNKNOWN: _RECORDS,
-}
+_DOUBTS: Final = {Cause.CONSUMED: ("BootsProven", "NeedsOperator"), Cause.UNKNOWN: ("RecordsKnown", "UnknownServers")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,9 +143,13 @@ class Inspection:
 
     @property
     def hint(self) -> str | None:
-        """What a person has to do about it."""
-        asked = self.step.condition if isinstance(self.step, AskOperator) else self.subject.doubt
-        return _HINTS[asked].format(server=self.subject.name) if asked is not None and self.failure is None else None
+        """The line that a person may copy, once they have looked at it; STATE: the state directory."""
+        name, doubt = self.subject.name, self.subject.doubt
+        if self.failure is not None:
+            return None
+        if isinstance(self.step, AskOperator):
+            return remedy(f"Bmc/{name}", self.step.condition)
+        return remedy(*_DOUBTS[doubt], {SERVER: name}) if doubt is not None else None
 
     @property
     def next(self) -> str:

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from gitboot.bmc.identity import CannotTell, Pinned, shared
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import awaits_progress, wants_reading
@@ -57,6 +57,7 @@ class Appointment:
     bmc: BmcAccess | None = None  # and where
     outcome: Outcome | None = None
     message: str = ""
+    asks: OperatorCondition | None = None  # what a person has to decide
     answered: bool = True
     credentials: str | None = None  # the fingerprint of those that it was asked with
     failures: int = 0
@@ -75,7 +76,7 @@ class Appointment:
     def reason(self, at: datetime) -> str:
         """What is the matter, in a word."""
         late = self.late_since is not None and at - self.late_since >= OVERDUE
-        return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.outcome)
+        return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.asks or self.outcome)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -375,6 +376,7 @@ def _rescheduled(before: Appointment, result: Result, knowledge: Knowledge, at: 
         before,
         outcome=result.outcome,
         message=result.message,
+        asks=result.asks,
         answered=result.answered,
         credentials=result.credentials,
     )

@@ -130,6 +130,7 @@ class ConditionItem(_Model):
     reason: str
     message: str
     since: datetime
+    remedy: str | None
 
 
 class InstanceStatus(_Document):

@@ -15,6 +15,7 @@ from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
 from gitboot.publish.index import parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, Head, UnknownFormat, parse_head, parse_listing
+from gitboot.remedies import remedy
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 from gitboot.status import Status
 
@@ -158,6 +159,7 @@ class PublishedTree:
             (_logger.info if status else _logger.error)("%s", message)
         since = known["since"] if known.get("status") == status else format_instant(self._clock())
         facts = {"type": "TreeRead", "status": status, "reason": reason, "message": message, "since": since}
+        facts["remedy"] = None if status else remedy("TreeRead", reason)
         self._condition = facts
 
     def _parse(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:

@@ -1,0 +1,75 @@
+"""The way out of each state in which something is held, fails or waits for a person: one line to copy."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Final
+
+ANY: Final = "*"  # reasons that are the names of errors
+BMC: Final = "Bmc/SERVER"  # the condition of one server's BMC
+SERVER: Final = "SERVER"
+STATE: Final = "STATE"  # the state directory, which only the command knows that shows a line
+
+_RETRY: Final = "gitboot reconcile --state STATE"
+_ASK: Final = "gitboot bmc apply SERVER --state STATE"
+_RECORD: Final = "gitboot records set SERVER provisioned --state STATE --reason '…'  # or: pending"
+_ADOPT: Final = "gitboot run … --records adopt  # or: --records OUTPUT/ops/records.json"
+
+# By condition and reason. Words in capitals stand for what `remedy` is given.
+REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
+    "Accepting": {"Suspended": "gitboot resume --state STATE"},
+    "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
+    "BootsProven": {"NeedsOperator": _RECORD},
+    "CommitAccepted": {
+        "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
+        "Invalid": "gitboot validate --rev COMMIT",
+    },
+    "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
+    "LedgerNamed": {"AnotherLedger": "provisioning: {ledger: LEDGER}  # in the Fleet, where this instance is to act"},
+    "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
+    "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|hold:'"},
+    "Published": {"ForeignTree": _ADOPT, ANY: _RETRY},
+    "RecordsKnown": {
+        "DamagedLedger": _ADOPT,
+        "ForeignLedger": _ADOPT,
+        "NewLedger": "gitboot run … --records fresh  # or: --records adopt",
+        "RestoredLedger": _ADOPT,
+        "UnknownServers": _RECORD,
+    },
+    "Serving": {"Restarting": "gitboot events --state STATE | tail"},
+    "SourceReady": {ANY: _RETRY},
+    "TreeRead": {
+        "Absent": "gitboot run REPOSITORY --output OUTPUT --state STATE",
+        "UnknownFormat": "gitboot version  # here, and where the instance runs: they have to be the same",
+        "Unreadable": _RETRY,
+    },
+    BMC: {
+        "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'",
+        "Contended": _ASK,
+        "ForeignOverride": "gitboot bmc resolve SERVER --replace --state STATE --reason '…'",
+        "NeedsOperator": "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # or: --not-set",
+        "Overdue": _ASK,
+        "Stalled": _ASK,
+        "Unsupported": "gitboot explain SERVER",
+        "Waiting": _ASK,
+    },
+}
+
+
+def remedy(type: str, reason: str, given: Mapping[str, str] | None = None) -> str | None:
+    """The line that leads out of a condition that does not hold; STATE is left for `with_state`.
+
+    ``given`` has what the other words in capitals stand for; one that it lacks stays. None: there is no such state.
+    """
+    head, slash, server = type.partition("/")
+    words = {**(given or {}), **({SERVER: server} if slash else {})}
+    lines = REMEDIES.get(f"{head}/{SERVER}" if slash else type, {})
+    line = lines.get(reason, lines.get(ANY))
+    return line and re.sub(r"\b[A-Z]{5,}\b", lambda word: words.get(word[0], word[0]), line)
+
+
+def with_state(line: str, state: str) -> str:
+    """A line with the state directory in it."""
+    return re.sub(rf"\b{STATE}\b", lambda _: shlex.quote(state), line)
