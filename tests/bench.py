@@ -18,6 +18,7 @@ from gitboot.ledger import facts, requests
 from gitboot.ledger.opening import check
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
+from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Record
 from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
@@ -54,7 +55,11 @@ class Bench:
         if doubt is not None:
             facts.doubt(self.ledger, doubt)
         bmc = BmcSettings(credentials=credentials, failures=failures, parallel=parallel, per_site=per_site, jitter=0)
-        settings = Settings(output=folder, state=folder, git=GitSettings(repository=""), bmc=bmc, limits=UNLIMITED)
+        spool = folder / "spool"
+        spool.mkdir(exist_ok=True)
+        self._spool = SpoolFile(spool)
+        git = GitSettings(repository="")
+        settings = Settings(output=folder, state=folder, git=git, bmc=bmc, limits=UNLIMITED, spool=spool)
         outside = Outside(
             source=self.commits, evaluation=self.commits, target=self.target, foreign=foreign, observes=observes
         )
@@ -90,6 +95,7 @@ class Bench:
         return self.bmcs
 
     def close(self) -> None:
+        self._spool.close()
         self._opened.close()
 
     def __enter__(self) -> Bench:
@@ -140,7 +146,7 @@ class Bench:
         self.observe(Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=at or self.now))
 
     def observe(self, observation: Observation) -> None:
-        self.instance.inbox.observe(observation)
+        self._spool.append(line_of(observation))
 
     def request(self, what: str, **facts: object) -> int:
         """Leave a request, as the command line does; it is carried out by the next reconcile."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from gitboot.bmc.job import Job, Result
@@ -21,6 +23,8 @@ from gitboot.ledger.store import Store
 from gitboot.load import Revision, Snapshot, load
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published
 from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
@@ -137,3 +141,10 @@ class Gate:
 
     def close(self) -> None:
         self.bmcs.close()
+
+
+def note_fetch(spool: Path, observation: Observation) -> None:
+    """What an endpoint leaves behind that answered it and is no more."""
+    spool.mkdir(exist_ok=True)
+    with closing(SpoolFile(spool)) as file:
+        file.append(line_of(observation))

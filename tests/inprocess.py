@@ -11,7 +11,6 @@ from pathlib import Path
 from gitboot.diff.guard import Limits
 from gitboot.instance.build import running
 from gitboot.instance.evaluation import Evaluation
-from gitboot.instance.inbox import Inbox
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger.store import Store
@@ -25,7 +24,6 @@ from tests.evaluated import Here
 class Parts:
     source: Source
     ledger: Store
-    inbox: Inbox
     reconciler: Reconciler
     events: list[Event]
 
@@ -55,4 +53,4 @@ def in_process(
         return Here(Reader(state))
 
     with running(settings, tell=events.append, clock=clock, evaluation_of=here) as (instance, source):
-        yield Parts(source, instance.store, instance.inbox, instance.reconciler, events)
+        yield Parts(source, instance.store, instance.reconciler, events)

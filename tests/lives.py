@@ -23,6 +23,7 @@ from gitboot.ledger.opening import copy_ledger
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
+from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Offer, Phase
 from gitboot.publish.directory import Published
 from gitboot.render.state import PublishedServer, parse, state_path, turn_of
@@ -68,7 +69,6 @@ class Life:
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     netboots: bool = False  # whether its firmware starts from the network by itself
-    spooled: bool = False  # whether what was fetched survives a crash
     delays: bool = False  # whether what is fetched is told later
 
     # What gitboot has at its disposal after a crash
@@ -76,6 +76,8 @@ class Life:
     servers: dict[str, PublishedServer] = field(default_factory=dict)  # as they were published last
     shared: Files = field(default_factory=dict)
     backup: int | None = None  # how much had happened when it was made
+
+    spool: SpoolFile = field(init=False)  # of its endpoints, which outlive it
 
     # How it ends
     fate: Fate = field(default_factory=Fate)
@@ -102,6 +104,8 @@ class Life:
             server.heal()
             server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
         self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
+        (self.folder / "spool").mkdir()
+        self.spool = SpoolFile(self.folder / "spool")
         self.branch = Branch()
         self.branch.write(self._documents())
         self.start(initial="fresh")
@@ -146,6 +150,7 @@ class Life:
         settings = Settings(
             output=self.folder,
             state=self.folder,
+            spool=self.folder / "spool",
             git=GitSettings(repository=""),
             bmc=BmcSettings(credentials=self.folder, parallel=1, jitter=0),
             limits=UNLIMITED,
@@ -161,8 +166,6 @@ class Life:
             )
         )
         self.instance = Process(ledger, made.inbox, made.reconciler, opened)
-        for observation in self.told:
-            made.inbox.observe(observation)
 
     def kill(self) -> None:
         """End the process, with everything that it had not written down."""
@@ -172,8 +175,6 @@ class Life:
         self.instance, self.fate.dead, self.fate.dies_in = None, False, None
         for machine in self.machines:
             machine.at_patch = None
-        if not self.spooled:
-            self.told.clear()
 
     def reconcile(self) -> bool:
         """One pass; return whether it came to its end."""
@@ -292,10 +293,8 @@ class Life:
             self._tell(observation)
 
     def _tell(self, observation: Observation) -> None:
-        if self.instance is not None:
-            self.instance.inbox.observe(observation)
-        if self.instance is not None or self.spooled:
-            self.told.append(observation)
+        self.spool.append(line_of(observation))
+        self.told.append(observation)
 
     def deliver(self) -> None:
         delayed, self.delayed = self.delayed, []

@@ -202,7 +202,6 @@ def in_full(commit: Commit) -> tuple[object, ...]:
         list(commit.machines.items()),
         list(commit.labels.items()),
         list(commit.sites.items()),
-        sorted(commit.addresses.items()),
         commit.opt_outs,
     )
 

@@ -697,7 +697,7 @@ def test_a_reconcile_in_which_nothing_is_learnt_writes_nothing(bench: Bench, mon
         raise AssertionError("written")
 
     monkeypatch.setattr(Unsynced, "writing", refuse)
-    boot_once(bench, plan)
+    bench.plan()
     assert bench.record is not None and bench.record.provision == 1
 
 

@@ -28,7 +28,7 @@ from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
 from gitboot.source import Reader, Remote, Source
 from gitboot.status import Event
-from tests.doubles import UNGUARDED, Unsynced
+from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here
 from tests.fleets import SEED, at, mac_of, maintenance, policy, server
 from tests.instance import Repository, git
@@ -107,7 +107,9 @@ class Instance:
             Directory.open(self.output, ledger=facts.read(self.ledger).identity)
         )
         self.target = Brittle(self.directory)
+        self.spool = folder / "spool"
         settings = Settings(
+            spool=self.spool,
             output=self.output,
             state=self.state,
             git=GitSettings(repository=""),
@@ -586,8 +588,8 @@ def test_a_fetch_that_was_noted_while_this_instance_was_down_counts(tmp_path: Pa
         plan = instance.servers["web01"].plan
         assert plan is not None and plan.phase is Phase.NETWORK
     with Instance(tmp_path) as instance:
-        instance.instance.inbox.observe(
-            Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE)
+        note_fetch(
+            instance.spool, Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE)
         )
         instance.reconcile(BEFORE.replace(minute=5))
         assert instance.told("Provisioned") == ["Provisioned"]
@@ -664,8 +666,9 @@ def test_a_mirrors_fetch_of_what_a_restarted_instance_published_before_counts(
         modified = int((instance.output / "boot" / ENTRY).stat().st_mtime)
     with Instance(tmp_path) as instance:
         now = BEFORE.replace(minute=5)
-        instance.instance.inbox.observe(
-            Observation(server="", path=f"boot/{ENTRY}", modified=modified, client="10.0.0.7", at=BEFORE)
+        note_fetch(
+            instance.spool,
+            Observation(server="", path=f"boot/{ENTRY}", modified=modified, client="10.0.0.7", at=BEFORE),
         )
         instance.reconcile(now)
         assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "disk")

@@ -81,18 +81,17 @@ class Lives(RuleBasedStateMachine):
 
     @initialize(
         netboots=st.booleans(),
-        spooled=st.booleans(),
         delays=st.booleans(),
         often=st.sampled_from(["Once", "Once", "OnImageChange", "Always", "Never"]),
         provision=st.sampled_from([0, 1, 1]),
     )
-    def begin(self, often: str, provision: int, netboots: bool, spooled: bool, delays: bool) -> None:
+    def begin(self, often: str, provision: int, netboots: bool, delays: bool) -> None:
         folder = Path(mkdtemp(dir=self.folder))
         (folder / "rack").mkdir()
         (folder / "rack" / "username").write_text("root")
         (folder / "rack" / "password").write_text("secret")
         self.life = Life(folder=folder, bmcs=self.bmcs, profile=self.profile, direct=self.direct)
-        self.life.netboots, self.life.spooled, self.life.delays = netboots, spooled, delays
+        self.life.netboots, self.life.delays = netboots, delays
         self.life.push(often=often, provision=provision)
         self.life.reconcile()
 

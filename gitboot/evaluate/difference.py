@@ -68,8 +68,6 @@ def _result(difference: CommitPair) -> CommitEnd:
     old = base.decided.repository if base is not None else None
     uuids = {new.servers[name].spec.uuid for name in servers if name in new.servers}
     uuids_before = {old.servers[name].spec.uuid for name in servers if name in old.servers} if old else set()
-    addresses = _addresses(head, difference)
-    addresses_before = _addresses(base, difference) if base else {}
     sites = _sites(head, difference)
     sites_before = _sites(base, difference) if base else {}
     fleetwide = _fleetwide(difference)
@@ -78,22 +76,9 @@ def _result(difference: CommitPair) -> CommitEnd:
         fleetwide=fleetwide,
         gone=tuple(sorted(name for name in servers if old and name in old.servers and name not in new.servers)),
         gone_machines=tuple(sorted(uuids_before - uuids)),
-        gone_addresses=tuple(sorted(addresses_before.keys() - addresses.keys())),
-        addresses={ip: name for ip, name in addresses.items() if addresses_before.get(ip) != name},
         sites={name: site for name, site in sites.items() if site != sites_before.get(name)},
         gone_sites=tuple(sorted(sites_before.keys() - sites.keys())),
     )
-
-
-def _addresses(commit: Foundation, difference: CommitPair) -> dict[str, str]:
-    networks = commit.decided.decisions.networks
-    return {
-        address: name
-        for name in difference.servers
-        if name in networks
-        for nic in networks[name].nics
-        for address in nic.addresses
-    }
 
 
 def _sites(commit: Foundation, difference: CommitPair) -> dict[str, str]:

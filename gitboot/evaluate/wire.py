@@ -76,8 +76,6 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fleetwide: FleetPart | None  # None: the base's
     gone: tuple[str, ...]  # servers
     gone_machines: tuple[SystemUuid, ...]  # that no server has any more
-    addresses: dict[str, str]  # IP address -> server, of those that are others
-    gone_addresses: tuple[str, ...]
     sites: dict[str, str]  # by server, likewise
     gone_sites: tuple[str, ...]  # servers that no site selects any more
 

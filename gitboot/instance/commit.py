@@ -25,7 +25,6 @@ class Commit:
     machines: Mapping[SystemUuid, Machine]
     sites: Mapping[str, str]  # by server, where a site selects it
     labels: Mapping[str, Mapping[str, str]]  # by server
-    addresses: Mapping[str, str]  # IP address -> server
     opt_outs: tuple[OptOut, ...]
     base: Revision | None = field(default=None, compare=False)  # what it was evaluated against
     # Servers of which it says anything else than its base, gone ones too.
@@ -50,11 +49,5 @@ def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:
         machines=machines(repository),
         sites={name: site.name for name, site in sites.items() if site is not None},
         labels={name: server.metadata.labels for name, server in repository.servers.items()},
-        addresses={
-            address.partition("/")[0]: name
-            for name, server in repository.servers.items()
-            for interface in server.spec.interfaces
-            for address in interface.addresses
-        },
         opt_outs=tuple(opt_outs(repository)),
     )

@@ -244,7 +244,6 @@ class _Assembly:
             decisions=decisions,
             machines=_machines(base.machines, self._machines, result.gone_machines),
             labels=merged(base.labels, self._labels, gone),
-            addresses=merged(base.addresses, result.addresses, result.gone_addresses),
             sites=merged(base.sites, result.sites, result.gone_sites),
             base=self._base.revision if self._base is not None else None,
             touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
@@ -275,7 +274,6 @@ def _nothing(result: wire.CommitEnd) -> Commit:
         machines={},
         sites={},
         labels={},
-        addresses={},
         opt_outs=(),
     )
 

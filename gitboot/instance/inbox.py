@@ -46,7 +46,6 @@ class Bmcs(Protocol):
 class Intake:
     """What was taken in; all of it waits on until it is forgotten."""
 
-    observations: tuple[Observation, ...]
     spooled: tuple[Observation, ...]
     spool: Mapping[str, int]  # how far each file of it was read
     results: tuple[Result, ...]
@@ -55,18 +54,13 @@ class Intake:
 
 
 class Inbox:
-    """Filled by the endpoint's threads, by jobs at BMCs, by the spool and by operators; emptied by one reconcile."""
+    """Filled by jobs at BMCs, by the spool and by operators; emptied by one reconcile."""
 
     def __init__(self, store: Store, folder: Path | None = None) -> None:
         self._store, self._folder = store, folder
         self._lock = RLock()
-        self._observations: list[Observation] = []
         self._results: dict[SystemUuid, Result] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord]] = []
-
-    def observe(self, observation: Observation) -> None:
-        """Take what was fetched from an endpoint in this process."""
-        self._observations.append(observation)
 
     def record(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`."""
@@ -87,10 +81,8 @@ class Inbox:
 
     def take(self, taken: Mapping[str, int]) -> Intake:
         """All that waits; ``taken`` is how far the spool was taken in before."""
-        observations = tuple(self._observations)
         spooled, now = self._spooled(taken)
         return Intake(
-            observations=observations,
             spooled=spooled,
             spool=now,
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
@@ -113,7 +105,6 @@ class Inbox:
 
     def forget(self, taken: Intake) -> None:
         """Drop what was learned and is written down; the spool keeps its own until `forget_spool`."""
-        del self._observations[: len(taken.observations)]
         del self._written[: len(taken.written)]
         for result in taken.results:
             self._results.pop(result.uuid, None)

@@ -110,7 +110,7 @@ class Reconciler:
             batch,
             commit=accepted,
             changed=changed_by(settled, accepted),
-            fetched=fetches_of(self._store, (*heard.observations, *heard.spooled)),
+            fetched=fetches_of(self._store, heard.spooled),
             taken=heard.spool,
             readings=tuple(_readings(heard.results, before)),
             pins=tuple((each.uuid, each.pinned) for each in heard.results if each.pinned is not None),
@@ -216,7 +216,7 @@ def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     """What of it is learned now: of machines only where this instance acts for the accepted commit."""
     if attempt.accepted is not None and acts_for(knowledge, attempt.accepted):
         return taken
-    return replace(taken, observations=(), spooled=(), spool=knowledge.taken, results=())
+    return replace(taken, spooled=(), spool=knowledge.taken, results=())
 
 
 def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
