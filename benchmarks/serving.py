@@ -78,7 +78,7 @@ def every_server(files: Files) -> Files:
 def instance(repository: Path, folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "gitboot", "run", str(repository), "--records", "adopt"),
+            *(sys.executable, "-m", "gitboot", "run", str(repository)),
             *("--output", str(folder / "output"), "--state", str(folder / "state")),
             *("--listen", f"127.0.0.1:{port}", "--max-update-percent", "100", "--poll", "3600"),
         ],

@@ -15,7 +15,7 @@ STATE: Final = "STATE"  # the state directory, which only the command knows that
 _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _RECORD: Final = "gitboot records set SERVER provisioned --state STATE --reason '…'  # or: pending"
-_ADOPT: Final = "gitboot run … --records adopt  # or: --records OUTPUT/ops/records.json"
+_ADOPT: Final = "gitboot records begin OUTPUT/ops/records.json --state STATE  # or: adopt"
 
 # By condition and reason. Words in capitals stand for what `remedy` is given.
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -34,7 +34,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "RecordsKnown": {
         "DamagedLedger": _ADOPT,
         "ForeignLedger": _ADOPT,
-        "NewLedger": "gitboot run … --records fresh  # or: --records adopt",
+        "NewLedger": "gitboot records begin fresh --state STATE  # or: adopt",
         "RestoredLedger": _ADOPT,
         "UnknownServers": _RECORD,
     },

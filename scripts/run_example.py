@@ -113,7 +113,7 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
         [
             *(PYTHON, "-m", "gitboot", "run", str(fleet), "--listen", f"127.0.0.1:{port}"),
             *("--output", str(scratch / "output"), "--state", str(scratch / "state")),
-            *("--records", "fresh", "--credentials", str(scratch / "credentials")),
+            *("--credentials", str(scratch / "credentials")),
         ],
         stderr=subprocess.PIPE,
     )
@@ -121,6 +121,8 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
     lines.show(gitboot.stderr, _event)
     lines.show(machines, lambda line: f"         machine            {line}")
     if _ready(gitboot, base):
+        begin = [PYTHON, "-m", "gitboot", "records", "begin", "fresh", "--yes", "--state", str(scratch / "state")]
+        subprocess.run(begin, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
         lines.wait_until_quiet()
         _print_what_to_look_at(fleet, base, redfish, log)
     os.waitid(os.P_PID, gitboot.pid, os.WEXITED | os.WNOWAIT)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from gitboot.bmc.override import OverrideRecord
 from gitboot.instance.build import Clock, Outside, assembled, pool_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.inbox import Bmcs
-from gitboot.instance.knowledge import Initial, Knowledge
+from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
+from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.ledger import facts, requests
 from gitboot.ledger.opening import check
@@ -22,11 +24,20 @@ from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Record
 from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
+from gitboot.resolve.records import record_facts
 from gitboot.status import Event
 from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced
 from tests.fleets import at, snapshot
 
 NOON = at("20T12:00")
+Said = str | Mapping[SystemUuid, Record]  # what a ledger is told to begin with: a word, or the records of a file
+
+
+def beginning(said: Said) -> dict[str, Any]:
+    """What `gitboot records begin` asks for: a word, or the records of a file."""
+    if isinstance(said, str):
+        return {"how": said}
+    return {"how": "records", "items": [{"uuid": uuid, **record_facts(record)} for uuid, record in said.items()]}
 
 
 class Bench:
@@ -36,10 +47,10 @@ class Bench:
         self,
         folder: Path,
         *,
-        initial: Initial | None = "fresh",
+        initial: Said | None = "fresh",
         credentials: Path | None = None,
         observes: bool = True,
-        foreign: bool = False,
+        owner: str | None = None,
         doubt: str | None = None,
         store: type[Unsynced] = Unsynced,
         failures: int = 20,
@@ -61,19 +72,20 @@ class Bench:
         git = GitSettings(repository="")
         settings = Settings(output=folder, state=folder, git=git, bmc=bmc, limits=UNLIMITED, spool=spool)
         outside = Outside(
-            source=self.commits, evaluation=self.commits, target=self.target, foreign=foreign, observes=observes
+            source=self.commits, evaluation=self.commits, target=self.target, owner=owner, observes=observes
         )
         self.instance = self._opened.enter_context(
             assembled(
                 settings,
                 self.ledger,
                 outside,
-                initial=initial,
                 tell=self.events.append,
                 clock=lambda: self.job_clock or self.now,
                 bmcs_of=self._gate,
             )
         )
+        if initial is not None:
+            self.request(BEGIN, **beginning(initial))
         self.job_clock: datetime | None = None  # that jobs at BMCs go by, where it is not the instance's
         self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
         self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
@@ -184,7 +196,7 @@ class Bench:
 
     def told(self, *types: str) -> list[str]:
         """The types of the events that happened, of those named, or of all but those that each commit brings."""
-        given = types or tuple({event.type for event in self.events} - {"Accepted", "Acknowledged"})
+        given = types or tuple({event.type for event in self.events} - {"Accepted", "Acknowledged", "RecordsBegun"})
         return [event.type for event in self.events if event.type in given]
 
     def condition(self, type: str) -> tuple[bool, str, str] | None:

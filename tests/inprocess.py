@@ -12,7 +12,9 @@ from gitboot.diff.guard import Limits
 from gitboot.instance.build import running
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.reconcile import Reconciler
+from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import GitSettings, Settings
+from gitboot.ledger import requests
 from gitboot.ledger.store import Store
 from gitboot.source import Reader, Source
 from gitboot.status import Event
@@ -44,7 +46,6 @@ def in_process(
         state=folder / "state",
         git=GitSettings(repository=str(repository)),
         limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
-        records=initial,
         listen="by the test itself",
     )
     events: list[Event] = []
@@ -53,4 +54,6 @@ def in_process(
         return Here(Reader(state))
 
     with running(settings, tell=events.append, clock=clock, evaluation_of=here) as (instance, source):
+        if initial is not None:
+            requests.give(instance.store, clock(), "ada", BEGIN, {"how": initial})
         yield Parts(source, instance.store, instance.reconciler, events)

@@ -17,6 +17,10 @@ from typing import Any
 
 import httpx
 
+from gitboot.cli.instance import request
+from gitboot.instance.directory import has_ledger
+from gitboot.instance.requests import BEGIN
+
 _GIT = {
     "GIT_AUTHOR_NAME": "A",
     "GIT_AUTHOR_EMAIL": "a@example.net",
@@ -105,6 +109,21 @@ def eventually(look: Callable[[], Any], within_s: float = 20) -> Any:
     raise AssertionError(f"not within {within_s} s; last: {last!r}")
 
 
+def begin(state: Path, records: str | Path) -> None:
+    """Tell the ledger of a running instance what to begin with, and wait until that is published."""
+    eventually(lambda: has_ledger(state))
+    facts: dict[str, Any] = {"how": str(records)}
+    if records not in ("fresh", "adopt", "as-recorded"):
+        facts = {"how": "records", "items": json.loads(Path(records).read_bytes())["items"]}
+    request(state, BEGIN, facts)
+
+    def is_known() -> bool:
+        found = json.loads((state / "status.json").read_bytes())["conditions"]
+        return any(each["type"] == "RecordsKnown" and each["reason"] in ("Known", "UnknownServers") for each in found)
+
+    eventually(is_known)
+
+
 @contextmanager
 def running(
     repository: Path | str,
@@ -112,8 +131,12 @@ def running(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     ready: bool = True,
+    records: str | Path | None = None,
 ) -> Iterator[Instance]:
-    """A running instance with OUTPUT and STATE in ``folder``; it must end cleanly when it is told to."""
+    """A running instance with OUTPUT and STATE in ``folder``; it must end cleanly when it is told to.
+
+    ``records`` is what its ledger is told to begin with.
+    """
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "gitboot", "run", str(repository)),
@@ -139,6 +162,8 @@ def running(
         assert process.poll() is None, instance.events
         if ready:
             eventually(lambda: instance.get("/readyz").status_code == 200)
+        if records is not None:
+            begin(folder / "state", records)
         yield instance
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0, instance.events[-3:]

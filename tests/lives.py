@@ -17,6 +17,7 @@ from typing import Any
 from gitboot.instance.build import Outside, assembled, doubt_if_behind
 from gitboot.instance.inbox import Inbox
 from gitboot.instance.reconcile import Reconciler
+from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.ledger import evidence, facts, requests
 from gitboot.ledger.opening import copy_ledger
@@ -160,11 +161,12 @@ class Life:
                 settings,
                 ledger,
                 Outside(source=self.branch, evaluation=self.branch, target=self),
-                initial=initial,
                 tell=self._happened,
                 clock=lambda: self.now,
             )
         )
+        if initial is not None:
+            requests.give(ledger, self.now, "an operator", BEGIN, {"how": initial})
         self.instance = Process(ledger, made.inbox, made.reconciler, opened)
 
     def kill(self) -> None:
@@ -268,7 +270,7 @@ class Life:
             machine.standing = None  # nobody knows any more whose it is
 
     def adopt(self) -> None:
-        """Start with --records adopt."""
+        """Say that all is installed as Git wants it."""
         self.kill()
         self.start(initial="adopt")
         if self.unknown:

@@ -144,14 +144,19 @@ class Rack:
         return self.repository.push({"fleet.yaml": "---\n".join((fleet(self.settings), *servers, *self.pool))}, subject)
 
     @contextmanager
-    def running(self, *arguments: object, ready: bool = True) -> Iterator[Instance]:
+    def running(self, *arguments: object, ready: bool = True, records: str | Path | None = None) -> Iterator[Instance]:
         given = ("--credentials", self.credentials, "--poll", "3600", *arguments)
-        with running(self.repository.bare, self.folder, *map(str, given), ready=ready) as instance:
+        with running(self.repository.bare, self.folder, *map(str, given), ready=ready, records=records) as instance:
             yield instance
 
-    def once(self, *arguments: object) -> Done:
+    def once(self, *arguments: object, records: str | Path | None = None) -> Done:
+        """Reconcile once; and again, where the ledger is told in between what to begin with."""
         places = ("--output", self.output, "--state", self.state, "--credentials", self.credentials)
-        return typed("run", self.repository.bare, *places, "--once", *arguments)
+        done = typed("run", self.repository.bare, *places, "--once", *arguments)
+        if records is None:
+            return done
+        self.said("records", "begin", records, "--yes")
+        return self.once(*arguments)
 
     def age(self, change: str) -> None:
         """Let time pass, as far as the ledger of an instance that does not run can tell."""
@@ -163,7 +168,7 @@ class Rack:
         blade = self.add(name, provision=1)
         self.push()
         blade.bmc.fault(Drop(applied=False), on="PATCH", times=9)
-        self.once("--records", "fresh", *self.spooling)
+        self.once(*self.spooling, records="fresh")
         self.age("UPDATE overrides SET at = '2026-11-01T00:00:00Z'")
         blade.bmc.heal()
         blade.machine.run_through()

@@ -310,7 +310,6 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("run {repository} --state {empty}/s", 64, "Missing option '--output'"),
         ("run {repository} --output {empty}/o --state {empty}/s --poll 0", 64, "0.0 is not in the range x>0"),
         ("run {repository} --output {empty}/o --state {empty}/s --poll often", 64, "'often' is not a valid float"),
-        ("run {repository} --output {empty}/o --state {empty}/s --records maybe", 64, "maybe: No such file"),
         ("run {repository} --output {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
         ("run {repository} --output {empty}/o --state {empty} --ssh-key {file} --once", 64, "needs --known-hosts"),
         ("run {repository} --output {file}/o --state {empty} --once", 8, "Not a directory"),
@@ -435,6 +434,22 @@ def test_plan_looks_at_an_instant_some_servers_and_what_is_known(
     (tmp_path / "records.json").write_bytes(exported(records))  # type: ignore[arg-type]
     done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
     assert (done.code, " ".join(row[1] for row in done.rows)) == (Exit.FINE, expected)
+
+
+def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_instance(
+    gitboot: Run, fleet: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "records.json"
+    file.write_bytes(exported({parse_uuid(uuid_of("web02")): Record(provision=1)}))
+    given = ("--at", NOON, "--records", file)
+    planned = gitboot("plan", fleet, "--server", "web01", *given)
+    assert planned.rows[0][:3] == ["web01", "Disk", "local disk"]
+    assert "1 server would perhaps be provisioned" in planned.err
+    assert gitboot("render", fleet, "--out", tmp_path / "out", *given).code == Exit.FINE
+    assert "unknown never installs" in (tmp_path / "out" / "boot" / ENTRY).read_text()
+    explained = gitboot("explain", "web01", "--path", fleet, *given, "-o", "json").json
+    assert "unknown never installs" in json.dumps(explained)
+    assert "flatcar-1" not in (tmp_path / "out" / "boot" / ENTRY).read_text()
 
 
 def test_e17_plan_says_that_a_maintenance_was_already_made(gitboot: Run, tmp_path: Path) -> None:
@@ -626,7 +641,13 @@ class Followed:
     folder: Path
     gitboot: Run
 
-    def run(self, *more: object, once: str = "--once") -> Done:
+    def run(self, *more: object, once: str = "--once", records: str | None = None) -> Done:
+        """Reconcile once; and again, where the ledger is told in between what to begin with."""
+        if records is not None:
+            self.run(*more)
+            assert (
+                self.gitboot("records", "begin", records, "--state", self.folder / "state", "--yes").code == Exit.FINE
+            )
         given = ("--output", self.folder / "output", "--state", self.folder / "state", "--spool", self.folder / "spool")
         return self.gitboot("run", self.repository.bare, *given, once, *more)
 
@@ -646,7 +667,7 @@ def followed(tmp_path: Path, repository: Repository, gitboot: Run) -> Followed:
 
 
 def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) -> None:
-    assert followed.run("--records", "fresh").code == Exit.FINE
+    assert followed.run(records="fresh").code == Exit.FINE
     assert "flatcar-1" in followed.published
     before = followed.published
     followed.repository.push({"tie.yaml": TIE})
@@ -660,30 +681,30 @@ def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) 
 def test_once_without_what_a_new_ledger_must_be_told_is_partial(followed: Followed) -> None:
     done = followed.run()
     assert done.code == Exit.PARTIAL
-    assert "--records fresh" in done.err
+    assert "gitboot records begin fresh" in done.err
 
 
 def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
     spec = "provision: 1, bmc: {address: 'http://127.0.0.1:1', credentials: rack}"
     followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
-    done = followed.run("--records", "fresh")
+    done = followed.run(records="fresh")
     assert done.code == Exit.PARTIAL
     assert "no directory of credentials is given, and rack is needed (--credentials)" in done.err
     assert "flatcar-1" in followed.published
 
 
 def test_once_makes_up_for_a_clone_that_was_deleted(followed: Followed) -> None:
-    followed.run("--records", "fresh")
+    followed.run(records="fresh")
     shutil.rmtree(followed.folder / "state" / "repository.git")
     assert followed.run().code == Exit.FINE
 
 
 def test_a_tree_of_another_ledger_is_left_alone_unless_it_is_taken_over(followed: Followed) -> None:
-    followed.run("--records", "fresh")
+    followed.run(records="fresh")
     shutil.rmtree(followed.folder / "state")
     done = followed.run()
     assert (done.code, "is a tree of the ledger" in done.err) == (Exit.PARTIAL, True)
-    assert followed.run("--records", "adopt").code == Exit.FINE
+    assert followed.run(records="adopt").code == Exit.FINE
 
 
 def test_a_damaged_ledger_is_named_and_kept_aside(followed: Followed) -> None:
@@ -710,13 +731,13 @@ def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed: Followed) -> None:
     before = listing(followed.folder)
-    done = followed.run("--records", "fresh", once="--dry-run")
-    assert done.code == Exit.FINE
+    done = followed.run(once="--dry-run")
+    assert done.code == Exit.PARTIAL  # nobody has said yet what is installed
     assert listing(followed.folder) == before
     written = [line.removeprefix("would write ") for line in done.out.splitlines()]
     assert written == sorted(written)
     assert str(followed.folder / "output" / "boot" / ENTRY) in written
-    followed.run("--records", "fresh")
+    followed.run()
     made = {path for path in (followed.folder / "output").rglob("*") if path.is_file()}
     bookkeeping = {path for path in made if re.search(r"\.gitboot|ops/(manifest|index/|status\.json)", str(path))}
     assert {Path(path) for path in written} == made - bookkeeping
@@ -724,7 +745,7 @@ def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed:
 
 @pytest.mark.parametrize("left", ["closed", "killed"])
 def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed: Followed, left: str) -> None:
-    followed.run("--records", "fresh")
+    followed.run(records="fresh")
     if left == "killed":  # with what was written last only in the log beside the ledger
         state = followed.folder / "state"
         with open_ledger(state / "ledger.sqlite") as ledger:
@@ -745,7 +766,7 @@ def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed:
 
 
 def test_a_dry_run_of_an_invalid_commit_exits_with_3(followed: Followed) -> None:
-    followed.run("--records", "fresh")
+    followed.run(records="fresh")
     followed.repository.push({"tie.yaml": TIE})
     before = listing(followed.folder)
     assert followed.run(once="--dry-run").code == Exit.INVALID
@@ -761,8 +782,9 @@ def test_a_dry_run_says_each_patch_and_sends_none(followed: Followed) -> None:
     with RedfishServer(Service(machine, credentials={"root": "correct horse"})) as bmc:
         spec = f"provision: 1, bmc: {{address: '{bmc.url}', credentials: rack}}"
         followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
+        followed.run(records="fresh")
         before = listing(followed.folder)
-        done = followed.run("--records", "fresh", "--credentials", rack.parent, once="--dry-run")
+        done = followed.run("--credentials", rack.parent, once="--dry-run")
     assert (machine.writes, listing(followed.folder)) == ([], before)
     *_, said = done.out.splitlines()
     assert said.startswith('web01: would PATCH /redfish/v1/Systems/1: {"Boot": {"BootSourceOverrideEnabled": "Once"')
@@ -783,14 +805,14 @@ def test_settings_come_from_flags_then_variables_then_the_file(
     def output(*arguments: object) -> str:
         """Which of the outputs an instance with these arguments uses."""
         done = gitboot("run", *arguments, "--dry-run")
-        assert done.code == Exit.FINE, done
+        assert done.code == Exit.PARTIAL, done  # nobody has said what is installed
         (found,) = {Path(line.split()[-1]).relative_to(tmp_path).parts[0] for line in done.out.splitlines()}
         return found
 
     file = config(
         tmp_path,
         f"repository = '{repository.bare}'\noutput = '{tmp_path / 'file'}'\nstate = '{tmp_path / 'state'}'\n"
-        f"records = 'fresh'\npoll = 5\nspool = '{tmp_path / 'spool'}'\n",
+        f"poll = 5\nspool = '{tmp_path / 'spool'}'\n",
     )
     assert output("--config", file) == "file"
     monkeypatch.setenv("GITBOOT_CONFIG", str(file))
@@ -831,7 +853,7 @@ def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytes
         ("poll = 'often'\n", "gitboot.toml: 'often' is not a valid float"),
         ("git-timeout = 'often'\n", "Invalid value for git-timeout in "),
         ("poll = 0\n", "is not in the range"),
-        ("records = 'maybe'\n", "--records is fresh, adopt, or a file of exported records; maybe: No such file"),
+        ("records = 'fresh'\n", "there is no setting 'records'"),
         (None, "cannot be read: [Errno 2]"),
     ],
 )
@@ -853,7 +875,7 @@ def running_instance(
     tmp_path_factory: pytest.TempPathFactory, repository: Repository
 ) -> Iterator[tuple[Instance, Path]]:
     folder = tmp_path_factory.mktemp("running")
-    with running(repository.bare, folder, "--records", "fresh", "--poll", "3600") as instance:
+    with running(repository.bare, folder, "--poll", "3600", records="fresh") as instance:
         eventually((folder / "state" / "status.json").exists)
         yield instance, folder / "state"
 
@@ -872,7 +894,7 @@ def test_status_shows_an_instance_that_runs(gitboot: Run, running_instance: tupl
 
 
 def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refused(followed: Followed) -> None:
-    followed.run("--records", "fresh")
+    followed.run(records="fresh")
     followed.repository.push({"tie.yaml": TIE})
     followed.run()
     shown = followed.gitboot("status", "--state", followed.folder / "state").out

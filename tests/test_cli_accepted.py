@@ -63,7 +63,7 @@ def answering(status: int, content: bytes = b"", **headers: str) -> type[Answeri
 def test_an_instance_says_what_it_has_accepted_while_it_holds_the_newest(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     accepted = rack.push()
-    with rack.running("--records", "adopt") as instance:
+    with rack.running(records="adopt") as instance:
         web.provision = 2
         held = rack.push("Reinstall web01")
         until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
@@ -85,7 +85,7 @@ def test_an_instance_says_what_it_has_accepted_while_it_holds_the_newest(rack: R
 def test_what_lies_uncommitted_is_compared_with_it(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    rack.once("--records", "adopt")
+    rack.once(records="adopt")
     web.provision = 2
     rack.push("Reinstall web01")
     done = typed("diff", "--accepted", rack.output, "WORKTREE", rack.repository.work)
@@ -98,7 +98,7 @@ def test_what_lies_uncommitted_is_compared_with_it(rack: Rack) -> None:
 def test_a_mirror_says_what_it_serves(rack: Rack) -> None:
     rack.add("web01")
     accepted = rack.push()
-    rack.once("--records", "adopt")
+    rack.once(records="adopt")
     with served(partial(Mirror, directory=str(rack.output))) as url:
         assert accepted_by(url) == accepted
         (rack.output / "ops" / "manifest.json").unlink()
@@ -142,7 +142,7 @@ def test_nothing_to_compare_with_is_said() -> None:
 
 def test_an_instance_that_has_accepted_nothing_says_so(rack: Rack) -> None:
     rack.repository.push({"fleet.yaml": "nonsense"})
-    with rack.running("--records", "fresh", ready=False) as instance:
+    with rack.running(ready=False) as instance:
         eventually(lambda: instance.status()["attempted"]["commit"])
         with pytest.raises(UsageError, match="names no commit that was accepted"):
             accepted_by(instance.url)

@@ -129,7 +129,7 @@ def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
 def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    rack.once("--records", "fresh", *rack.spooling)
+    rack.once(*rack.spooling, records="fresh")
     web.machine.run_through()
     rack.once(*rack.spooling)
     assert get(rack, "-o", "json").json["items"][0]["needsAPerson"] is False  # it has half an hour
@@ -178,7 +178,7 @@ def test_another_machine_is_accepted_by_the_line_that_get_shows(rack: Rack) -> N
     web = rack.add("web01", provision=1)
     web.machine.uuid, web.machine.serial = uuid_of("another"), "CZ29200XYZ"
     rack.push()
-    rack.once("--records", "fresh", *rack.spooling)
+    rack.once(*rack.spooling, records="fresh")
     (shown,) = get(rack, "-o", "json").json["items"]
     assert shown["why"].startswith("AnotherMachine: the BMC shows UUID")
     assert "gitboot bmc resolve web01 --same" in shown["hint"]
@@ -191,7 +191,7 @@ def test_somebody_elses_override_is_replaced_by_the_line_that_get_shows(rack: Ra
     web = rack.add("web01", provision=1)
     web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
     rack.push()
-    rack.once("--records", "fresh", *rack.spooling)
+    rack.once(*rack.spooling, records="fresh")
     (shown,) = get(rack, "-o", "json").json["items"]
     assert shown["why"].startswith("ForeignOverride: the BMC shows Continuous Hdd")
     assert "gitboot bmc resolve web01 --replace" in shown["hint"]
@@ -253,7 +253,7 @@ def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
     refusing = rack.add("web02", provision=1)
     refusing.bmc.fault(Status(status=401), times=99)
     rack.push()
-    with rack.running("--records", "fresh") as instance:
+    with rack.running(records="fresh") as instance:
         eventually(lambda: any(event["type"] == "OverrideConfirmed" for event in instance.events))
         eventually(lambda: any(event["type"] == "OverrideStalled" for event in instance.events))
         paths = ("/metrics", "/api/v1/status", "/api/v1/servers", "/api/v1/servers/web01")

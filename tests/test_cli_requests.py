@@ -27,7 +27,7 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
         made.add("web01", provision=1)
         made.add("web02", provision=1)
         made.push()
-        assert made.once("--records", "adopt").code == Exit.FINE
+        assert made.once(records="adopt").code == Exit.FINE
         yield made
 
 

@@ -72,7 +72,7 @@ def tree(rack: Rack) -> dict[str, bytes]:
 def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack: Rack) -> None:
     web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
     rack.push()
-    with rack.running("--records", "adopt") as instance:
+    with rack.running(records="adopt") as instance:
         assert (boots(instance, web), web.times_set) == ("disk", 0)
         web.provision = 2
         commit = rack.push("Reinstall web01")
@@ -92,7 +92,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack:
 def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    with rack.running("--records", "fresh") as instance:
+    with rack.running(records="fresh") as instance:
         install(instance, web)
         rack.said("records", "set", "web01", "pending", *REASON)
         eventually(lambda: web.override == ONCE)
@@ -102,7 +102,7 @@ def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Ra
 def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    with rack.running("--records", "fresh") as instance:
+    with rack.running(records="fresh") as instance:
         until_confirmed(instance, web)
         rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
@@ -133,7 +133,7 @@ def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, 
 def test_an_override_that_was_consumed_without_evidence_waits_for_a_person(rack: Rack, word: str, entry: str) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    with rack.running("--records", "fresh") as instance:
+    with rack.running(records="fresh") as instance:
         until_confirmed(instance, web)
         web.machine.run_through()  # and its loader fetches nothing
         rack.said("bmc", "apply")
@@ -165,7 +165,7 @@ def replace_bmc(rack: Rack, blade: Blade) -> Blade:
 def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    with rack.running("--records", "fresh") as instance:
+    with rack.running(records="fresh") as instance:
         until_confirmed(instance, web)
         web.bmc.fault(Status(status=503), times=1000)
         old = replace_bmc(rack, web)
@@ -181,7 +181,7 @@ def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -
 def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rack, word: str, times_set: int) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    with rack.running("--records", "fresh") as instance:
+    with rack.running(records="fresh") as instance:
         until_confirmed(instance, web)
         web.bmc.__exit__(None, None, None)
         old = replace_bmc(rack, web)
@@ -201,7 +201,7 @@ def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
 ) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    with rack.running("--records", "adopt") as instance:
+    with rack.running(records="adopt") as instance:
         web.uuid = web.machine.uuid = uuid_of("another board")
         until_applied(instance, rack.push("Replace the motherboard of web01"))
         found = until_condition(instance, "RecordsKnown", status=False, reason="UnknownServers")
@@ -224,7 +224,7 @@ def lines(instance: Instance, blade: Blade) -> list[str]:
 def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_set(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    with rack.running("--records", "adopt") as instance:
+    with rack.running(records="adopt") as instance:
         before, entry = record(rack, web), lines(instance, web)
         rack.blades = {"shop01": web}
         web.name = "shop01"
@@ -242,7 +242,7 @@ def installed(rack: Rack) -> tuple[Blade, Blade]:
     """One server that is installed, and one that was taken over, by an instance that has ended."""
     web, db = rack.add("web01", provision=1), rack.add("db01")
     rack.push()
-    rack.once("--records", "fresh")
+    rack.once(records="fresh")
     rack.said("records", "set", "web01", "provisioned", *REASON)
     assert rack.once().code == Exit.FINE
     return web, db
@@ -252,14 +252,16 @@ def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(
     web, db = installed(rack)
     before = tree(rack)
     shutil.rmtree(rack.state)
-    for told in ((), ("--records", "fresh")):
-        with rack.running(*told) as instance:
+    for _ in range(2):
+        with rack.running() as instance:
             until_condition(instance, "Published", status=False, reason="ForeignTree")
             until_condition(instance, "RecordsKnown", status=False, reason="ForeignLedger")
             assert (boots(instance, web), tree(rack)) == ("disk", before)
             refused = rack.typed("records", "set", "web01", "pending", *REASON)
-            assert (refused.code, "--records" in refused.err) == (Exit.USAGE, True)
-    with rack.running("--records", rack.output / "ops" / "records.json") as instance:
+            assert (refused.code, "gitboot records begin" in refused.err) == (Exit.USAGE, True)
+            refused = rack.typed("records", "begin", "fresh", "--yes")
+            assert (refused.code, "fresh is for a new ledger" in refused.err) == (Exit.USAGE, True)
+    with rack.running(records=rack.output / "ops" / "records.json") as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
         until_condition(instance, "Published", status=True, reason="Published")
         assert record(rack, web) == (1, "Operator")
@@ -269,11 +271,42 @@ def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(
 def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
     web, db = installed(rack)
     shutil.rmtree(rack.state)
-    with rack.running("--records", "adopt") as instance:
+    with rack.running(records="adopt") as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
         assert [boots(instance, blade) for blade in (web, db)] == ["disk", "disk"]
         assert (rack.output / "ops" / "records.json").read_bytes().count(b"Adopted") == 2
     assert (web.machine.writes, db.machine.writes) == ([], [])
+
+
+def test_e10_records_of_last_week_are_refused_where_the_tree_knows_better(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    last_week = shutil.copy(rack.output / "ops" / "records.json", rack.folder / "last-week.json")
+    rack.said("records", "set", "web01", "provisioned", *REASON)
+    rack.once(*rack.spooling)
+    shutil.rmtree(rack.state)
+    assert rack.once(*rack.spooling).code == Exit.PARTIAL
+    refused = rack.typed("records", "begin", last_week, "--yes")
+    assert (refused.code, "the published tree knows more, of 1 server: web01" in refused.err) == (Exit.USAGE, True)
+    rack.said("records", "begin", rack.output / "ops" / "records.json")
+    assert rack.once(*rack.spooling).code == Exit.FINE
+    assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before it was told
+
+
+def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
+    web, _ = rack.add("web01", provision=1), rack.add("db01")
+    rack.push()
+    assert rack.once(*rack.spooling).code == Exit.PARTIAL
+    asked = rack.typed("records", "begin", "fresh")  # nobody is at a terminal here
+    assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
+    assert "--yes" in asked.err
+    assert rack.once(*rack.spooling).code == Exit.PARTIAL
+    assert (record(rack, web), web.times_set) == (None, 0)
+    assert "NewLedger: the ledger begins with" in rack.said("records", "begin", "fresh", "--yes")
+    assert "in no doubt" in rack.said("records", "begin", "adopt")  # it is said once
+    rack.once(*rack.spooling)
+    assert (record(rack, web), web.times_set) == ((None, None), 1)
 
 
 @pytest.mark.parametrize("mark", ["stands beside it", "went too"])
@@ -281,7 +314,7 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_arms_nothing(rack: Rack, m
     web = rack.add("web01", provision=1)
     rack.push()
     backup = rack.folder / "backup.sqlite"
-    with rack.running("--records", "fresh") as instance:
+    with rack.running(records="fresh") as instance:
         with (
             closing(sqlite3.connect(rack.state / "ledger.sqlite")) as ledger,
             closing(sqlite3.connect(backup)) as copy,
@@ -298,7 +331,7 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_arms_nothing(rack: Rack, m
     with rack.running() as instance:
         until_condition(instance, "RecordsKnown", status=False, reason="RestoredLedger")
         assert (boots(instance, web), web.times_set) == ("disk", 1)
-    with rack.running("--records", kept) as instance:
+    with rack.running(records=kept) as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
         assert record(rack, web) == (1, "Fetched")
     assert web.times_set == 1
@@ -312,7 +345,7 @@ def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_i
         assert (rack.state / "ledger.sqlite.damaged-1").exists()
         until_condition(instance, "RecordsKnown", status=False, reason="DamagedLedger")
         assert (boots(instance, web), web.times_set) == ("disk", 0)
-    with rack.running("--records", kept) as instance:
+    with rack.running(records=kept) as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
         assert record(rack, web) == (1, "Operator")
     assert web.machine.writes == []
@@ -325,7 +358,7 @@ def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: R
     blades = [rack.add(f"web{number:02}", provision=1) for number in range(6)]
     rack.push()
     rack.give_password("wrong")
-    with rack.running("--records", "fresh", "--bmc-failures", "3", "--bmc-parallel", "1") as instance:
+    with rack.running("--bmc-failures", "3", "--bmc-parallel", "1", records="fresh") as instance:
         found = until_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
         assert "nothing is set until one answers" in found["message"]
         eventually(lambda: "6 BMCs in a row" in condition(instance, "BmcsReachable")["message"])
@@ -345,11 +378,11 @@ def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: R
 def test_an_instance_that_the_fleet_does_not_name_answers_publishes_and_sets_nothing(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    with rack.running("--records", "adopt") as first:
+    with rack.running(records="adopt") as first:
         identity = json.loads(rack.said("status", "-o", "json"))["ledger"]
         rack.settings = f"{BASE_URL}, provisioning: {{ledger: {identity}}}"
         until_applied(first, rack.push("Name the ledger that acts"))
-        other, given = rack.folder / "other", ("--records", "fresh", "--credentials", str(rack.credentials))
+        other, given = rack.folder / "other", ("--credentials", str(rack.credentials))
         with running(rack.repository.bare, other, *given, ready=False) as second:
             found = until_condition(second, "LedgerNamed", status=False, reason="AnotherLedger")
             assert identity in found["message"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.diff.guard import Limits
+from gitboot.instance.requests import BEGIN
 from gitboot.ledger import requests
 from gitboot.status import Held
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server
@@ -182,21 +183,18 @@ def test_a_window_over_the_whole_fleet_opens_and_is_not_held(parts: Parts, repos
     assert parts.reconciler.status.held is None
 
 
-def test_a_first_commit_is_judged_by_what_would_be_installed(tmp_path: Path) -> None:
+def test_e33_a_first_commit_installs_nothing_before_a_person_says_what_is_installed(tmp_path: Path) -> None:
+    """STATE and OUTPUT are lost, and nothing in a unit file says that its machines are new."""
     repository = Repository.create(tmp_path / "new")
     commit = repository.push(documents(servers=6, provision=1))
-    with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5), initial="fresh") as parts:
-        turn(parts)
-        assert (applied(parts), held(parts).guards) == (None, ("maxInstalls",))
-        approve(parts, held(parts).digest, ["maxInstalls"])
-        turn(parts, 1)
-        assert applied(parts) == commit
-    for initial in ("adopt", None):
-        with in_process(
-            tmp_path / str(initial), repository.bare, limits=Limits(max_installs=5), initial=initial
-        ) as parts:
-            turn(parts)
-            assert applied(parts) == commit  # nothing is installed by it
+    with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5)) as parts:
+        for seconds in (0, 1):
+            turn(parts, seconds)
+            assert applied(parts) == commit
+            assert dict(parts.reconciler.status.records) == {"Unknown": 6}
+        requests.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh", "commit": commit})
+        turn(parts, 2)
+        assert dict(parts.reconciler.status.records) == {"Pending": 6}
 
 
 def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Repository) -> None:

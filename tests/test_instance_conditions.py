@@ -82,7 +82,7 @@ def held() -> Attempt:
     """What becomes of a commit that a guard holds."""
     commits = Commits()
     accepting = Accepting(commits, commits, limits=Limits(max_installs=0))
-    initial = Knowledge(facts=Facts(identity="mine"), initial="fresh")
+    initial = Knowledge(facts=Facts(identity="mine", initialised="fresh"))
     commits.push(
         snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
     )
@@ -142,11 +142,9 @@ def same(standing: Standing) -> Standing:
         ("every server is known", same, "RecordsKnown", (True, "Known")),
         ("one is unknown", with_(plans=Plans(unknown=frozenset({"web01"}))), "RecordsKnown", (False, "UnknownServers")),
         ("an older copy", known(facts=DOUBTED), "RecordsKnown", (False, "RestoredLedger")),
-        ("an older copy, and fresh", known(facts=DOUBTED, initial="fresh"), "RecordsKnown", (False, "RestoredLedger")),
-        ("an older copy that is to be adopted", known(facts=DOUBTED, initial="adopt"), "RecordsKnown", (True, "Known")),
         (
             "another's tree",
-            known(facts=Facts(identity="mine", initialised="adopt", foreign=True)),
+            known(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
             "RecordsKnown",
             (False, "ForeignLedger"),
         ),

@@ -10,7 +10,8 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.planning import Plans, changed_by, replanned
-from gitboot.ledger.entries import Facts
+from gitboot.instance.requests import BEGIN
+from gitboot.ledger.entries import Facts, Request
 from tests.doubles import Commits
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 
@@ -58,8 +59,9 @@ def test_a_commit_names_whom_it_touches(case: str, then: list[str], expected: se
 
 
 def known(commit: Commit) -> Knowledge:
-    empty = Knowledge(facts=Facts(identity="mine"), initial="adopt")
-    return learn(empty, Batch(commit=commit, changed=tuple(commit.decisions.servers)), NOON).knowledge
+    empty, everyone = Knowledge(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
+    said = Request(1, NOON, "ada", BEGIN, {"how": "adopt"})
+    return learn(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).knowledge
 
 
 def test_who_is_not_touched_keeps_its_plan() -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import LedgerError
-from gitboot.instance.knowledge import Initial, Learning
+from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import note_consumed
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import BootPlan, Cause, Phase, Record, Run
 from gitboot.resolve.records import record_facts
-from tests.bench import NOON, Bench
+from tests.bench import NOON, Bench, Said
 from tests.doubles import Unsynced
 from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
@@ -68,7 +68,7 @@ def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Pa
         assert shown(bench.plan()) == UNKNOWN
         status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
-        assert message.startswith("1 server wants provision 1 or more") and "--records fresh" in message
+        assert message.startswith("1 server wants provision 1 or more") and "gitboot records begin fresh" in message
         bench.plan()
         assert bench.told() == ["RecordsUnknown"]  # once, not at every pass
         assert bench.knowledge.facts.initialised is None
@@ -126,14 +126,13 @@ def test_records_last_from_one_process_to_the_next(tmp_path: Path) -> None:
 # A ledger in doubt
 
 
-def doubted(folder: Path, doubt: str, initial: Initial | None) -> Bench:
+def doubted(folder: Path, doubt: str, initial: Said | None) -> Bench:
     """An instance whose ledger had web01 as provisioned, and is not to be believed any more."""
     with Bench(folder) as bench:
         bench.decide(*fleet_of())
         boot_once(bench, bench.plan())
-    bench = Bench(
-        folder, initial=initial, foreign=doubt == "ForeignLedger", doubt=doubt if doubt != "ForeignLedger" else None
-    )
+    foreign = doubt == "ForeignLedger"
+    bench = Bench(folder, initial=initial, owner="theirs" if foreign else None, doubt=None if foreign else doubt)
     bench.wait(days=1)
     return bench
 
@@ -154,7 +153,7 @@ DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at
     ],
 )
 def test_what_a_ledger_in_doubt_is_told(
-    tmp_path: Path, doubt: str, case: str, initial: Initial | None, expected: tuple[Phase, Cause]
+    tmp_path: Path, doubt: str, case: str, initial: Said | None, expected: tuple[Phase, Cause]
 ) -> None:
     with doubted(tmp_path, doubt, initial) as bench:
         bench.decide(*fleet_of(provision=2))
@@ -164,10 +163,9 @@ def test_what_a_ledger_in_doubt_is_told(
         status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
         if not answered:
             assert (status, reason, bench.told()) == (False, doubt, ["RecordsUnknown"])
-            assert "--records adopt" in message
-            assert ("--records fresh is for a new instance" in message) == (initial == "fresh")
+            assert "gitboot records begin" in message
         else:
-            assert bench.told("RecordsInitialised") == ["RecordsInitialised"]
+            assert bench.told("RecordsBegun") == ["RecordsBegun"]
             assert (status, reason) == ((False, "UnknownServers") if expected == UNKNOWN else (True, "Known"))
     with Bench(tmp_path, initial=None) as bench:  # and it is remembered
         bench.decide(*fleet_of(provision=2))
@@ -179,7 +177,7 @@ def test_what_a_ledger_in_doubt_is_told(
     ("initial", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): DONE}, UNKNOWN)]
 )
 def test_what_a_new_ledger_is_told_stays_so_for_each_server_over_restarts(
-    tmp_path: Path, initial: Initial, web02: tuple[Phase, Cause]
+    tmp_path: Path, initial: Said, web02: tuple[Phase, Cause]
 ) -> None:
     for start in (initial, None, "fresh", "adopt"):
         with Bench(tmp_path, initial=start) as bench:
@@ -213,7 +211,7 @@ class Full(Unsynced):
 def test_nothing_is_known_before_the_first_look_even_where_the_ledger_cannot_be_written(tmp_path: Path) -> None:
     """An older copy on a full disk: its records are never planned from."""
     doubted(tmp_path, "RestoredLedger", None).close()
-    with Bench(tmp_path, initial="adopt", store=Full) as bench:
+    with Bench(tmp_path, initial=None, store=Full) as bench:
         bench.decide(*fleet_of(provision=2))
         assert bench.plan() is None
         assert bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
@@ -227,7 +225,7 @@ def test_an_operator_sets_no_single_record_while_the_ledger_is_in_doubt(tmp_path
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
         number = bench.request("records", items=[item], reason="as seen")
         assert shown(bench.plan()) == UNKNOWN
-        assert bench.outcome(number).startswith("refused: ") and "--records" in bench.outcome(number)
+        assert bench.outcome(number).startswith("refused: ") and "gitboot records begin" in bench.outcome(number)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +467,7 @@ def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
         grace_until=NOON + timedelta(seconds=60),
     )
     boot_once(bench, plan)
-    (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published")]
+    (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
     assert (event.type, event.message) == (
         "Provisioned",
         "web01: provision 3 is installed with BootImage/flatcar-1 (Fetched)",
@@ -608,7 +606,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     boot_once(bench, plan)
     assert bench.record is not None and bench.record.runs == {"repair": Run(1, NOON, at("20T14:00"))}
     assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
-    (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published")]
+    (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
     assert (event.type, event.message) == (
         "MaintenanceBooted",
         "web01: run 1 of Maintenance/repair was booted (Fetched)",

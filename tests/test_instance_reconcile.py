@@ -103,6 +103,8 @@ class Instance:
         self.events: list[Event] = []
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
+        with self.ledger.writing() as tx:
+            facts.initialise(tx, "fresh")
         self.directory = self._opened.enter_context(
             Directory.open(self.output, ledger=facts.read(self.ledger).identity)
         )
@@ -121,7 +123,7 @@ class Instance:
             target=self.target,
         )
         self.instance = self._opened.enter_context(
-            assembled(settings, self.ledger, outside, initial="fresh", tell=self.events.append, clock=lambda: self.now)
+            assembled(settings, self.ledger, outside, tell=self.events.append, clock=lambda: self.now)
         )
         self.reconciler = self.instance.reconciler
 

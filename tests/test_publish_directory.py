@@ -605,7 +605,7 @@ def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
 def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
     publish(root, tree(1), ledger="theirs")
     before = everything(root)
-    with pytest.raises(ForeignTree, match=r"theirs.*ours.*--records"):
+    with pytest.raises(ForeignTree, match=r"theirs.*ours.*gitboot records begin"):
         publish(root, tree(2), ledger="ours")
     with pytest.raises(ForeignTree):
         would_change(*split(tree(2)), root, ledger="ours", at=AT)
@@ -615,7 +615,7 @@ def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
 
 def test_a_tree_can_be_taken_over(root: Path) -> None:
     publish(root, tree(1, servers=5), ledger="theirs")
-    with Directory.open(root, ledger="ours", may_take_over=True) as directory:
+    with Directory.open(root, ledger="ours", heir_of=lambda: "theirs") as directory:
         assert directory.stamp is not None
         assert directory.stamp.ledger == "theirs"
         publish_files(directory, tree(2), commit="ours now", at=AT)

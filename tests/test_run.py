@@ -210,9 +210,7 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
         documents = (SEED[0], server("web01", "role: web", spec), *SEED[2:-1], policy("web", often="Once"))
         repository = Repository.create(tmp_path / "git")
         repository.push(fleet_files(*documents))
-        with running(
-            repository.bare, tmp_path, "--records", "fresh", "--credentials", str(credentials.parent)
-        ) as instance:
+        with running(repository.bare, tmp_path, "--credentials", str(credentials.parent), records="fresh") as instance:
 
             def event(type: str) -> bool:
                 return any(each["type"] == type for each in instance.events)
@@ -286,7 +284,7 @@ def test_a_signal_ends_an_instance_within_five_seconds_while_its_bmcs_hang(
         for blade in blades:
             blade.bmc.fault(Hang(seconds=60), times=9)
         rack.push()
-        instance = stack.enter_context(rack.running("--records", "fresh"))
+        instance = stack.enter_context(rack.running(records="fresh"))
         eventually(lambda: all(blade.bmc.service.requests for blade in blades))
         began = time.monotonic()
         instance.process.send_signal(number)

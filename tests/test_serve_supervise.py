@@ -135,7 +135,7 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def test_an_instance_counts_its_endpoints_and_starts_them_again(repository: Repository, tmp_path: Path) -> None:
-    with running(repository.bare, tmp_path, "--records", "fresh", "--workers", "2") as instance:
+    with running(repository.bare, tmp_path, "--workers", "2", records="fresh") as instance:
 
         def serving() -> str:
             found = {each["type"]: each for each in instance.status()["conditions"]}
@@ -152,7 +152,7 @@ def test_what_an_endpoint_recorded_is_taken_in_once_and_forgotten(repository: Re
     web01 = server("web01", "role: web", "provision: 1")
     repository.push({"fleet.yaml": "---\n".join((SEED[0], web01, *SEED[2:-1], policy("web", often="Once")))})
     spool = tmp_path / "state" / "spool"
-    with running(repository.bare, tmp_path, "--records", "fresh") as instance:
+    with running(repository.bare, tmp_path, records="fresh") as instance:
         eventually(lambda: "(Network)" in instance.get(ENTRY).text)
         eventually(lambda: b"Fetched" in (tmp_path / "output/ops/records.json").read_bytes())
         assert len(list(spool.glob("*.jsonl"))) == 1, "its writer lives"

@@ -307,7 +307,7 @@ class Lifetime:
         self.in_maintenance: list[str] = []
         self.states: list[str] = ["Reserved"]
         self.methods: dict[str, str] = {}  # by state, the last
-        self.knowledge = Knowledge(facts=Facts(identity="vectors"), initial="fresh")
+        self.knowledge = Knowledge(facts=Facts(identity="vectors", initialised="fresh"))
 
     def decision(self) -> Decision:
         commit = self.commit()

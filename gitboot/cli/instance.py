@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from gitboot.errors import UsageError
 from gitboot.instance.build import Look, carried_out, looked_at
+from gitboot.instance.commit import Commit
 from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, running
+from gitboot.instance.requests import REFUSED
 from gitboot.ledger import requests
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import Store
@@ -43,10 +45,10 @@ def chosen(names: Iterable[str], look: Look) -> frozenset[str] | None:
     return wanted or None
 
 
-def request(state: Path, what: str, facts: Mapping[str, Any]) -> str:
+def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
     """Leave a request for the instance on ``state``, or carry it out in its place; return what came of it.
 
-    Raises `UsageError` where it was refused.
+    ``commit`` is the accepted one, for what needs it. Raises `UsageError` where it was refused.
     """
     if not has_ledger(state):
         raise never_ran(state)
@@ -57,14 +59,14 @@ def request(state: Path, what: str, facts: Mapping[str, Any]) -> str:
         ledger = stack.enter_context(open_ledger(state / LEDGER))
         number = requests.give(ledger, datetime.now(UTC), getpass.getuser(), what, facts)
         if process is None:
-            carried_out(ledger, datetime.now(UTC))
+            carried_out(ledger, commit, datetime.now(UTC))
         else:
             _wake(process)
         outcome = _awaited(ledger, number)
     if outcome is None:
         return f"left for process {process}, which has not taken it up within {_PATIENCE_S} s"
-    if outcome.startswith("refused: "):
-        raise UsageError(outcome.removeprefix("refused: "))
+    if outcome.startswith(REFUSED):
+        raise UsageError(outcome.removeprefix(REFUSED))
     return outcome
 
 

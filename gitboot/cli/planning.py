@@ -93,14 +93,13 @@ def known_records(decisions: Decisions, records: str | None) -> dict[SystemUuid,
     """What ``--records`` says: nothing without it; fresh, adopt, or exported records in a file."""
     if records is None:
         return {}
-    known: dict[SystemUuid, Record] = {}
     if records not in ("fresh", "adopt"):
         try:
-            known = imported(Path(records).read_bytes(), records)
+            return imported(Path(records).read_bytes(), records)  # who is not in it is unknown, as to `gitboot run`
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
-    new = first_records(decisions.servers.values(), known, adopt_all=records == "adopt")
-    return {**known, **{uuid: record for uuid, _, record in new}}
+    new = first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
+    return {uuid: record for uuid, _, record in new}
 
 
 def held_back(planned: Mapping[str, BootPlan | None]) -> int:
@@ -135,7 +134,8 @@ records_option = click.option(
     "--records",
     metavar="fresh|adopt|FILE",
     help="What is known of provisioning: fresh (servers with provision 1 or more are not installed yet), adopt "
-    "(all are), or an exported records.json. Default: nothing, and unknown never installs.",
+    "(all are), or an exported records.json; servers that it lacks are unknown. Default: nothing, and unknown never "
+    "installs.",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from gitboot.phrases import count
 
 if TYPE_CHECKING:
     from gitboot.cli.instance import Look
+    from gitboot.model.scalars import SystemUuid
     from gitboot.plan import Record
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -23,7 +25,7 @@ _reason_option = click.option("--reason", required=True, help="Why, for those wh
 
 @click.group(context_settings=_SETTINGS)
 def command() -> None:
-    """Show what is known of provisioning, or say it for single servers.
+    """Show what is known of provisioning, or say it.
 
     All of it goes by the state directory of an instance, running or not.
     """
@@ -50,6 +52,59 @@ def show(servers: tuple[str, ...], state: Path, outputs: tuple[OutputOption, ...
             output.write(document(items=items))
         else:
             output.write(_as_text(items, doubt[1] if doubt is not None else None))
+
+
+@command.command("begin", context_settings=_SETTINGS)
+@click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
+@state_option
+@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+def begin(what: str, state: Path, yes: bool) -> None:
+    """Say once what is installed, to a ledger that cannot know: a new, restored, foreign or damaged one.
+
+    fresh: no server that wants provision 1 or more is installed; only a new ledger takes it. adopt: every server is
+    installed as Git wants it now. as-recorded: what the ledger says is right, as after a move of OUTPUT. FILE: what an
+    ops/records.json says; servers that it does not have stay unknown, and one that knows less than the published tree
+    is refused. It shows which servers are installed by it, and asks. A ledger in no doubt is not changed.
+    """
+    from gitboot.cli.instance import looked_at, request
+    from gitboot.instance.requests import BEGIN
+
+    with looked_at(state, now()) as instance:
+        facts = {**_beginning(what), "commit": instance.commit.revision}
+        _ask(instance, facts, yes=yes)
+    click.echo(request(state, BEGIN, facts, instance.commit))
+
+
+def _beginning(what: str) -> dict[str, Any]:
+    """What is asked for, as a request says it."""
+    from gitboot.instance.beginning import Beginning
+    from gitboot.resolve.records import record_facts
+
+    if what in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
+        return {"how": what}
+    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what)).items()]
+    return {"how": Beginning.RECORDS, "items": items}
+
+
+def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
+    """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
+    from gitboot.errors import UsageError
+    from gitboot.instance.build import begun
+    from gitboot.instance.provisioning import left_to_install
+
+    if instance.knowledge.is_trusted:
+        return
+    decisions, after = instance.commit.decisions, begun(instance, facts, now())
+    installed = left_to_install(after, decisions)
+    unknown = sum(after.recorded(each.uuid) is None for each in decisions.servers.values())
+    click.echo(f"{count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}")
+    if unknown:
+        click.echo(f"{count(unknown, 'server')} would stay unknown: nothing is installed there")
+    if yes or not installed:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: say --yes if these servers are to be installed")
+    click.confirm("Go on?", abort=True)
 
 
 @command.command("set", context_settings=_SETTINGS)
@@ -86,12 +141,9 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     from gitboot.cli.instance import looked_at, request
     from gitboot.errors import UsageError
     from gitboot.instance.requests import RECORDS
-    from gitboot.resolve.records import imported, record_facts
+    from gitboot.resolve.records import record_facts
 
-    try:
-        records = imported(file.read_bytes(), str(file))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    records = _read(file)
     with looked_at(state, now()) as instance:
         names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
     known = [(uuid, record) for uuid, record in records.items() if uuid in names]
@@ -103,6 +155,17 @@ def import_records(file: Path, state: Path, reason: str) -> None:
             f"{strays} of {len(records)} records are of servers that the accepted commit does not have", err=True
         )
     click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
+
+
+def _read(file: Path) -> dict[SystemUuid, Record]:
+    from gitboot.errors import UsageError
+    from gitboot.resolve.records import imported
+
+    try:
+        return imported(file.read_bytes(), str(file))
+    except OSError as error:
+        message = f"{file}: {error.strerror}; say fresh, adopt, as-recorded, or name a file of exported records"
+        raise UsageError(message) from None
 
 
 def _replaced(record: Record, before: Record, at: datetime) -> Record:

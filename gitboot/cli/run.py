@@ -50,13 +50,6 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
 @click.option("--workers", type=_COUNT, default=1, show_default=True, help="Processes that serve, each on a core.")
-@click.option(
-    "--records",
-    metavar="fresh|adopt|FILE",
-    help="What a new, restored or foreign ledger is initialised with: fresh (no server with provision 1 or more is "
-    "installed), adopt (all are), or a file of exported records (ops/records.json). One that is initialised is not "
-    "changed.",
-)
 @credentials_option
 @click.option(
     "--assets",
@@ -139,9 +132,7 @@ def command(**given: Any) -> None:
     sys.exit(_once(settings) if once else _run(settings))
 
 
-def _settings(
-    *, repository: str, reference: str | None, listen: str | None, records: str | None, poll_s: float, **given: Any
-) -> Settings:
+def _settings(*, repository: str, reference: str | None, listen: str | None, poll_s: float, **given: Any) -> Settings:
     from gitboot.evaluate.limits import Allowance
     from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 
@@ -168,7 +159,6 @@ def _settings(
         allowance=Allowance(seconds=given.pop("commit_seconds"), mebibytes=given.pop("commit_memory")),
         limits=limits_of(limits, **allowed),
         listen=listen,
-        records=records,
         poll_s=poll_s,
         **given,
     )

@@ -224,7 +224,7 @@ class Accepting:
             changes,
             limits,
             given,
-            pending=left_to_install(knowledge, commit.decisions) if accepted is None else None,
+            pending=len(left_to_install(knowledge, commit.decisions)) if accepted is None else None,
             # No two commits tell what comes back: beside the one before it looks new.
             returning=would_return_installed(knowledge, come),
             rewound=self._takes_back(accepted, before, commit.revision),

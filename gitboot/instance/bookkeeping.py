@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from gitboot.instance.evidence import Fetch
-from gitboot.instance.knowledge import Initial, Knowledge, News
+from gitboot.instance.knowledge import Knowledge, News
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests
 from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
@@ -15,29 +16,22 @@ from gitboot.observe.observation import Observation
 from gitboot.status import Event
 
 
-def known(
-    store: Store, *, initial: Initial | None = None, observes: bool | None = None, foreign: bool | None = None
-) -> Knowledge:
-    """What the ledger knows.
-
-    ``observes`` and ``foreign`` are noted where they are given: whether fetches reach this instance, and whether
-    another ledger's tree lies where it is to publish.
-    """
+def looked_around(store: Store, *, observes: bool, owner: str | None, output: Path) -> None:
+    """Note where the instance publishes, whose tree lies there, and whether fetches reach it."""
     about = facts.read(store)
-    now = replace(
-        about,
-        observes=about.observes if observes is None else observes,
-        foreign=about.foreign if foreign is None else foreign,
-    )
-    if now != about:
+    foreign = owner if owner not in (about.identity, about.heir_of) else None
+    if (now := replace(about, observes=observes, foreign=foreign, output=str(output.absolute()))) != about:
         with store.writing() as tx:
-            facts.note_surroundings(tx, observes=now.observes, foreign=now.foreign)
+            facts.note_surroundings(tx, now)
+
+
+def known(store: Store) -> Knowledge:
+    """What the ledger knows."""
     pending: dict[SystemUuid, tuple[Pending, ...]] = {}
     for each in evidence.pending(store):
         pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
     return Knowledge(
-        facts=now,
-        initial=initial,
+        facts=facts.read(store),
         records=records.read(store),
         machines=machines.read(store),
         standing=machines.standing(store),
@@ -80,8 +74,8 @@ def _write_facts(tx: Transaction, news: News) -> None:
     before, now = news.facts_before, news.facts
     if now.initialised is not None and (now.initialised, now.doubt) != (before.initialised, before.doubt):
         facts.initialise(tx, now.initialised)
-    if (now.observes, now.foreign) != (before.observes, before.foreign):
-        facts.note_surroundings(tx, observes=now.observes, foreign=now.foreign)
+    if (now.foreign, now.heir_of) != (before.foreign, before.heir_of):
+        facts.note_surroundings(tx, now)
     if now.accepted != before.accepted:
         facts.accept(tx, now.accepted)
     if news.used_up is not None:

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pool import BmcPool, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
 from gitboot.instance.accept import Accepting, CommitSource, Evaluating
-from gitboot.instance.bookkeeping import known, write
+from gitboot.instance.bookkeeping import known, looked_around, write
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.inbox import Bmcs, Inbox
-from gitboot.instance.knowledge import Initial, Knowledge
+from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Reconciler
+from gitboot.instance.requests import BEGIN, REFUSED
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.instance.standing import Standing
 from gitboot.ledger import facts, overrides, records, requests
+from gitboot.ledger.entries import Request
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store
 from gitboot.load import Revision, load
 from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
 from gitboot.resolve import decide
-from gitboot.resolve.records import ahead, imported
+from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
 from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.clone import accepted_snapshot
@@ -57,7 +61,8 @@ class Outside:
     evaluation: Evaluating
     target: Target
     published: Revision | None = None  # the commit that the target was made of before
-    foreign: bool = False  # whether another ledger's tree lies there
+    owner: str | None = None  # the ledger whose tree lies there
+    records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what that tree knows of servers
     observes: bool = True  # whether fetches reach the instance
 
 
@@ -95,7 +100,6 @@ def assembled(
     store: Store,
     outside: Outside,
     *,
-    initial: Initial | None = None,
     tell: Tell = nobody,
     clock: Clock,
     dry_run: bool = False,
@@ -105,11 +109,14 @@ def assembled(
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
-    ``initial`` is what a ledger in doubt goes by. ``wake`` is called when a job has ended, from its thread.
+    ``wake`` is called when a job has ended, from its thread.
     """
     inbox = Inbox(store, settings.spool)
     bmcs = (bmcs_of or pool_of)(settings.bmc, inbox.record, clock, wake, dry_run)
-    knowledge = known(store, initial=initial, observes=outside.observes, foreign=outside.foreign)
+    looked_around(store, observes=outside.observes, owner=outside.owner, output=settings.output)
+    knowledge = known(store)
+    if not knowledge.is_trusted:
+        knowledge = replace(knowledge, published=outside.records)
     schedule = Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter)
     accepting = Accepting(outside.source, outside.evaluation, limits=settings.limits, published=outside.published)
     reconciler = Reconciler(
@@ -146,18 +153,18 @@ def running(
     ``wake`` is called from other threads, when a job at a BMC or the evaluation of a commit has ended. With ``wait``
     a commit that is being evaluated is waited for. ``evaluation_of`` a clone is a process of its own, if not a test's.
     """
-    initial = initial_of(settings.records)
     _make(settings.state)
     with ExitStack() as stack:
         stack.enter_context(state.locked(settings.state))
         store = stack.enter_context(opened_ledger(settings.state / state.LEDGER, tell, clock))
         ledger = facts.read(store).identity
         tree = stack.enter_context(
-            Directory.open(settings.output, ledger=ledger, may_take_over=initial not in (None, "fresh"))
+            Directory.open(settings.output, ledger=ledger, heir_of=lambda: facts.read(store).heir_of)
         )
-        foreign = tree.stamp is not None and tree.stamp.ledger != ledger
-        if not foreign:
-            _compare_with_tree(store, settings.output)
+        owner = tree.stamp.ledger if tree.stamp is not None else None
+        records = records_of(settings.output)
+        if owner == ledger:
+            doubt_if_behind(store, records)
         source = Source(remote_of(settings.git), settings.state)
         evaluation = (
             evaluation_of(settings.state)
@@ -171,7 +178,8 @@ def running(
             evaluation=evaluation,
             target=tree,
             published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
-            foreign=foreign,
+            owner=owner,
+            records=records,
             observes=settings.observes,
         )
         instance = stack.enter_context(
@@ -179,7 +187,6 @@ def running(
                 settings,
                 store,
                 outside,
-                initial=initial,
                 tell=tell,
                 clock=clock,
                 wake=wake,
@@ -200,31 +207,15 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         store = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
         with store.writing() as tx:
             facts.accept(tx, None)  # it is not in the copy's clone
-        initial = initial_of(settings.records)
-        looked = Looked(
-            settings.output, ledger=facts.read(store).identity, may_take_over=initial not in (None, "fresh")
-        )
+        about = facts.read(store)
+        looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
         source = Source(remote_of(settings.git), copy)
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True)
         stack.callback(evaluation.close)
         outside = Outside(source=source, evaluation=evaluation, target=looked, observes=settings.observes)
         without_spool = replace(settings, spool=None)  # what is there is for the instance itself
-        instance = stack.enter_context(
-            assembled(without_spool, store, outside, initial=initial, tell=tell, clock=clock, dry_run=True)
-        )
+        instance = stack.enter_context(assembled(without_spool, store, outside, tell=tell, clock=clock, dry_run=True))
         yield instance, source, looked
-
-
-def initial_of(records: str | None) -> Initial | None:
-    """What --records says: a word, or the records of a file."""
-    if records in (None, "fresh", "adopt"):
-        return records
-    try:
-        data = Path(records).read_bytes()
-    except OSError as error:
-        message = f"--records is fresh, adopt, or a file of exported records; {records}: {error.strerror}"
-        raise UsageError(message) from None
-    return imported(data, records)
 
 
 @contextmanager
@@ -243,19 +234,18 @@ def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[Store]:
         yield store
 
 
-def _compare_with_tree(store: Store, output: Path) -> None:
-    """Doubt a ledger that knows less than the tree that it published."""
-    path = output / "ops" / "records.json"
+def records_of(output: Path) -> Mapping[SystemUuid, Record]:
+    """What the tree at ``output`` knows of servers; nothing where there is none."""
+    path = output / RECORDS
     with suppress(OSError, UsageError):
-        doubt_if_behind(store, imported(path.read_bytes(), str(path)))
+        return imported(path.read_bytes(), str(path))
+    return {}
 
 
-def doubt_if_behind(store: Store, published: Initial) -> None:
-    """Doubt a ledger that knows less than what was published of it."""
-    known_overrides = overrides.read(store)
-    if not isinstance(published, str) and ahead(
-        published, records.read(store), lambda uuid: tuple(known_overrides.get(uuid, {}))
-    ):
+def doubt_if_behind(store: Store, published: Mapping[SystemUuid, Record]) -> None:
+    """Doubt a ledger that knows less than the tree that it published."""
+    set_before = overrides.read(store)
+    if ahead(published, records.read(store), lambda uuid: set_before.get(uuid, {}).keys()):
         facts.doubt(store, "RestoredLedger")
 
 
@@ -318,10 +308,29 @@ def looked_at(directory: Path, at: datetime) -> Iterator[Look]:
         repository = load(accepted_snapshot(directory))
         commit = commit_of(repository, decide(repository))
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-        yield Look(commit=commit, knowledge=learn(known(store), batch, at).knowledge)
+        yield Look(commit=commit, knowledge=learn(_known_and_published(store), batch, at).knowledge)
 
 
-def carried_out(store: Store, at: datetime) -> None:
-    """Do what operators asked for, in the place of an instance that does not run."""
-    learnt = learn(known(store), Batch(requests=requests.read(store)), at)
+def carried_out(store: Store, commit: Commit | None, at: datetime) -> None:
+    """Do what operators asked for, in the place of an instance that does not run; ``commit`` is the accepted one."""
+    batch = Batch(
+        requests=requests.read(store), commit=commit, changed=tuple(commit.decisions.servers) if commit else ()
+    )
+    learnt = learn(_known_and_published(store), batch, at)
     write(store, [learnt.news])
+
+
+def begun(look: Look, facts: Mapping[str, Any], at: datetime) -> Knowledge:
+    """What would be known after a request to begin with what it says; raises `UsageError` where it is refused."""
+    request = Request(0, at, "", BEGIN, facts)
+    batch = Batch(requests=(request,), commit=look.commit, changed=tuple(look.commit.decisions.servers))
+    learnt = learn(look.knowledge, batch, at)
+    ((_, outcome),) = learnt.news.outcomes
+    if outcome.startswith(REFUSED):
+        raise UsageError(outcome.removeprefix(REFUSED))
+    return learnt.knowledge
+
+
+def _known_and_published(store: Store) -> Knowledge:
+    output = facts.read(store).output
+    return replace(known(store), published=records_of(Path(output)) if output is not None else {})

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from gitboot.bmc.override import OperatorCondition
 from gitboot.instance.accept import accepted_message, held_message, refused_message
+from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
-from gitboot.instance.provisioning import answers, doubt_of
 from gitboot.instance.standing import Standing
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more
@@ -22,12 +22,13 @@ from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
 from gitboot.status import Condition, Endpoints, Event
 
+_BEGIN: Final = "say it once: gitboot records begin"
 _HINTS: Final = {
-    "NewLedger": "start with --records fresh (none is), adopt (all are), or a file of exported records",
-    "RestoredLedger": "start with --records adopt (all is as Git wants it) or with a newer file of exported records "
-    "(ops/records.json of the published tree)",
-    "ForeignLedger": "choose another --output, or start with --records adopt or ops/records.json of that tree",
-    "DamagedLedger": "start with --records adopt (all is as Git wants it) or ops/records.json of the published tree",
+    "NewLedger": f"{_BEGIN} fresh (none is), adopt (all are), or a file of exported records",
+    "RestoredLedger": f"{_BEGIN} with a file of exported records (ops/records.json of the published tree), adopt (all "
+    "is as Git wants it), or as-recorded (the ledger is right)",
+    "ForeignLedger": f"choose another --output, or {_BEGIN} with ops/records.json of that tree, or adopt",
+    "DamagedLedger": f"{_BEGIN} with ops/records.json of the published tree, or adopt (all is as Git wants it)",
 }
 
 
@@ -131,15 +132,11 @@ def _of_the_records(standing: Standing, commit: Commit, at: datetime) -> Conditi
 
 
 def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] | None:
-    """Why the ledger is not trusted, in a word and in words, with what to do; None: it is, or will be."""
-    doubt = doubt_of(knowledge, decisions)
-    if doubt is None or answers(knowledge, doubt):
+    """Why the ledger is not trusted, in a word and in words, with what to do; None: it is."""
+    if (doubt := doubt_of(knowledge.facts, decisions)) is None:
         return None
     wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
-    message = f"{_doubted(doubt, wanting)}: {_HINTS.get(doubt, _HINTS['NewLedger'])}"
-    if knowledge.initial == "fresh":
-        message = f"--records fresh is for a new instance, and not obeyed here; {message}"
-    return doubt, message
+    return doubt, f"{_doubted(doubt, wanting)}: {_HINTS.get(doubt, _HINTS['NewLedger'])}"
 
 
 def _doubted(doubt: str, wanting: int) -> str:

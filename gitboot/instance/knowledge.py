@@ -14,15 +14,12 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
 from gitboot.status import Event
 
-Initial = str | Mapping[SystemUuid, Record]  # fresh, adopt, or exported records
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knowledge:
     """What is known; what of it lasts stands in the ledger."""
 
     facts: Facts  # about the ledger, and what operators hold back
-    initial: Initial | None = None  # what this process was started with, for a ledger that has to be initialised
     settled: str | None = None  # the commit whose servers have their records; None: nothing is known of any server
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)
     unseen: frozenset[SystemUuid] = frozenset()  # whose boot this instance could not see being made
@@ -34,6 +31,7 @@ class Knowledge:
     noted: int = 0  # the number of the observation that was noted last
     approvals: Mapping[str, frozenset[str]] = field(default_factory=dict)  # guards, by the digest of changes
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
+    published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """What plans go by; None: unknown.
@@ -54,7 +52,7 @@ class Knowledge:
     @property
     def is_trusted(self) -> bool:
         """Whether what the ledger has of servers is believed, and complete."""
-        return self.facts.initialised is not None and self.facts.doubt is None and not self.facts.foreign
+        return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

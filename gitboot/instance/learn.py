@@ -51,7 +51,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     learning = Learning(knowledge)
     for uuid, record in batch.written:
         learning.note_override(uuid, record, stored=True)
-    requests.carry_out(learning, batch.requests, at)
+    requests.carry_out(learning, batch.requests, batch.commit, at)
     learning.events += batch.events
     if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
         revision, learning.used_up = batch.accepted

@@ -1,17 +1,18 @@
-"""What is known of provisioning: first records, what a ledger in doubt is told, and boots that were made."""
+"""What is known of provisioning: first records, and boots that were made."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.errors import UsageError
+from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import provisioned, run_made
-from gitboot.load.machines import Machine, taken_over
+from gitboot.load.machines import taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
@@ -24,25 +25,6 @@ from gitboot.status import Event
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 
 
-def doubt_of(knowledge: Knowledge, decisions: Decisions) -> str | None:
-    """Why the ledger is not trusted, if it is not: one word."""
-    if knowledge.facts.doubt is not None:
-        return knowledge.facts.doubt
-    if knowledge.facts.foreign:
-        return "ForeignLedger"
-    if knowledge.facts.initialised is not None:
-        return None
-    wanting = any(decision.provision > 0 for decision in decisions.servers.values())
-    if knowledge.initial is None and not wanting:
-        return None  # nothing would be installed, whatever is said
-    return "NewLedger"
-
-
-def answers(knowledge: Knowledge, doubt: str) -> bool:
-    """Whether what this process was started with says what a ledger in doubt has to know."""
-    return knowledge.initial is not None and (knowledge.initial != "fresh" or doubt == "NewLedger")
-
-
 def settle(learning: Learning, commit: Commit, changed: Collection[str], at: datetime) -> None:
     """Give each server that the ledger sees for the first time its first record.
 
@@ -51,11 +33,9 @@ def settle(learning: Learning, commit: Commit, changed: Collection[str], at: dat
     initialised, nothing is known of any server.
     """
     decisions = commit.decisions
-    if (doubt := doubt_of(learning.known, decisions)) is not None:
-        if not answers(learning.known, doubt):
-            learning.settled = None
-            return
-        _initialise(learning, decisions, doubt, at)
+    if doubt_of(learning.facts, decisions) is not None:
+        learning.settled = None
+        return
     here = [decisions.servers[name] for name in sorted(changed) if name in decisions.servers]
     _meet(learning, commit, here, at)
     _adopt_late(learning, here)
@@ -66,31 +46,6 @@ def settle(learning: Learning, commit: Commit, changed: Collection[str], at: dat
     if learning.known.settled is None:
         learning.prune_before = at - KEPT
     learning.settled = commit.revision
-
-
-def _initialise(learning: Learning, decisions: Decisions, doubt: str, at: datetime) -> None:
-    """Take what this process was started with for what is installed."""
-    initial, servers = learning.known.initial, decisions.servers.values()
-    learning.forgotten = True
-    if initial == "adopt":
-        for each in servers:
-            learning.write_record(each.uuid, each.server, adopted(each, at))
-    elif initial is not None and not isinstance(initial, str):
-        names = {each.uuid: each.server for each in servers}  # one that is not in the fleet now may come back
-        for uuid, record in initial.items():
-            learning.write_record(uuid, names.get(uuid, uuid), record)
-        learning.machines |= _bare(servers)  # who is not in the file stays unknown
-    how = initial if isinstance(initial, str) else "records"
-    learning.facts = replace(learning.facts, initialised=how, doubt=None, foreign=False)
-    if doubt != "NewLedger":
-        what = how if isinstance(initial, str) else "a file of exported records"
-        learning.events.append(
-            Event(at=at, type="RecordsInitialised", message=f"{doubt}: the ledger was initialised with {what}")
-        )
-
-
-def _bare(servers: Iterable[Decision]) -> dict[SystemUuid, Machine]:
-    return {each.uuid: Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None) for each in servers}
 
 
 def _meet(learning: Learning, commit: Commit, servers: list[Decision], at: datetime) -> None:
@@ -196,9 +151,7 @@ def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, a
 def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
     """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
     if not learning.known.is_trusted:
-        raise UsageError(
-            "nothing in this ledger is trusted: it has to be initialised first, with gitboot run --records"
-        )
+        raise UsageError("nothing in this ledger is trusted before it is said what is installed: gitboot records begin")
     for uuid, server, record in records:
         learning.write_record(uuid, server, record)
 
@@ -206,26 +159,18 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
 # What a commit would install
 
 
-def left_to_install(knowledge: Knowledge, decisions: Decisions) -> int:
-    """How many servers a first commit would install, by what is known or was said at the start."""
-    return sum(
-        each.policy is not None
+def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ...]:
+    """The servers that a commit installs, by what is known."""
+    if not knowledge.is_trusted:
+        return ()
+    return tuple(
+        each.server
+        for each in decisions.servers.values()
+        if each.policy is not None
         and each.policy.boot is not None
         and each.policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-        and (record := _foretold(knowledge, each)) is not None
-        and not is_provisioned(each.policy, record)
-        for each in decisions.servers.values()
+        and not is_provisioned(each.policy, knowledge.records.get(each.uuid, Record()))
     )
-
-
-def _foretold(knowledge: Knowledge, decision: Decision) -> Record | None:
-    """The record that a server will have."""
-    initial: str | Mapping[SystemUuid, Record] | None = knowledge.initial
-    if knowledge.facts.initialised is not None:
-        return knowledge.records.get(decision.uuid, Record())
-    if isinstance(initial, str):
-        return Record() if initial == "fresh" and decision.provision > 0 else adopted(decision)
-    return initial.get(decision.uuid) if initial is not None else None
 
 
 def would_return_installed(knowledge: Knowledge, decisions: Iterable[Decision]) -> int:

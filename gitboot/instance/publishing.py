@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gitboot.errors import LedgerError, PublishError
 from gitboot.instance.commit import Commit
+from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.offers import offers_of
 from gitboot.instance.planning import Plans
 from gitboot.instance.standing import TargetState
@@ -20,7 +21,7 @@ from gitboot.render.formats import shared_files
 from gitboot.render.paths import ContentType
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File, Files
-from gitboot.resolve.records import exported
+from gitboot.resolve.records import RECORDS, exported
 from gitboot.status import Event
 
 
@@ -44,12 +45,14 @@ def published(
     plans: Plans,
     commit: Commit,
     different: Collection[str],
+    common: Files,
     target: Target,
     store: Store,
     at: datetime,
 ) -> TargetState:
     """The target brought to what was planned; ``different`` are servers whose files may be others than before.
 
+    ``common`` are the files that are no server's own.
     No file is published whose fetches could not be told from others: what is offered is written down before.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
@@ -60,7 +63,7 @@ def published(
         _note_offers(before, states, versions, target, store, at)
         done = target.publish(
             {name: state.files if state is not None else None for name, state in states.items()},
-            shared(plans, commit),
+            common,
             complete=not before.complete,
             commit=commit.revision,
             at=at,
@@ -75,11 +78,12 @@ def published(
     return replace(attempt, applied=commit.revision, complete=True, owed=frozenset(), versions=stand, events=events)
 
 
-def shared(plans: Plans, commit: Commit) -> Files:
-    """The files that are no server's own."""
+def shared(plans: Plans, commit: Commit, knowledge: Knowledge) -> Files:
+    """The files that are no server's own. While the ledger is in doubt, the records stay as they were published."""
     states = plans.servers.values()
     known = {state.decision.uuid: state.record for state in states if state.record is not None}
-    return {**shared_files(commit.decisions), "ops/records.json": File(exported(known), ContentType.JSON)}
+    records = known if knowledge.settled is not None else knowledge.published
+    return {**shared_files(commit.decisions), RECORDS: File(exported(records), ContentType.JSON)}
 
 
 def _versions(state: ServerState) -> dict[str, Digest]:

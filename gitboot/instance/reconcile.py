@@ -19,7 +19,8 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.planning import Plans, changed_by, replanned
-from gitboot.instance.publishing import Target, published
+from gitboot.instance.publishing import Target, published, shared
+from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
@@ -71,7 +72,8 @@ class Reconciler:
         try:
             with self._inbox.held():
                 taken = self._inbox.take(before.knowledge.taken)
-                asked = learn(before.knowledge, Batch(written=taken.written, requests=taken.requests), at)
+                wanted = tuple(each for each in taken.requests if each.what != BEGIN)
+                asked = learn(before.knowledge, Batch(written=taken.written, requests=wanted), at)
                 attempt, events = self._accepting.accept(before.attempt, asked.knowledge, at)
                 heard = _heard(taken, attempt, asked.knowledge)
                 learnt = learn(asked.knowledge, self._batch(before, attempt, heard, events, at), at)
@@ -109,6 +111,7 @@ class Reconciler:
         return replace(
             batch,
             commit=accepted,
+            requests=tuple(each for each in heard.requests if each.what == BEGIN),
             changed=changed_by(settled, accepted),
             fetched=fetches_of(self._store, heard.spooled),
             taken=heard.spool,
@@ -164,7 +167,8 @@ class Reconciler:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = now.publication, now.unwritable
         if different or not publication.stands_for(commit):
-            publication = published(publication, now.plans, commit, different, self._target, self._store, at)
+            common = shared(now.plans, commit, now.knowledge)
+            publication = published(publication, now.plans, commit, different, common, self._target, self._store, at)
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken)
         return replace(now, publication=publication, unwritable=publication.unwritable or error)

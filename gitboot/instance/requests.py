@@ -11,6 +11,8 @@ from gitboot.bmc.identity import accept, is_another_system
 from gitboot.bmc.marks import NO_MARKS
 from gitboot.bmc.override import OFF, OverrideRecord, State
 from gitboot.errors import UsageError
+from gitboot.instance.beginning import Beginning, begin
+from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import set_records
 from gitboot.ledger.entries import Approval, Request, Suspension
@@ -24,28 +26,34 @@ RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reas
 ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
+BEGIN: Final = "begin"  # {"how", "commit", "items": [{"uuid", …a record}]}; waits until a commit is accepted
 APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
 SUSPEND: Final = "suspend"  # {"reason", "until"}
 RESUME: Final = "resume"  # {}
 
+REFUSED: Final = "refused: "  # how the outcome of one begins that was not carried out
 
-def carry_out(learning: Learning, requests: Iterable[Request], at: datetime) -> None:
+
+def carry_out(learning: Learning, requests: Iterable[Request], commit: Commit | None, at: datetime) -> None:
     """Do what was asked for, each once; a request that makes no sense is refused, and noted as that."""
     for request in requests:
         try:
-            outcome = _do(learning, request, at)
+            outcome = _do(learning, request, commit, at)
         except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
-            outcome = f"refused: {error}"
+            outcome = f"{REFUSED}{error}"
         message, facts = f"{request.who}: {outcome}", {"who": request.who, "request": request.what}
-        learning.events.append(Event(at=at, type="Requested", message=message, facts=facts))
+        type = "RecordsBegun" if request.what == BEGIN else "Requested"
+        learning.events.append(Event(at=at, type=type, message=message, facts=facts))
         learning.outcomes.append((request, outcome))
 
 
-def _do(learning: Learning, request: Request, at: datetime) -> str:
+def _do(learning: Learning, request: Request, commit: Commit | None, at: datetime) -> str:
     facts = request.facts
     match request.what:
         case "records":
             return _set_records(learning, request)
+        case "begin" if commit is not None:
+            return _begin(learning, facts, commit, at)
         case "resolve":
             return _resolve(learning, facts)
         case "accept":
@@ -88,6 +96,13 @@ def _set_records(learning: Learning, request: Request) -> str:
         _, server, record = items[0]
         return f"{server} is {_worded(record)}{reason}"
     return f"{len(items)} records are set{reason}"
+
+
+def _begin(learning: Learning, facts: Mapping[str, Any], commit: Commit, at: datetime) -> str:
+    if facts.get("commit") not in (None, commit.revision):
+        raise UsageError(f"{commit.revision} was accepted meanwhile; look again")
+    records = {parse_uuid(item["uuid"]): record_of(item) for item in facts.get("items", ())}
+    return begin(learning, commit, Beginning(facts["how"]), records, at)
 
 
 def _was_provisioned_since(learning: Learning, request: Request, uuid: SystemUuid) -> bool:

@@ -43,7 +43,6 @@ class Settings:
     bmc: BmcSettings = BmcSettings()
     allowance: Allowance = field(default_factory=Allowance)  # what evaluating one commit may take
     limits: Limits = field(default_factory=Limits)
-    records: str | None = None  # fresh, adopt, or a file of exported records: what a ledger in doubt is told
     listen: str | None = None  # HOST:PORT; None: nothing is served
     workers: int = 1  # processes that serve
     assets: Path | None = None  # what is served under /assets/

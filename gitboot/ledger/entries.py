@@ -58,5 +58,7 @@ class Facts:
     initialised: str | None = None  # how it became known what was installed before: fresh, adopt, records
     doubt: str | None = None  # why it is not trusted: one word
     observes: bool = True  # whether fetches reach its instance
-    foreign: bool = False  # whether another ledger's tree lies where its instance is to publish
+    foreign: str | None = None  # the ledger whose tree lies where its instance is to publish, if it is another
+    heir_of: str | None = None  # the ledger whose tree it took over
+    output: str | None = None  # where its instance publishes
     suspension: Suspension | None = None

@@ -19,7 +19,9 @@ def read(store: Store) -> Facts:
             initialised=found.get("initialised"),
             doubt=found.get("doubt"),
             observes=found.get("observes") != "no",
-            foreign="foreign" in found,
+            foreign=found.get("foreign"),
+            heir_of=found.get("heirOf"),
+            output=found.get("output"),
             suspension=_suspension(found.get("suspension")),
         )
 
@@ -30,7 +32,7 @@ def accept(tx: Transaction, commit: str | None) -> None:
 
 
 def initialise(tx: Transaction, how: str) -> None:
-    """Note how it became known what was installed before: ``fresh``, ``adopt``, or ``records``; that ends a doubt."""
+    """Note how it became known what was installed before, in a word; that ends a doubt."""
     _put(tx, "initialised", how)
     _put(tx, "doubt", None)
 
@@ -59,10 +61,12 @@ def is_behind(store: Store) -> bool:
     return mark[0] != found.get("identity") or mark[1] > int(found.get("changes") or 0)
 
 
-def note_surroundings(tx: Transaction, *, observes: bool, foreign: bool) -> None:
+def note_surroundings(tx: Transaction, about: Facts) -> None:
     """Note what holds where the instance runs, for commands that look at it from elsewhere."""
-    _put(tx, "observes", None if observes else "no")
-    _put(tx, "foreign", "yes" if foreign else None)
+    _put(tx, "observes", None if about.observes else "no")
+    _put(tx, "foreign", about.foreign)
+    _put(tx, "heirOf", about.heir_of)
+    _put(tx, "output", about.output)
 
 
 # What holds commits back, and what lets them pass

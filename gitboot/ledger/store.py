@@ -238,5 +238,5 @@ def reading(path: Path) -> Iterator[None]:
 def damaged(path: Path, what: str) -> DamagedLedger:
     return DamagedLedger(
         f"{path}: the ledger cannot be read ({what}); restore it from a backup, or let gitboot begin a new one and say "
-        "what is installed with --records"
+        "what is installed: gitboot records begin"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -37,19 +37,20 @@ class Published:
 class Directory:
     """A directory that this process alone publishes to, from ``open`` to ``close``."""
 
-    def __init__(self, disk: Disk, *, ledger: str, may_take_over: bool) -> None:
+    def __init__(self, disk: Disk, *, ledger: str, heir_of: Callable[[], str | None]) -> None:
         self._disk = disk
         self._ledger = ledger
-        self._may_take_over = may_take_over
+        self._heir_of = heir_of
         self._tree = Tree(disk)
         self._named = NamedContent()
         self._owed: Publication | None = None  # what publications that failed were to bring about
         self._owed_gone: frozenset[Pair] = frozenset()  # and what they were to take out of the index
 
     @classmethod
-    def open(cls, root: Path, *, ledger: str, may_take_over: bool = False) -> Directory:
+    def open(cls, root: Path, *, ledger: str, heir_of: Callable[[], str | None] = lambda: None) -> Directory:
         """The directory at ``root``, made where it is missing, for the instance that has this ledger.
 
+        ``heir_of`` tells whose tree it may take over: another ledger's, once a person has said so.
         Raises LockedByAnother where another process publishes, PublishError where it cannot be written.
         """
         make_root(root)
@@ -58,7 +59,7 @@ class Directory:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
             disk.remove(staged(PENDING))
-            return cls(disk, ledger=ledger, may_take_over=may_take_over)
+            return cls(disk, ledger=ledger, heir_of=heir_of)
         except BaseException:
             disk.close()
             raise
@@ -112,7 +113,7 @@ class Directory:
         """
         wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete))
         self._owed = wanted
-        _refuse_foreign(self._disk, self._tree, self._ledger, self._may_take_over)
+        _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
         try:
             self._discard(self._tree.pending)
             changes = decide(self._disk, self._tree, self._named, wanted, self._owed_gone, at)
@@ -130,7 +131,7 @@ class Directory:
     def write_status(self, content: bytes, at: datetime) -> None:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
         with suppress(PublishError):
-            _refuse_foreign(self._disk, self._tree, self._ledger, self._may_take_over)
+            _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
             self._disk.stage(STATUS, content, at)
             self._disk.place(STATUS)
         self._disk.rest()
@@ -198,7 +199,7 @@ class Directory:
 
 
 def would_change(
-    servers: Mapping[str, Files], shared: Files, root: Path, *, ledger: str, at: datetime, may_take_over: bool = False
+    servers: Mapping[str, Files], shared: Files, root: Path, *, ledger: str, at: datetime, heir_of: str | None = None
 ) -> Published:
     """What a complete publication would do, without doing any of it. Raises as it does."""
     wanted = Publication(servers=servers, shared=shared, complete=True)
@@ -207,7 +208,7 @@ def would_change(
         return Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
-        _refuse_foreign(disk, tree, ledger, may_take_over)
+        _refuse_foreign(disk, tree, ledger, lambda: heir_of)
         return _published(decide(disk, tree, NamedContent(), wanted, (), at))
 
 
@@ -247,11 +248,11 @@ def _rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
     return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 
-def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, may_take_over: bool) -> None:
-    if tree.stamp is not None and tree.stamp.ledger != ledger and not may_take_over:
+def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
+    if tree.stamp is not None and tree.stamp.ledger != ledger and tree.stamp.ledger != heir_of():
         raise ForeignTree(
             f"{disk.root} is a tree of the ledger {tree.stamp.ledger}, not of {ledger} "
-            "(choose another directory, or say what is installed with --records to take it over)"
+            "(choose another directory, or take it over with gitboot records begin)"
         )
 
 

@@ -13,8 +13,8 @@ from gitboot.render.tree import File, Files
 class Looked:
     """Stands where a `Directory` would; keeps what publishing would have done, and does none of it."""
 
-    def __init__(self, root: Path, *, ledger: str, may_take_over: bool) -> None:
-        self._root, self._ledger, self._may_take_over = root, ledger, may_take_over
+    def __init__(self, root: Path, *, ledger: str, heir_of: str | None) -> None:
+        self._root, self._ledger, self._heir_of = root, ledger, heir_of
         self._servers: dict[str, Files] = {}
         self._shared: Files = {}
         self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
@@ -42,6 +42,6 @@ class Looked:
                 self._servers[server] = files
         self._shared = self._shared if shared is None else shared
         self.seen = would_change(
-            self._servers, self._shared, self._root, ledger=self._ledger, at=at, may_take_over=self._may_take_over
+            self._servers, self._shared, self._root, ledger=self._ledger, at=at, heir_of=self._heir_of
         )
         return self.seen

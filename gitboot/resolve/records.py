@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
@@ -15,6 +15,8 @@ from gitboot.plan import Decision, Record, Run
 from gitboot.resolve.instant import has_run
 
 T = TypeVar("T")
+
+RECORDS: Final = "ops/records.json"  # of a published tree
 
 
 def first_records(
@@ -81,7 +83,7 @@ def carried(record: Record, decision: Decision) -> Record:
 def ahead(
     published: Mapping[SystemUuid, Record],
     known: Mapping[SystemUuid, Record],
-    reasons: Callable[[SystemUuid], Collection[str]],
+    reasons: Callable[[SystemUuid], Collection[str | None]],
 ) -> list[SystemUuid]:
     """The servers of which a published tree knew more than a ledger: that one is an older copy.
 
@@ -90,8 +92,8 @@ def ahead(
     return sorted(
         uuid
         for uuid, record in published.items()
-        if _progress(record) > _progress(known.get(uuid))
-        or (record.consumed_key is not None and record.consumed_key not in reasons(uuid))
+        if (before := _progress(record)) > (now := _progress(known.get(uuid)))
+        or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
     )
 
 
@@ -117,7 +119,7 @@ def drift(decision: Decision, record: Record | None) -> dict[str, str]:
 
 
 def exported(records: Mapping[SystemUuid, Record]) -> bytes:
-    """Records as ``ops/records.json`` has them, and as ``--records FILE`` reads them."""
+    """Records as ``ops/records.json`` has them, and as ``gitboot records begin FILE`` reads them."""
     items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
     return canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 

@@ -107,8 +107,8 @@ def published(
     boot = folder / "output" / "boot"
     images.place(boot / "assets")
     with ExitStack() as stack:
-        options = ("--records", "fresh", "--assets", str(boot / "assets"), "--max-installs", "1000")
-        instance = stack.enter_context(running(repository.bare, folder, *LISTEN, *options))
+        options = ("--assets", str(boot / "assets"), "--max-installs", "1000")
+        instance = stack.enter_context(running(repository.bare, folder, *LISTEN, *options, records="fresh"))
         stack.enter_context(tftp(loaders(repository.work, boot, folder / "tftp", more=images.unpacked), HOST))
         logs = {}
         for by, at, ipv6, serve in (("nginx", NGINX, NGINX_V6, nginx), ("Caddy", CADDY, CADDY_V6, caddy)):

@@ -13,7 +13,7 @@ from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN, Site, loaders
-from tests.instance import Repository, running
+from tests.instance import Repository, begin, running
 
 GUESTS = {
     "ipxe": Guest(name="ipxe", uefi=False),
@@ -35,7 +35,7 @@ def test_a_server_boots_once_gitboot_has_planned(
     images.place(boot / "assets")
     loaders(repository.work, boot, tmp_path / "tftp", BASE_URLS["gitboot"])
     (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # nothing is generated yet
-    options = ("--records", "fresh", "--assets", str(boot / "assets"))
+    options = ("--assets", str(boot / "assets"))
     with (
         running(repository.bare, tmp_path, *LISTEN, *options, ready=False) as instance,
         dnsmasq(tmp_path, tmp_path),
@@ -48,4 +48,5 @@ def test_a_server_boots_once_gitboot_has_planned(
         with machine.on() as powered:
             powered.says(WAITS[name])
             repository.push(files([GUESTS[name]], images, outputs="ipxe, grub"))
+            begin(tmp_path / "state", "fresh")
             row(powered, site.expects_installation(powered, name, "gitboot", reserved=False))

@@ -60,7 +60,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
     (tmp_path / "credentials" / "bmc" / "password").write_text("calvin")
     (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
     repository = Repository.create(tmp_path / "git")
-    options = ("--records", "fresh", "--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
+    options = ("--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
     with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:
         at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
 
@@ -86,7 +86,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
         with (
             dnsmasq(tmp_path, tmp_path),
             owner.ticking(),
-            running(repository.bare, tmp_path, *LISTEN, *options) as instance,
+            running(repository.bare, tmp_path, *LISTEN, *options, records="fresh") as instance,
         ):
             reset("On")
             owner.says(1, "boot.image=node-1", "BOOTED and reported", END)
