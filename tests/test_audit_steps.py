@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,8 @@ def test_without_a_place_to_write_it_is_kept_for_this_once(tmp_path: Path, name:
 
 def test_a_disk_that_refuses_costs_nothing_but_time(path: Path) -> None:
     fill(path)
-    with Steps.open(path) as kept:
-        kept._connection.execute("PRAGMA query_only = ON")
+    with Steps.open(path) as kept, closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")  # refuses whatever is written, as a full disk does
         kept.keep("b", "c", EFFECTS)
         assert kept.effect("b", "c", ONE) == ((ONE, CHANGED),)
     with Steps.open(path) as kept:

@@ -13,8 +13,9 @@ import pytest
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import Enabled, OverrideRecord, State, Wanted
-from gitboot.bmc.pool import BmcPool, connections, read_credentials
+from gitboot.bmc.pool import BmcPool, read_credentials
 from gitboot.bmc.redfish import BmcConnection, Credentials
+from gitboot.bmc.transport import tls_context
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
 from tests.bmc_rack import ALWAYS, ONCE, PASSWORD, SECRETS, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
@@ -443,11 +444,9 @@ def test_a_bmc_is_trusted_by_the_authority_of_its_document(
     assert (result.outcome, said in result.message) == (outcome, True), result.message
 
 
-def test_bmcs_of_one_authority_share_its_context(rack: Rack, authority: Authority) -> None:
-    with connections(None) as made:
-        contexts = [made._trusted(name, rack.job(ca=authority.pem).bmc) for name in ("web01", "web02")]
-        assert contexts[0] is contexts[1]
-        assert contexts[0] is not made._trusted("web01", rack.job().bmc)
+def test_bmcs_of_one_authority_share_its_context(authority: Authority) -> None:
+    assert tls_context(ca=authority.pem) is tls_context(ca=authority.pem)
+    assert tls_context(ca=authority.pem) is not tls_context()
 
 
 @pytest.mark.parametrize(

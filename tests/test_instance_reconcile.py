@@ -13,7 +13,7 @@ import pytest
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.instance.build import Outside, assembled
-from gitboot.instance.publishing import Target
+from gitboot.instance.publishing import Target, shared
 from gitboot.instance.settings import GitSettings, Settings
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import evidence, facts
@@ -30,7 +30,7 @@ from gitboot.source import Reader, Remote, Source
 from gitboot.status import Event
 from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here
-from tests.fleets import SEED, at, mac_of, maintenance, policy, server
+from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, server
 from tests.instance import Repository, git
 from tests.test_run import images_in
 
@@ -49,11 +49,13 @@ class Brittle:
 
     def __init__(self, target: Target) -> None:
         self.target, self.full, self.calls = target, False, 0
+        self.shared: Files | None = None  # as it was given last
 
     def publish(
         self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
     ) -> Published:
         self.calls += 1
+        self.shared = shared
         if self.full:
             raise PublishError("no space left on device")
         return self.target.publish(servers, shared, complete=complete, commit=commit, at=at)
@@ -578,6 +580,45 @@ def test_a_tree_of_another_ledger_is_left_alone_and_the_endpoint_answers(
         instance.reconcile(OPEN)
         assert instance.condition("Published") == (False, "ForeignTree")
         assert (instance.boots(OPEN), instance.published) == ("memtest-7", "flatcar-1")
+
+
+# What is the whole fleet's
+
+
+def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_another(
+    repository: Repository, instance: Instance
+) -> None:
+    dhcp = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-dnsmasq]"
+
+    def is_made(minute: int, changed: Mapping[str, str] | None = None) -> bool:
+        """Whether a commit, or what was fetched, has it made; in either case what stands is right."""
+        if changed is not None:
+            repository.push(changed)
+        instance.target.shared = None
+        instance.reconcile(BEFORE.replace(minute=minute))
+        standing = instance.reconciler.standing
+        assert standing.commit is not None and instance.condition("Published")[0]
+        for path, file in shared(standing.plans, standing.commit, standing.knowledge).items():
+            assert (instance.output / path).read_bytes() == file.content, path
+        return instance.target.shared is not None
+
+    assert is_made(0, {"00.yaml": fleet(dhcp)})
+    assert is_made(1, {"07.yaml": server("web02", "role: web")})  # its reservation
+    assert not is_made(2, {"07.yaml": server("web02", "role: web, rack: a")})
+    assert not is_made(3, {"02.yaml": image("flatcar-1", "kernelArguments: [quiet]")})
+    assert is_made(4, {"07.yaml": server("web02", "role: web").replace(mac_of("web02"), mac_of("other"))})
+    assert is_made(5, {"00.yaml": fleet(dhcp.replace("boot.test", "other.test"))})
+    assert not is_made(
+        6, {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")}
+    )
+    plan = instance.servers["web01"].plan
+    assert plan is not None and not is_made(7)
+    note_fetch(
+        instance.spool,
+        Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE.replace(minute=7)),
+    )
+    assert is_made(8)  # what is known of it
+    assert is_made(9, {"07.yaml": ""})
 
 
 # What was fetched

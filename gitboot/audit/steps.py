@@ -28,6 +28,7 @@ CREATE TABLE effect (
 ) WITHOUT ROWID;
 """
 _IN_MEMORY: Final = ":memory:"
+_LOCKED_S: Final = 1  # what is kept is not worth a longer wait for another command
 
 
 class Steps:
@@ -123,7 +124,7 @@ def _opened(path: Path | None) -> tuple[sqlite3.Connection, Path | None]:
 
 def _made(path: str) -> sqlite3.Connection:
     """A connection to what this gitboot wrote, or to what is empty; raises `sqlite3.Error` for anything else."""
-    connection = sqlite3.connect(path)
+    connection = sqlite3.connect(path, timeout=_LOCKED_S)
     try:
         connection.execute("PRAGMA synchronous = OFF")  # what a power cut damages is made anew
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():

@@ -22,6 +22,7 @@ from gitboot.source import Reader
 def main(state: str, parent: str) -> None:
     """Evaluate commits of the clone in ``state`` for the process ``parent``."""
     end_with(int(parent))
+    os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the instance, which ends this
     asked = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
@@ -38,6 +39,7 @@ def main(state: str, parent: str) -> None:
         gc.freeze()  # it is not looked at again and again
 
 
+_NICE: Final = 10  # machines are answered first
 _YOUNG: Final = 1  # what was made before is frozen
 
 

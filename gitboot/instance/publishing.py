@@ -11,16 +11,18 @@ from gitboot.errors import LedgerError, PublishError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.offers import offers_of
-from gitboot.instance.planning import Plans
+from gitboot.instance.planning import Plans, changed_by
 from gitboot.instance.standing import TargetState
 from gitboot.ledger import evidence
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.plan import Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import ContentType
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File, Files
+from gitboot.resolve import Decisions
 from gitboot.resolve.records import RECORDS, exported
 from gitboot.status import Event
 
@@ -45,14 +47,13 @@ def published(
     plans: Plans,
     commit: Commit,
     different: Collection[str],
-    common: Files,
+    knowledge: Knowledge,
     target: Target,
     store: Store,
     at: datetime,
 ) -> TargetState:
     """The target brought to what was planned; ``different`` are servers whose files may be others than before.
 
-    ``common`` are the files that are no server's own.
     No file is published whose fetches could not be told from others: what is offered is written down before.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
@@ -63,7 +64,7 @@ def published(
         _note_offers(before, states, versions, target, store, at)
         done = target.publish(
             {name: state.files if state is not None else None for name, state in states.items()},
-            common,
+            shared(plans, commit, knowledge) if _shares_other(before, plans, commit, knowledge, owed) else None,
             complete=not before.complete,
             commit=commit.revision,
             at=at,
@@ -75,7 +76,16 @@ def published(
     for name in owed - versions.keys():
         stand.pop(name, None)
     events = tuple(_events(done, commit, at))
-    return replace(attempt, applied=commit.revision, complete=True, owed=frozenset(), versions=stand, events=events)
+    return replace(
+        attempt,
+        applied=commit.revision,
+        complete=True,
+        plans=plans,
+        in_doubt=knowledge.settled is None,
+        owed=frozenset(),
+        versions=stand,
+        events=events,
+    )
 
 
 def shared(plans: Plans, commit: Commit, knowledge: Knowledge) -> Files:
@@ -84,6 +94,29 @@ def shared(plans: Plans, commit: Commit, knowledge: Knowledge) -> Files:
     known = {state.decision.uuid: state.record for state in states if state.record is not None}
     records = known if knowledge.settled is not None else knowledge.published
     return {**shared_files(commit.decisions), RECORDS: File(exported(records), ContentType.JSON)}
+
+
+def _shares_other(
+    before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
+) -> bool:
+    """Whether anything that files of the whole fleet are made of is another than in those that the target holds."""
+    held = before.plans
+    if held.commit is None or not before.complete or before.in_doubt != (knowledge.settled is None):
+        return True
+    old, new = held.commit.decisions, commit.decisions
+    return (
+        _fleetwide(old) != _fleetwide(new)
+        or any(old.networks.get(name) != new.networks.get(name) for name in changed_by(held.commit, commit))
+        or any(_known(held.servers.get(name)) != _known(plans.servers.get(name)) for name in owed)
+    )
+
+
+def _fleetwide(decisions: Decisions) -> Decisions:
+    return replace(decisions, revision="", servers={}, networks={}, warnings=())
+
+
+def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
+    return (state.decision.uuid, state.record) if state is not None and state.record is not None else None
 
 
 def _versions(state: ServerState) -> dict[str, Digest]:

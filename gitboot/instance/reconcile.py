@@ -19,7 +19,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.planning import Plans, changed_by, replanned
-from gitboot.instance.publishing import Target, published, shared
+from gitboot.instance.publishing import Target, published
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, acts_for
 from gitboot.ledger.store import Store
@@ -167,8 +167,9 @@ class Reconciler:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = now.publication, now.unwritable
         if different or not publication.stands_for(commit):
-            common = shared(now.plans, commit, now.knowledge)
-            publication = published(publication, now.plans, commit, different, common, self._target, self._store, at)
+            publication = published(
+                publication, now.plans, commit, different, now.knowledge, self._target, self._store, at
+            )
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken)
         return replace(now, publication=publication, unwritable=publication.unwritable or error)

@@ -32,6 +32,8 @@ class TargetState:
     applied: Revision | None = None  # the commit that what it holds comes from
     at: datetime | None = None  # when it was brought up to date last, or was to be
     complete: bool = False  # whether all files have stood there since this process began
+    plans: Plans = field(default_factory=Plans)  # whose files it holds
+    in_doubt: bool = False  # whether its records are those of before, for nobody knew better
     owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
     versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path
     failure: tuple[str, str] | None = None  # why the last publication failed: a word, and in words
