@@ -20,7 +20,8 @@
         ├── AssetError              a loader cannot be built or placed
         ├── LedgerError             the ledger cannot be read or written, or is of another version
         │   └── DamagedLedger       it does not hold together
-        └── BmcRejected             the BMC answered no: credentials, an unsupported setting
+        ├── BmcRejected             the BMC answered no: credentials, an unsupported setting
+        └── ForgeRefused            the forge answered no: a token, a project, what it may do
 
 Anything else is a bug of gitboot's own and ends in its traceback.
 """
@@ -62,6 +63,10 @@ class BmcBusy(TryAgain):
 
 class HostUnreachable(TryAgain):
     """A web server gave no answer, or none that can be used."""
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        self.retry_after_s = retry_after_s  # what it asked for
+        super().__init__(message)
 
 
 class InvalidRepository(GitbootError):
@@ -115,3 +120,7 @@ class DamagedLedger(LedgerError):
 
 class BmcRejected(OperatorError):
     """A BMC answered no, and will again: credentials, a certificate, an unsupported setting."""
+
+
+class ForgeRefused(OperatorError):
+    """A forge answered no, and will again: the token, its rights, or the project."""

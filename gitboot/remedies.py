@@ -45,6 +45,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "UnknownFormat": "gitboot version  # here, and where the instance runs: they have to be the same",
         "Unreadable": _RETRY,
     },
+    "VerdictTold": {ANY: "gitboot run … --forge-token FILE  # read anew at each try"},
     BMC: {
         "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'",
         "Contended": _ASK,

@@ -34,6 +34,15 @@ class Endpoints:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Telling:
+    """How it fares to tell the forge of commits."""
+
+    commit: str | None = None  # told last
+    says: str = ""  # and what
+    failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
     """A commit that waits for an acknowledgement."""
 

@@ -24,7 +24,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 
 
 @click.command()
-@click.argument("range", metavar="[BASE..HEAD]", default="")
+@click.argument("range", metavar="BASE..HEAD", default="")
 @click.argument("path", default=".", type=click.Path(path_type=Path))
 @click.option("--merge", is_flag=True, help="Compare BASE with HEAD merged into it, as the branch will be.")
 @click.option(

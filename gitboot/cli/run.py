@@ -19,14 +19,17 @@ from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import config_option, credentials_option
 from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.telling import tell
+from gitboot.errors import UsageError
 from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
 
 if TYPE_CHECKING:
-    from gitboot.instance.settings import Settings
+    from gitboot.instance.settings import ForgeSettings, Settings
+    from gitboot.instance.verdicts import Verdicts
 
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
+_LONGEST_TELLING_S: Final = 15.0  # of a forge, after reconciling once
 
 _COUNT = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -106,6 +109,21 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="After so many failures in a row, over all BMCs, no more overrides are set until one answers.",
 )
+@click.option(
+    "--forge",
+    metavar="KIND=URL",
+    help="Write what becomes of each commit back as its status: github, gitlab or gitea, and the URL of the project's "
+    "page. Needs --forge-token. Default: nobody is told.",
+)
+@click.option(
+    "--forge-token",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with a token that may write commit statuses. It goes to the forge's host alone.",
+)
+@click.option(
+    "--forge-name", default="gitboot", show_default=True, help="The status's name: one for each instance of a fleet."
+)
+@click.option("--forge-link", metavar="URL", help="Where the status leads: this instance's, for people. Default: none.")
 @limit_options
 @allowance_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
@@ -154,6 +172,7 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
         failures=given.pop("bmc_failures"),
     )
     return Settings(
+        forge=_forge_settings(**{name: given.pop(name) for name in tuple(given) if name.startswith("forge")}),
         git=git,
         bmc=bmc,
         allowance=Allowance(seconds=given.pop("commit_seconds"), mebibytes=given.pop("commit_memory")),
@@ -164,22 +183,48 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
     )
 
 
+def _forge_settings(
+    *, forge: str | None, forge_token: Path | None, forge_name: str, forge_link: str | None
+) -> ForgeSettings | None:
+    from gitboot.instance.settings import ForgeSettings
+
+    if (forge is None) != (forge_token is None):
+        raise UsageError("--forge and --forge-token belong together: who is told, and what lets gitboot do it")
+    if forge is None or forge_token is None:
+        return None
+    return ForgeSettings(project=forge, token=forge_token, name=forge_name, link=forge_link)
+
+
 def _run(settings: Settings) -> Exit:
     """Reconcile until a signal ends it."""
     from gitboot.instance.build import running
     from gitboot.instance.loop import Bell, Loop
+    from gitboot.instance.verdicts import telling
 
     bell = Bell()
     settings = replace(settings, spool=spool_of(settings))
-    with running(settings, tell=tell, clock=_clock, wake=bell.ring) as (instance, source):
+    with (
+        telling(settings, bell.ring) as verdicts,
+        running(settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts)) as (instance, source),
+    ):
         loop = Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, bell=bell)
         reap_orphans(loop.wait)
         _obey_signals(loop.stop, {signal.SIGHUP: loop.fetch_now, signal.SIGUSR1: loop.wake})
         ledger = instance.reconciler.status.ledger
         with watched(settings.spool, bell.ring), serving(settings, ledger or "", bell.ring) as workers:
-            loop.run(serving=workers.counted if workers is not None else None)
+            loop.run(
+                serving=workers.counted if workers is not None else None,
+                telling=(lambda: verdicts.telling) if verdicts is not None else None,
+            )
         tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
     return Exit.FINE
+
+
+def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | None:
+    """What an instance tells of each commit, to whom there is."""
+    from gitboot.instance.verdicts import verdict_of
+
+    return (lambda status, change: verdicts.note(verdict_of(status, change))) if verdicts is not None else None
 
 
 def _obey_signals(stop: Callable[[], None], others: dict[signal.Signals, Callable[[], None]]) -> None:
@@ -200,8 +245,12 @@ def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
     from gitboot.instance.build import running
     from gitboot.instance.loop import Loop
+    from gitboot.instance.verdicts import telling
 
-    with running(settings, tell=tell, clock=_clock, wait=True) as (instance, source):
+    with (
+        telling(settings, lambda: None, patience_s=_LONGEST_TELLING_S) as verdicts,
+        running(settings, tell=tell, clock=_clock, wait=True, judged=_judged_by(verdicts)) as (instance, source),
+    ):
         Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
         return _exit_of(instance.reconciler.status)
 

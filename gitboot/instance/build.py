@@ -146,12 +146,14 @@ def running(
     clock: Clock,
     wake: Callable[[], None] = lambda: None,
     wait: bool = False,
+    judged: Callable[[Status, int], None] | None = None,
     evaluation_of: Callable[[Path], Evaluation] | None = None,
 ) -> Iterator[tuple[Instance, Source]]:
     """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile.
 
     ``wake`` is called from other threads, when a job at a BMC or the evaluation of a commit has ended. With ``wait``
-    a commit that is being evaluated is waited for. ``evaluation_of`` a clone is a process of its own, if not a test's.
+    a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
+    then. ``evaluation_of`` a clone is a process of its own, if not a test's.
     """
     _make(settings.state)
     with ExitStack() as stack:
@@ -190,7 +192,7 @@ def running(
                 tell=tell,
                 clock=clock,
                 wake=wake,
-                report=partial(_leave_status, settings.state, tree),
+                report=partial(_reported, settings.state, tree, store, judged),
             )
         )
         yield instance, source
@@ -266,6 +268,20 @@ def remote_of(settings: GitSettings) -> Remote:
         ca_bundle=settings.ca_bundle,
         timeout_s=settings.timeout_s,
     )
+
+
+def _reported(
+    directory: Path,
+    tree: Directory,
+    store: Store,
+    judged: Callable[[Status, int], None] | None,
+    status: Status,
+    at: datetime,
+) -> None:
+    _leave_status(directory, tree, status, at)
+    if judged is not None:
+        _, change = store.mark or ("", 0)
+        judged(status, change)
 
 
 def _leave_status(directory: Path, tree: Directory, status: Status, at: datetime) -> None:

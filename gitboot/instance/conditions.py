@@ -20,7 +20,7 @@ from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
-from gitboot.status import Condition, Endpoints, Event
+from gitboot.status import Condition, Endpoints, Event, Telling
 
 _BEGIN: Final = "say it once: gitboot records begin"
 _HINTS: Final = {
@@ -40,6 +40,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_the_fleet(standing, at),
         *_of_bmcs(standing.schedule, at),
         *_of_endpoints(standing.serving, at),
+        *_of_the_forge(standing.telling, at),
     ]
     told = (each if each.status else replace(each, remedy=_remedy(each, standing)) for each in found)
     return carried(standing.conditions, sorted(told, key=lambda each: each.type))
@@ -97,6 +98,14 @@ def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition
         restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
         message = f"{serving.alive} of {count(serving.wanted, 'endpoint')} running{restarts}"
         yield _condition("Serving", is_whole, "Running" if is_whole else "Restarting", message, at)
+
+
+def _of_the_forge(telling: Telling | None, at: datetime) -> Iterator[Condition]:
+    if telling is not None and telling.failure is not None:
+        yield _condition("VerdictTold", False, *telling.failure, at)
+    elif telling is not None:
+        told = f"{telling.commit[:12]}: {telling.says}" if telling.commit is not None else "nothing yet"
+        yield _condition("VerdictTold", True, "Told", f"the forge was told: {told}", at)
 
 
 def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:

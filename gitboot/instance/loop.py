@@ -18,7 +18,7 @@ from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
 from gitboot.source import Source
-from gitboot.status import Endpoints, Event
+from gitboot.status import Endpoints, Event, Telling
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 
@@ -92,15 +92,18 @@ class Loop:
         self._fetch_once()
         self._reconcile(wait=True)
 
-    def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
-        """Reconcile again and again, until `stop`; ``serving`` tells how the endpoints fare."""
+    def run(self, serving: Callable[[], Endpoints] | None = None, telling: Callable[[], Telling] | None = None) -> None:
+        """Reconcile again and again, until `stop`; ``serving`` and ``telling`` say how endpoints and forge fare."""
         threads = [threading.Thread(target=self._keep_fetching, name="fetch", daemon=True)]
         if watched := self._source.watch_paths():
             threads.append(threading.Thread(target=self._watch, args=(watched,), name="watch", daemon=True))
         for thread in threads:
             thread.start()
         while not self._stopping:
-            due = self._reconcile(serving=serving() if serving is not None else None)
+            due = self._reconcile(
+                serving=serving() if serving is not None else None,
+                telling=telling() if telling is not None else None,
+            )
             timeout_s = self._poll_s
             if due is not None:
                 timeout_s = min(timeout_s, max((due - self._clock()) / timedelta(seconds=1), 0))
@@ -109,9 +112,11 @@ class Loop:
         for thread in threads:
             thread.join(timeout=1)  # one that hangs in the network ends with the process
 
-    def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
+    def _reconcile(
+        self, *, serving: Endpoints | None = None, telling: Telling | None = None, wait: bool = False
+    ) -> datetime | None:
         fetched = self._how_fetched()
-        return self._reconciler.reconcile(self._clock(), fetched=fetched, serving=serving, wait=wait)
+        return self._reconciler.reconcile(self._clock(), fetched=fetched, serving=serving, telling=telling, wait=wait)
 
     def _how_fetched(self) -> Fetched | None:
         if self._fetched is None:

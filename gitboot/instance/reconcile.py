@@ -24,7 +24,7 @@ from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.status import Endpoints, Event, Status
+from gitboot.status import Endpoints, Event, Status, Telling
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 
@@ -59,15 +59,22 @@ class Reconciler:
         return self.standing.status()
 
     def reconcile(
-        self, at: datetime, *, fetched: Fetched | None = None, serving: Endpoints | None = None, wait: bool = False
+        self,
+        at: datetime,
+        *,
+        fetched: Fetched | None = None,
+        serving: Endpoints | None = None,
+        telling: Telling | None = None,
+        wait: bool = False,
     ) -> datetime | None:
         """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
 
-        ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare. With ``wait`` what
-        comes of the jobs at BMCs is learned before it ends. A ledger that cannot be written keeps no window open: what
-        was known before is planned.
+        ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare, ``telling`` how the
+        forge does. With ``wait`` what comes of the jobs at BMCs is learned before it ends. A ledger that cannot be
+        written keeps no window open: what was known before is planned.
         """
-        before = replace(self.standing, fetched=fetched or self.standing.fetched, serving=serving, unwritable=None)
+        fetched = fetched or self.standing.fetched
+        before = replace(self.standing, fetched=fetched, serving=serving, telling=telling, unwritable=None)
         self._inbox.collect(self._bmcs.finished())
         try:
             with self._inbox.held():

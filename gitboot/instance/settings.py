@@ -34,6 +34,16 @@ class BmcSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ForgeSettings:
+    """Who is told what becomes of commits."""
+
+    project: str  # KIND=URL
+    token: Path  # the file with it
+    name: str = "gitboot"  # of the commit status
+    link: str | None = None  # where that leads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What differs from one running instance to the next, and so is no part of a fleet."""
 
@@ -48,6 +58,7 @@ class Settings:
     assets: Path | None = None  # what is served under /assets/
     spool: Path | None = None  # where endpoints leave what was fetched from them
     poll_s: float = 60
+    forge: ForgeSettings | None = None
 
     @property
     def observes(self) -> bool:

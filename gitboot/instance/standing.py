@@ -13,7 +13,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.status import Condition, Endpoints, Event, Status
+from gitboot.status import Condition, Endpoints, Event, Status, Telling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +57,7 @@ class Standing:
     unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
     serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
+    telling: Telling | None = None  # how it fares to tell the forge; None: there is none
     unwritable: str | None = None  # why the ledger took nothing the last time
     conditions: tuple[Condition, ...] = ()
 

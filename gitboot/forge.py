@@ -1,0 +1,191 @@
+"""A forge (GitHub, GitLab, Gitea): told what an instance makes of a commit, as a commit status, and asked for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
+from gitboot.web import WebAnswer, ask, host_of, opener
+
+_LONGEST: Final = 140  # of a description: GitHub's; GitLab and Gitea take 255
+_WITNESS: Final = re.compile(r"(?P<says>.*) \(ledger (?P<ledger>\S+), change (?P<change>\d+)\)")
+_AGAIN: Final = frozenset({408, 409, 423, 425, 429})
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+class ForgeKind(StrEnum):
+    GITHUB = "github"
+    GITLAB = "gitlab"
+    GITEA = "gitea"
+
+
+class Judgement(StrEnum):
+    """What an instance has made of a commit."""
+
+    ACCEPTED = "accepted"
+    HELD = "held"
+    INVALID = "invalid"
+
+
+# What each calls them. GitLab refuses to go on from pending, so a held commit has failed until it is accepted.
+_STATES: Final[Mapping[ForgeKind, Mapping[Judgement, str]]] = {
+    ForgeKind.GITHUB: {Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
+    ForgeKind.GITLAB: {Judgement.ACCEPTED: "success", Judgement.HELD: "failed", Judgement.INVALID: "failed"},
+    ForgeKind.GITEA: {Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitVerdict:
+    """What the instance with one ledger makes of a commit."""
+
+    commit: str
+    judgement: Judgement
+    says: str  # in a few words, which begin with the judgement
+    ledger: str  # the identity of the instance's ledger
+    change: int  # how far that had come
+
+    @property
+    def description(self) -> str:
+        """As people read it, and as it is found again: the words give way to the witness."""
+        witness = f" (ledger {self.ledger}, change {self.change})"
+        room = _LONGEST - len(witness)
+        return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Project:
+    """Where a forge keeps a repository."""
+
+    kind: ForgeKind
+    api: str  # URL
+    path: str  # OWNER/NAME, with more before it at GitLab
+
+    @classmethod
+    def parse(cls, text: str) -> Project:
+        """``KIND=URL`` of the project's page; raises `UsageError`."""
+        name, found, url = text.partition("=")
+        if not found or name not in set(ForgeKind):
+            raise UsageError(
+                f"--forge {text}: expected {', '.join(ForgeKind)}, then = and the URL of the project's page"
+            )
+        host, parts = host_of(url), urlsplit(url)
+        if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
+            raise UsageError(f"--forge: http://{host} would get the token unencrypted; use https")
+        path = parts.path.strip("/").removesuffix(".git")
+        if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
+            raise UsageError(f"--forge {text}: expected the URL of a project's page, which ends in OWNER/NAME")
+        root = f"{parts.scheme}://{host}"
+        apis = {
+            ForgeKind.GITHUB: f"{root}/api/v3",
+            ForgeKind.GITLAB: f"{root}/api/v4",
+            ForgeKind.GITEA: f"{root}/api/v1",
+        }
+        api = "https://api.github.com" if host == "github.com" else apis[ForgeKind(name)]
+        return cls(kind=ForgeKind(name), api=api, path=path)
+
+    def writes(self, commit: str) -> str:
+        """Where a status of a commit is posted."""
+        if self.kind is ForgeKind.GITLAB:
+            return f"{self.api}/projects/{quote(self.path, safe='')}/statuses/{commit}"
+        return f"{self.api}/repos/{quote(self.path)}/statuses/{commit}"
+
+    def lists(self, commit: str, name: str) -> str:
+        """Where the statuses of a commit are, at least the newest of this name."""
+        match self.kind:
+            case ForgeKind.GITLAB:
+                folder = f"{self.api}/projects/{quote(self.path, safe='')}/repository"
+                return f"{folder}/commits/{commit}/statuses?{urlencode({'name': name, 'per_page': 100})}"
+            case ForgeKind.GITEA:
+                return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?sort=recentupdate&limit=50"
+        return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?per_page=100"
+
+    def headers(self, token: str) -> dict[str, str]:
+        match self.kind:
+            case ForgeKind.GITLAB:
+                return {"PRIVATE-TOKEN": token}
+            case ForgeKind.GITEA:
+                return {"Authorization": f"token {token}"}
+        version = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
+        return {"Authorization": f"Bearer {token}", **version}
+
+
+class Forge:
+    """One project of a forge. The token is read anew each time, and goes to the host of that project alone."""
+
+    def __init__(
+        self, project: Project, token: Path, *, name: str, link: str | None = None, ca_bundle: Path | None = None
+    ) -> None:
+        self._project, self._token, self._name, self._link = project, token, name, link
+        self._opener = opener(ca_bundle)
+
+    def write(self, verdict: CommitVerdict) -> None:
+        """Make it the commit's status; raises `HostUnreachable` or `ForgeRefused`."""
+        body = {
+            "state": _STATES[self._project.kind][verdict.judgement],
+            "name" if self._project.kind is ForgeKind.GITLAB else "context": self._name,
+            "description": verdict.description,
+            **({"target_url": self._link} if self._link is not None else {}),
+        }
+        self._asked(self._project.writes(verdict.commit), body)
+
+    def latest(self, commits: Iterable[str]) -> CommitVerdict | None:
+        """What was written last of the first of these commits that has a verdict; None where none has.
+
+        Given the first-parent line, the newest first, that is the newest known verdict. Raises as `write` does.
+        """
+        for commit in commits:
+            answer = self._asked(self._project.lists(commit, self._name))
+            found = [each for each in answer.json if self._is_own(each)] if isinstance(answer.json, list) else []
+            for each in sorted(found, key=lambda each: int(each["id"]), reverse=True):
+                if (verdict := _read(commit, each.get("description"))) is not None:
+                    return verdict
+        return None
+
+    def _is_own(self, status: Any) -> bool:
+        if not isinstance(status, dict) or not isinstance(status.get("id"), int):
+            return False
+        return self._name in (status.get("context"), status.get("name"))
+
+    def _asked(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
+        answer = ask(self._opener, url, headers=self._project.headers(self._secret()), body=body)
+        if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
+            return answer
+        message = f"{host_of(url)} answered {answer.status} {answer.detail}".rstrip()
+        limited = answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None  # GitHub's second limit
+        if answer.status >= 500 or answer.status in _AGAIN or limited:
+            raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
+        raise ForgeRefused(message)
+
+    def _secret(self) -> str:
+        try:
+            token = self._token.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForgeRefused(f"{self._token}: the token cannot be read: {error}") from error
+        if not token or not token.isprintable():
+            raise ForgeRefused(f"{self._token}: expected a token on one line")
+        return token
+
+
+def _read(commit: str, description: object) -> CommitVerdict | None:
+    """What a description says, if an instance wrote it."""
+    found = _WITNESS.fullmatch(description) if isinstance(description, str) else None
+    if found is None:
+        return None
+    judgement = re.split(r"\W", found["says"], maxsplit=1)[0]
+    if judgement not in set(Judgement):
+        return None
+    return CommitVerdict(
+        commit=commit,
+        judgement=Judgement(judgement),
+        says=found["says"],
+        ledger=found["ledger"],
+        change=int(found["change"]),
+    )

@@ -1,0 +1,163 @@
+"""What a forge is told of commits, and says again, over HTTP: the same for each kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
+from gitboot.forge import CommitVerdict, Forge, Judgement, Project
+from tests.forges import TOKEN, ForgeHost, forge_host
+
+ONE, TWO, THREE = (digit * 40 for digit in "123")
+LEDGER = "9f0c7e1c-4a6e-4b0e-8d3b-0d8f6c1f6f0a"
+ACCEPTED = CommitVerdict(commit=ONE, judgement=Judgement.ACCEPTED, says="accepted", ledger=LEDGER, change=7)
+HELD = replace(ACCEPTED, judgement=Judgement.HELD, says="held by maxReinstalls", change=8)
+INVALID = replace(ACCEPTED, judgement=Judgement.INVALID, says="invalid: 3 errors", change=9)
+
+
+@pytest.fixture(params=["github", "gitlab", "gitea"])
+def host(request: pytest.FixtureRequest) -> Iterator[ForgeHost]:
+    with forge_host(request.param) as host:
+        yield host
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    return tmp_path / "token"
+
+
+def forge(host: ForgeHost, token: Path, name: str = "gitboot", link: str | None = None) -> Forge:
+    return Forge(Project.parse(host.project), token, name=name, link=link)
+
+
+def test_a_verdict_is_the_status_of_its_commit(host: ForgeHost, token: Path) -> None:
+    forge(host, token, link="https://boards.test/boot").write(HELD)
+    (posted,) = host.statuses
+    assert (posted["sha"], posted["context"], posted["target_url"]) == (ONE, "gitboot", "https://boards.test/boot")
+    assert posted["description"] == f"held by maxReinstalls (ledger {LEDGER}, change 8)"
+
+
+@pytest.mark.parametrize("verdict", [ACCEPTED, HELD, INVALID], ids=lambda verdict: str(verdict.judgement))
+def test_each_verdict_has_a_colour_and_is_read_back(host: ForgeHost, token: Path, verdict: CommitVerdict) -> None:
+    forge(host, token).write(verdict)
+    is_green = host.statuses[0]["state"] == "success"
+    assert is_green == (verdict is ACCEPTED)
+    assert host.statuses[0]["state"] != "pending"
+    assert forge(host, token).latest([ONE]) == verdict
+
+
+def test_the_newest_verdict_of_the_newest_commit_that_has_one_counts(host: ForgeHost, token: Path) -> None:
+    told = forge(host, token)
+    assert told.latest([THREE, TWO, ONE]) is None
+    for verdict in (replace(ACCEPTED, change=3), replace(HELD, commit=TWO), replace(ACCEPTED, commit=TWO, change=9)):
+        told.write(verdict)
+    assert told.latest([THREE, TWO, ONE]) == replace(ACCEPTED, commit=TWO, change=9)
+    assert told.latest([ONE]) == replace(ACCEPTED, change=3)
+
+
+def test_what_others_write_is_no_verdict(host: ForgeHost, token: Path) -> None:
+    forge(host, token, name="gitboot/fra1").write(ACCEPTED)
+    for description in ("accepted", "accepted (ledger x, change 1) by hand", "fine (ledger x, change 1)", None):
+        host.statuses.append(
+            {"id": 50, "sha": ONE, "context": "gitboot", "state": "success", "description": description}
+        )
+    assert forge(host, token).latest([ONE]) is None
+    assert forge(host, token, name="gitboot/fra1").latest([ONE]) == ACCEPTED
+
+
+def test_a_long_verdict_is_cut_before_its_witness(host: ForgeHost, token: Path) -> None:
+    forge(host, token).write(replace(HELD, says="held by " + ", ".join(["maxUpdatePercent"] * 9)))
+    assert len(host.statuses[0]["description"]) == 140
+    found = forge(host, token).latest([ONE])
+    assert found is not None and (found.judgement, found.ledger, found.change) == (Judgement.HELD, LEDGER, 8)
+    assert found.says.endswith("…")
+
+
+def test_a_refusal_is_for_a_person_and_tells_no_secret(host: ForgeHost, token: Path) -> None:
+    token.write_text("ghp-wrong")
+    with pytest.raises(ForgeRefused, match=r"127\.0\.0\.1:\d+ answered 401 ") as refused:
+        forge(host, token).write(ACCEPTED)
+    assert "ghp-wrong" not in str(refused.value)
+    token.write_text(TOKEN)
+    host.commits = set()
+    with pytest.raises(ForgeRefused, match="No commit found"):
+        forge(host, token).write(ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "wait"),
+    [(503, {}, None), (502, {}, None), (429, {"Retry-After": "61"}, 61), (403, {"Retry-After": "5"}, 5)],
+)
+def test_what_may_go_next_time_is_no_refusal(
+    host: ForgeHost, token: Path, status: int, headers: dict[str, str], wait: int | None
+) -> None:
+    host.faults.append((status, headers))
+    with pytest.raises(HostUnreachable, match=f"answered {status} not now") as unreachable:
+        forge(host, token).write(ACCEPTED)
+    assert unreachable.value.retry_after_s == wait
+
+
+def test_the_token_goes_to_no_other_host(host: ForgeHost, token: Path) -> None:
+    with forge_host(host.kind) as other:
+        for status in (301, 302, 307, 308):
+            host.faults.append((status, {"Location": f"{other.url}/api/v1/repos/acme/fleet/statuses/{ONE}"}))
+            with pytest.raises(ForgeRefused, match=f"answered {status}"):
+                forge(host, token).write(ACCEPTED)
+        assert (len(host.requests), other.requests) == (4, [])
+
+
+def test_nobody_at_home_is_told(host: ForgeHost, token: Path) -> None:
+    told = forge(ForgeHost(host.kind, url="http://127.0.0.1:9"), token)
+    with pytest.raises(HostUnreachable, match=r"127\.0\.0\.1:9: .*refused"):
+        told.write(ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read"), ("", "on one line"), ("a\r\nX-Evil: 1", "on one line"), ("ключ", "cannot be read")],
+)
+def test_a_token_that_is_none_is_not_sent(host: ForgeHost, token: Path, content: str | None, said: str) -> None:
+    if content is None:
+        token.unlink()
+    else:
+        token.write_text(content, newline="")
+    with pytest.raises(ForgeRefused, match=said):
+        forge(host, token).write(ACCEPTED)
+    assert host.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "api", "path"),
+    [
+        ("github=https://github.com/acme/fleet.git", "https://api.github.com", "acme/fleet"),
+        ("github=https://ghe.acme.test/acme/fleet/", "https://ghe.acme.test/api/v3", "acme/fleet"),
+        ("gitlab=https://gitlab.com/acme/metal/fleet", "https://gitlab.com/api/v4", "acme/metal/fleet"),
+        ("gitea=https://codeberg.org/acme/fleet", "https://codeberg.org/api/v1", "acme/fleet"),
+    ],
+)
+def test_where_the_api_of_a_project_is(text: str, api: str, path: str) -> None:
+    project = Project.parse(text)
+    assert (project.api, project.path) == (api, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("https://github.com/acme/fleet", "github, gitlab, gitea, then ="),
+        ("bitbucket=https://bitbucket.org/acme/fleet", "github, gitlab, gitea, then ="),
+        ("github=github.com/acme/fleet", "no URL of a web server"),
+        ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
+        ("github=https://me:secret@github.com/acme/fleet", "must not hold"),
+        ("github=https://github.com/acme", "OWNER/NAME"),
+        ("gitea=https://gitea.test/sub/acme/fleet", "OWNER/NAME"),
+    ],
+)
+def test_a_project_that_cannot_be_meant_is_said(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Project.parse(text)

@@ -1,0 +1,185 @@
+"""The verdict on the newest commit, brought to a forge: by a running instance, by one that runs once, over faults."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.exit import Exit
+from gitboot.forge import CommitVerdict, Forge, Judgement, Project
+from gitboot.instance.verdicts import Verdicts, verdict_of
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
+from gitboot.status import Condition, Held, Status
+from tests.fleets import at
+from tests.forges import TOKEN, ForgeHost, forge_host
+from tests.instance import eventually
+from tests.rack import Rack, until_condition
+
+NOON = at("20T12:00")
+A, B = "a" * 40, "b" * 40
+ERROR = Problem(path="x.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
+FINE = Status(ledger="mine", attempted=B, accepted=B)
+
+
+@pytest.fixture(params=["github", "gitlab", "gitea"])
+def host(request: pytest.FixtureRequest) -> Iterator[ForgeHost]:
+    with forge_host(request.param) as host:
+        yield host
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(TOKEN)
+    return tmp_path / "token"
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "expected"),
+    [
+        ("accepted", FINE, (Judgement.ACCEPTED, "accepted")),
+        (
+            "held",
+            replace(FINE, accepted=A, held=Held(commit=B, digest="d", guards=("maxDeletes", "maxReinstalls"))),  # type: ignore[arg-type]
+            (Judgement.HELD, "held by maxDeletes, maxReinstalls"),
+        ),
+        ("invalid", replace(FINE, accepted=A, problems=(ERROR,)), (Judgement.INVALID, "invalid: 1 error")),
+        ("nothing was tried", replace(FINE, attempted=None), None),
+        ("it is not clear yet", replace(FINE, accepted=A), None),
+        (
+            "another instance acts",
+            replace(
+                FINE,
+                conditions=(
+                    Condition(type="LedgerNamed", status=False, reason="AnotherLedger", message="", since=NOON),
+                ),
+            ),
+            None,
+        ),
+    ],
+)
+def test_what_a_status_makes_of_the_newest_commit(
+    case: str, status: Status, expected: tuple[Judgement, str] | None
+) -> None:
+    found = verdict_of(status, 7)
+    assert (found and (found.judgement, found.says)) == expected, case
+    assert found is None or (found.commit, found.ledger, found.change) == (B, "mine", 7)
+
+
+# Over faults
+
+
+def verdict(commit: str, judgement: Judgement = Judgement.ACCEPTED, change: int = 1) -> CommitVerdict:
+    return CommitVerdict(commit=commit, judgement=judgement, says=str(judgement), ledger="mine", change=change)
+
+
+def told(host: ForgeHost) -> list[tuple[str, str]]:
+    return [(each["sha"][:1], each["description"].partition(" ")[0]) for each in host.statuses]
+
+
+def test_it_is_tried_until_it_is_told_and_nobody_waits_for_it(host: ForgeHost, token: Path) -> None:
+    host.faults += [(503, {}), (500, {}), (401, {})]
+    woken = threading.Event()
+    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
+    verdicts.note(verdict(A))
+    eventually(lambda: verdicts.telling.failure is not None and woken.is_set())
+    verdicts.note(verdict(A, Judgement.HELD))  # meanwhile it has come to something else
+    verdicts.note(verdict(B))
+    eventually(lambda: len(host.statuses) == 2)
+    assert told(host) == [("a", "held"), ("b", "accepted")]
+    eventually(lambda: verdicts.telling.commit == B and verdicts.telling.failure is None)
+    verdicts.note(verdict(B, change=5))  # the ledger goes on; what it makes of the commit is the same
+    verdicts.close(patience_s=5)
+    assert len(host.statuses) == 2
+
+
+def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> None:
+    host.faults.append((503, {}))
+    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, first_retry_s=1)
+    for number in range(100):
+        verdicts.note(verdict(f"{number:040}"))
+    eventually(lambda: verdicts.telling.commit == f"{99:040}")
+    verdicts.close()
+    assert [int(each["sha"]) for each in host.statuses] == list(range(80, 100))
+
+
+def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:
+    dead = Forge(Project.parse("gitea=http://127.0.0.1:9/acme/fleet"), token, name="gitboot")
+    verdicts = Verdicts(dead, lambda: None, first_retry_s=60)
+    verdicts.note(verdict(A))
+    eventually(lambda: verdicts.telling.failure is not None)
+    verdicts.close(patience_s=60)  # it has failed: nobody waits for the next try
+    assert "forge" not in {each.name for each in threading.enumerate()}
+
+
+# In an instance
+
+
+def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, token: Path, rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    first = rack.push()
+    options = ("--forge", host.project, "--forge-token", token, "--forge-link", "https://boards.test")
+    with rack.running("--records", "adopt", *options) as instance:
+        until_condition(instance, "VerdictTold", status=True, reason="Told")
+        eventually(lambda: host.statuses)
+        web.provision = 2
+        held = rack.push("Reinstall web01")
+        eventually(lambda: len(host.statuses) == 2)
+        digest = instance.status()["attempted"]["held"]["digest"]
+        rack.said("approve", digest, "--guard", "maxReinstalls", "--reason", "CHG-1")
+        eventually(lambda: len(host.statuses) == 3)
+        web.more = ", nonsense: 1"
+        invalid = rack.push("Break it")
+        eventually(lambda: len(host.statuses) == 4)
+        ledger = instance.status()["ledger"]
+    shas = [each["sha"] for each in host.statuses]
+    assert shas == [first, held, held, invalid]
+    assert [each["description"].partition(" (")[0] for each in host.statuses] == [
+        *("accepted", "held by maxReinstalls", "accepted", "invalid: 1 error")
+    ]
+    assert {each["target_url"] for each in host.statuses} == {"https://boards.test"}
+    newest = Forge(Project.parse(host.project), token, name="gitboot").latest([invalid, held, first])
+    assert newest is not None and (newest.commit, newest.ledger) == (invalid, ledger)
+    assert newest.change > 0
+
+
+def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost, token: Path, rack: Rack) -> None:
+    token.write_text("wrong")
+    rack.add("web01")
+    rack.push()
+    with rack.running("--records", "adopt", "--forge", host.project, "--forge-token", token) as instance:
+        found = until_condition(instance, "VerdictTold", status=False, reason="ForgeRefused")
+        assert "401" in found["message"] and "wrong" not in found["message"]
+        commit = rack.push("Again")
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        assert "wrong" not in str(instance.events)
+
+
+def test_reconciling_once_tells_it_too(host: ForgeHost, token: Path, rack: Rack) -> None:
+    rack.add("web01")
+    commit = rack.push()
+    assert rack.once("--records", "adopt", "--forge", host.project, "--forge-token", token).code == Exit.FINE
+    assert [(each["sha"], each["context"]) for each in host.statuses] == [(commit, "gitboot")]
+
+
+def test_a_dry_run_tells_nobody(host: ForgeHost, token: Path, rack: Rack) -> None:
+    rack.add("web01")
+    rack.push()
+    rack.once("--records", "adopt", "--dry-run", "--forge", host.project, "--forge-token", token)
+    assert host.requests == []
+
+
+def test_a_forge_without_a_token_is_said(rack: Rack) -> None:
+    rack.push()
+    done = rack.once("--forge", "gitea=https://gitea.test/acme/fleet")
+    assert (done.code, "--forge-token" in done.err) == (Exit.USAGE, True)
