@@ -28,6 +28,7 @@ from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published
 from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
+from gitboot.source.line import Merge
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
 UNLIMITED: Final = Limits(
@@ -55,7 +56,6 @@ class Commits:
 
     def __init__(self) -> None:
         self.newest: Snapshot | None = None
-        self._adopted: Commit | None = None
         self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
 
     def push(self, snapshot: Snapshot) -> None:
@@ -87,19 +87,18 @@ class Commits:
     def restore(self, accepted: Revision | None) -> None:
         """It has no clone that could be damaged."""
 
-    def messages(self, since: Revision | None, revision: Revision) -> list[tuple[str, str]]:
+    def messages(self, since: Revision | None, revision: Revision) -> list[tuple[Revision, str]]:
         return []
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         return False
 
-    def evaluate(self, revision: Revision) -> Evaluated:
-        base = self._adopted
+    def line(self, since: Revision, revision: Revision) -> tuple[Merge, ...]:
+        return ()
+
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         return assembled(base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))
-
-    def adopt(self, commit: Commit) -> None:
-        self._adopted = commit
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
-from gitboot.instance.commit import Evaluated
+from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation, assembled
 from gitboot.load import Revision
 from gitboot.source import Reader
@@ -21,10 +21,9 @@ class Here(Evaluation):
         self._reader = reader
         self._evaluator = Evaluator(reader.snapshot)
 
-    def evaluate(self, revision: Revision) -> Evaluated | None:
-        base = self._base.revision if self._base is not None else None
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
         try:
-            difference = self._evaluator.evaluate(revision, base)
+            difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         finally:
             self._reader.close()
-        return assembled(self._base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))
+        return assembled(base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))

@@ -28,6 +28,7 @@ class Parts:
     ledger: Store
     reconciler: Reconciler
     events: list[Event]
+    spool: Path
 
 
 @contextmanager
@@ -47,6 +48,7 @@ def in_process(
         git=GitSettings(repository=str(repository)),
         limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
         listen="by the test itself",
+        spool=folder / "spool",
     )
     events: list[Event] = []
 
@@ -56,4 +58,4 @@ def in_process(
     with running(settings, tell=events.append, clock=clock, evaluation_of=here) as (instance, source):
         if initial is not None:
             requests.give(instance.store, clock(), "ada", BEGIN, {"how": initial})
-        yield Parts(source, instance.store, instance.reconciler, events)
+        yield Parts(source, instance.store, instance.reconciler, events, folder / "spool")

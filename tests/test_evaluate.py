@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.errors import CorruptClone, InvalidRepository
 from gitboot.evaluate.limits import Allowance
-from gitboot.instance.commit import Evaluated
+from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation
 from gitboot.load import Revision
 from gitboot.problems.codes import Code
@@ -85,12 +85,12 @@ def evaluation(state: Path) -> Iterator[Evaluation]:
 
 def codes(evaluation: Evaluation, revision: Revision) -> list[str]:
     with pytest.raises(InvalidRepository) as raised:
-        evaluation.evaluate(revision)
+        evaluation.evaluate(revision, None)
     return [problem.code for problem in raised.value.problems]
 
 
-def evaluate(evaluation: Evaluation, revision: Revision) -> Evaluated:
-    found = evaluation.evaluate(revision)
+def evaluate(evaluation: Evaluation, revision: Revision, base: Commit | None = None) -> Evaluated:
+    found = evaluation.evaluate(revision, base)
     assert found is not None
     return found
 
@@ -104,13 +104,13 @@ def test_a_commit_is_told_and_the_next_by_what_it_changes(
     first = evaluate(evaluation, newest(source))
     web01 = first.commit.decisions.servers["web01"]
     assert list(first.commit.decisions.servers) == ["web01"] and first.changes.first
-    evaluation.adopt(first.commit)
     repository.push({"web02.yaml": server("web02", "role: web")})
-    second = evaluate(evaluation, newest(source))
+    second = evaluate(evaluation, newest(source), first.commit)
     assert list(second.commit.decisions.servers) == ["web01", "web02"]
     assert (second.changes.before, second.changes.after) == (1, 2)
     assert second.commit.decisions.servers["web01"] is web01  # it was not sent again
     assert second.commit.fleet is first.commit.fleet
+    assert [each.server for each in second.come] == ["web02"]
 
 
 def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state: Path) -> None:
@@ -118,7 +118,7 @@ def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state
     evaluation = Evaluation(state)
     evaluation.on_answer = lambda: called.append(None)
     try:
-        assert evaluation.evaluate(newest(source)) is None
+        assert evaluation.evaluate(newest(source), None) is None
         eventually(lambda: called)
         assert evaluate(evaluation, newest(source)).commit.revision == newest(source)
     finally:
@@ -129,11 +129,10 @@ def test_a_commit_that_was_dropped_leaves_nothing_behind(
     repository: Repository, source: Source, evaluation: Evaluation
 ) -> None:
     first = evaluate(evaluation, newest(source))
-    evaluation.adopt(first.commit)
     repository.push({"web02.yaml": server("web02", "role: web")})
-    evaluate(evaluation, newest(source))  # and is not adopted
+    evaluate(evaluation, newest(source), first.commit)
     repository.push({"web02.yaml": "", "web03.yaml": server("web03", "role: web")})
-    third = evaluate(evaluation, newest(source))
+    third = evaluate(evaluation, newest(source), first.commit)
     assert list(third.commit.decisions.servers) == ["web01", "web03"]
     assert (third.changes.before, third.changes.after) == (1, 2)
 
@@ -147,7 +146,7 @@ def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path
     revision = newest(source)
     (state / "repository.git").rename(state / "away.git")
     with pytest.raises(CorruptClone):
-        evaluation.evaluate(revision)
+        evaluation.evaluate(revision, None)
     (state / "away.git").rename(state / "repository.git")
     assert evaluate(evaluation, revision).commit.revision == revision
 
@@ -200,15 +199,15 @@ def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, sou
     try:
         repository.push({"many.yaml": many()})
         revision = newest(source)
-        assert evaluation.evaluate(revision) is None
+        assert evaluation.evaluate(revision, None) is None
         os.kill(evaluators(os.getpid())[0], signal.SIGKILL)
-        found = eventually(lambda: evaluation.evaluate(revision), within_s=60)
+        found = eventually(lambda: evaluation.evaluate(revision, None), within_s=60)
         assert len(found.commit.decisions.servers) == MANY + 1
         os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it has nothing to do
-        evaluation.adopt(found.commit)
+        base = found.commit
         repository.push({"many.yaml": many(2)})
         revision = newest(source)
-        found = eventually(lambda: evaluation.evaluate(revision), within_s=60)
+        found = eventually(lambda: evaluation.evaluate(revision, base), within_s=60)
         assert (found.changes.before, found.changes.after) == (MANY + 1, 3)
     finally:
         evaluation.close()
@@ -227,7 +226,7 @@ def test_a_commit_over_which_evaluators_are_killed_is_refused(
             for process in evaluators(os.getpid()):
                 os.kill(process, signal.SIGKILL)
             try:
-                evaluation.evaluate(revision)
+                evaluation.evaluate(revision, None)
             except InvalidRepository as error:
                 return tuple(problem.code for problem in error.problems)
             return None

@@ -163,6 +163,8 @@ def test_one_more_change_voids_an_acknowledgement(parts: Parts, repository: Repo
     repository.push(documents("flatcar-2"))
     turn(parts)
     message = "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+    git(repository.work, "reset", "-q", "--soft", "HEAD~1")
+    git(repository.work, "push", "-qf", "origin", "HEAD:main")
     repository.push(documents("flatcar-2", servers=13), f"One more\n\n{message}")
     turn(parts, 1)
     assert (applied(parts), accepted(parts)) == (before, (False, "GuardTripped"))
@@ -292,3 +294,116 @@ def test_acknowledgements_that_do_not_count_are_told_in_few_words(parts: Parts, 
     (event,) = (event for event in parts.events if event.type == "Held")
     assert "and 15 more" in event.message
     assert len(event.message) < 4000
+
+
+# Several merges
+
+
+def lines(parts: Parts) -> str:
+    return "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+
+
+def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str]) -> str:
+    """The lines for one more commit with these files, as CI finds them: on a branch of its own."""
+    copy = tmp_path / f"ci-{len(list(tmp_path.glob('ci-*')))}"
+    head = git(repository.work, "rev-parse", "HEAD")
+    with in_process(copy, repository.bare, limits=Limits(), initial="adopt") as parts:
+        turn(parts)
+        repository.push(files, "To look at")
+        turn(parts, 1)
+        found = lines(parts)
+    git(repository.work, "reset", "-q", "--hard", head)
+    git(repository.work, "push", "-qf", "origin", "main")
+    return found
+
+
+def test_e19_two_merges_in_one_poll_are_accepted_each_by_its_own_lines(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    for provision in (1, 2):
+        files = documents(provision=provision)
+        found = acknowledging(tmp_path, repository, files)
+        commit = repository.push(files, f"Raise to {provision}\n\n{found}")
+    turn(parts, 1)
+    assert (applied(parts), parts.reconciler.status.held) == (commit, None)
+    assert [event.facts["commit"] for event in parts.events if event.type == "Acknowledged"][-1] == commit
+
+
+def test_e19_a_merge_that_nobody_acknowledged_holds_those_after_it_and_none_before(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    files = documents(provision=1)
+    first = repository.push(files, f"Raise\n\n{acknowledging(tmp_path, repository, files)}")
+    second = repository.push(documents(provision=2), "Raise again")
+    third = repository.push({"README.md": "x"})
+    turn(parts, 1)
+    assert (applied(parts), held(parts).commit) == (first, third)
+    before = held(parts)
+    turn(parts, 2)
+    assert held(parts) == before
+    last = repository.push({}, f"Acknowledge\n\n{lines(parts)}")
+    turn(parts, 3)
+    assert applied(parts) == last
+    assert second != first
+
+
+def test_e19_it_comes_to_the_same_after_a_downtime(tmp_path: Path, repository: Repository) -> None:
+    """A merge that moves a window is acknowledged; with the next one, that nobody has to, its digest is another."""
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts)
+    files = documents(provision=1)
+    repository.push(files, f"Raise\n\n{acknowledging(tmp_path, repository, files)}")
+    last = repository.push(documents(servers=13, provision=1), "One more")
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts, 1)
+        turn(parts, 2)
+        assert (applied(parts), parts.reconciler.status.held) == (last, None)
+
+
+def test_e19_commits_before_an_invalid_one_are_accepted_and_it_joins_the_next(
+    parts: Parts, repository: Repository
+) -> None:
+    first = repository.push(documents(servers=13))
+    repository.push({"bad.yaml": "kind: Nothing\n"})
+    turn(parts, 1)
+    assert (applied(parts), accepted(parts)) == (first, (False, "Invalid"))
+    repository.push({"bad.yaml": "", **documents("flatcar-2", servers=13)})
+    turn(parts, 2)
+    assert (applied(parts), "maxReinstalls" in held(parts).guards) == (first, True)
+
+
+def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, repository: Repository) -> None:
+    before = applied(parts)
+    for provision in (1, 2):
+        repository.push(documents(provision=provision))
+    turn(parts, 1)
+    assert applied(parts) == before
+    (event,) = (event for event in parts.events if event.type == "Held")
+    each = [line.partition(" with ")[2] for line in event.message.partition("each merge by itself: ")[2].split("; ")]
+    assert len(each) == 2
+    message = "\n".join(line.strip("'") for found in each for line in found.split(" and "))
+    last = repository.push({}, f"Acknowledge\n\n{message}")
+    turn(parts, 2)
+    assert applied(parts) == last
+
+
+def test_e22_what_acknowledged_a_rewind_says_nothing_of_the_next(parts: Parts, repository: Repository) -> None:
+    """Neither changes a decision."""
+    digests = set()
+    for number in range(2):
+        repository.push({"README.md": f"{number}"})
+        turn(parts, number)
+        git(repository.work, "reset", "-q", "--hard", "HEAD~1")
+        git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Instead {number}")
+        git(repository.work, "push", "-qf", "origin", "main")
+        turn(parts, number)
+        assert held(parts).guards == ("allowRewind",)
+        digests.add(held(parts).digest)
+        git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Acknowledge\n\n{lines(parts)}")
+        git(repository.work, "push", "-q", "origin", "main")
+        turn(parts, number)
+        assert held(parts).guards == ("allowRewind",)  # a line in a message is of another commit by then
+        approve(parts, held(parts).digest, held(parts).guards)
+        turn(parts, number)
+        assert parts.reconciler.status.held is None
+    assert len(digests) == 2

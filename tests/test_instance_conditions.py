@@ -37,7 +37,7 @@ def commit_of(*documents: str) -> Commit:
     commits.push(snapshot(*documents))
     revision = commits.latest()
     assert revision is not None
-    return commits.evaluate(revision).commit
+    return commits.evaluate(revision, None).commit
 
 
 COMMIT = commit_of(*SEED)

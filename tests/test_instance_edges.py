@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from gitboot.diff.guard import Limits
+from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase
+from gitboot.status import Event, Held
 from tests.bench import Bench
-from tests.fleets import SEED, at, image, maintenance, policy, profile, server
+from tests.doubles import note_fetch
+from tests.fleets import SEED, at, fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.inprocess import Parts, in_process
+from tests.instance import Repository
 
 INSTALLS = (Phase.NETWORK, Cause.PENDING)
 
@@ -140,3 +149,217 @@ def test_e17_a_run_counts_for_the_window_that_stood_when_it_was_made(bench: Benc
     assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     assert bench.record is not None
     assert bench.record.runs["repair"].end == at("20T18:00")
+
+
+# What a commit brings, and takes away: over a real repository, with the guards that an instance has by itself
+
+IMAGES = (image("flatcar-1"), image("bios-2"), image("memtest-7", "writesDisk: false"))
+PROFILES = (profile("web", "flatcar-1"), profile("bios", "bios-2"), profile("repair", "memtest-7"))
+ONCE = policy("web", often="Once")
+NAMES = tuple(f"web{number:02}" for number in range(12))
+
+
+def servers(*names: str, spec: str = "provision: 1") -> str:
+    return "---\n".join(server(name, spec=spec) for name in names or NAMES)
+
+
+@dataclass
+class World:
+    """An instance that follows a repository, on a clock that the test moves."""
+
+    parts: Parts
+    repository: Repository
+    now: datetime
+
+    def push(self, *documents: str, message: str = "Change") -> str:
+        """Push a fleet of these documents, and let the instance see it."""
+        text = "---\n".join((fleet(), *IMAGES, *PROFILES, *documents))
+        commit = self.repository.push({"fleet.yaml": text}, message)
+        self.turn()
+        return commit
+
+    def turn(self, **passed: float) -> None:
+        self.now += timedelta(seconds=1, **passed)
+        self.parts.source.fetch()
+        self.parts.reconciler.reconcile(self.now)
+
+    def plan(self, name: str) -> BootPlan | None:
+        return self.parts.reconciler.standing.plans.servers[name].plan
+
+    def install(self, *names: str) -> None:
+        """Their machines fetch what they boot now, and a minute passes."""
+        for name in names:
+            plan = self.plan(name)
+            assert plan is not None
+            path = f"boot/v1/boot/{name}/boot.ipxe"
+            fetched = Observation(server=name, path=path, digest=plan.digest, client="10.0.0.7", at=self.now)
+            note_fetch(self.parts.spool, fetched)
+        self.turn(minutes=2)
+
+    @property
+    def applied(self) -> str | None:
+        return self.parts.reconciler.status.applied
+
+    @property
+    def held(self) -> Held | None:
+        return self.parts.reconciler.status.held
+
+    def told(self, type: str) -> list[Event]:
+        return [event for event in self.parts.events if event.type == type]
+
+
+@contextmanager
+def world_of(folder: Path, limits: Limits, *documents: str, initial: str | None = "fresh") -> Iterator[World]:
+    repository = Repository.create(folder / "git")
+    with in_process(folder, repository.bare, limits=limits, initial=initial) as parts:
+        world = World(parts, repository, at("20T12:00"))
+        world.push(*documents)
+        yield world
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Twelve servers that are installed, with guards that let all of them come at once."""
+    with world_of(tmp_path, Limits(), servers(), ONCE) as made:
+        made.install(*NAMES)
+        yield made
+
+
+def test_e11_servers_that_move_in_from_another_repository_are_not_installed(world: World) -> None:
+    names = [f"moved{number:02}" for number in range(49)]
+    commit = world.push(servers(), servers(*names, spec="provision: 3"), servers("new"), ONCE)
+    assert (world.applied, world.held) == (commit, None)
+    assert {shown(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
+    assert shown(world.plan("new")) == INSTALLS
+    (event,) = world.told("ServerUnknown")
+    assert "and 44 more: it came with provision 3" in event.message
+
+
+def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path: Path, world: World) -> None:
+    """Introduced at 1 and raised since, both in one poll; and the other way round."""
+    world.repository.push({"more.yaml": servers("raised") + "---\n" + servers("lowered", spec="provision: 3")})
+    world.repository.push({"more.yaml": servers("raised", "lowered", spec="provision: 2")})
+    world.turn()
+    assert world.held is not None  # the raise
+    assert {name for name in world.parts.reconciler.standing.plans.servers if name not in NAMES} == {
+        "raised",
+        "lowered",
+    }
+    assert shown(world.plan("raised")) == INSTALLS
+    assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
+
+
+BOARD = uuid_of("a new board")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (f"replaces: {uuid_of('web00')}, provision: 2", INSTALLS),
+        (f"replaces: {uuid_of('web00')}, provision: 1", (Phase.DISK, Cause.UNKNOWN)),
+        (f"replaces: {uuid_of('nobody')}, provision: 2", (Phase.DISK, Cause.UNKNOWN)),
+        ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
+    ],
+)
+def test_e12_a_board_that_was_replaced_is_installed_as_its_document_says(
+    tmp_path: Path, said: str, expected: tuple[Phase, Cause]
+) -> None:
+    unlimited = Limits(max_reinstalls=10)
+    with world_of(tmp_path, unlimited, servers("web00", "web01"), ONCE) as world:
+        world.install("web00", "web01")
+        board = servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}")
+        commit = world.push(board, servers("web01"), ONCE)
+        assert (world.applied, shown(world.plan("web00"))) == (commit, expected)
+        assert bool(world.told("ServerUnknown")) == (expected != INSTALLS)
+        assert shown(world.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
+
+
+def test_e12_what_a_board_replaces_may_be_said_later(tmp_path: Path) -> None:
+    with world_of(tmp_path, Limits(max_reinstalls=10), servers("web00"), ONCE) as world:
+        world.install("web00")
+        for said, expected in (
+            ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
+            (f"provision: 2, replaces: {uuid_of('web00')}", INSTALLS),
+        ):
+            world.push(servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}"), ONCE)
+            assert shown(world.plan("web00")) == expected
+
+
+OPEN = maintenance("m", "20T10:00 20T18:00", boots="bios")
+TO_DISK = policy("web", boots="disk", often="Once")
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after"),
+    [
+        ("a policy becomes Never", (ONCE,), (policy("web", often="Never"),)),
+        ("a policy boots another profile, which is Disk", (ONCE,), (profile("disk", "", method="Disk"), TO_DISK)),
+        ("Always becomes Once", (policy("web"),), (ONCE,)),
+        ("an override goes", (policy("web", "All", "override: Once"),), (policy("web", "All", "override: None"),)),
+        ("a window is ended early", (ONCE, OPEN), (ONCE, OPEN.replace("18:00", "12:30"))),
+        ("a window is narrowed", (ONCE, OPEN), (ONCE, OPEN.replace("10:00", "13:00"))),
+        ("a maintenance is deleted", (ONCE, OPEN), (ONCE,)),
+    ],
+)
+def test_e16_less_is_never_held(tmp_path: Path, what: str, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+    with world_of(tmp_path, Limits(), servers(), *before) as world:
+        world.install(*NAMES)
+        commit = world.push(servers(), *after)
+        assert (world.applied, world.held) == (commit, None), what
+
+
+def test_e16_parking_is_never_held(world: World) -> None:
+    commit = world.push(servers(spec="provision: 1, lifecycle: Parked"), ONCE)
+    assert (world.applied, world.held) == (commit, None)
+
+
+def test_e20_servers_that_come_back_under_always_count_as_reinstalled(world: World) -> None:
+    few = servers(*NAMES[1:])
+    assert world.push(few, ONCE) == world.applied
+    before = world.applied
+    always = policy("back", "{servers: [web00]}", "priority: 1")
+    world.push(servers(), ONCE, always)
+    assert world.held is not None
+    assert (world.applied, world.held.guards) == (before, ("maxReinstalls",))
+    window = maintenance("m", "20T10:00 20T18:00", select="{servers: [web00]}", boots="bios")
+    world.push(servers(), ONCE, window)
+    assert (world.applied, world.held.guards) == (before, ("maxReinstalls",))
+    assert world.push(servers(), ONCE) == world.applied  # as it is installed
+
+
+def test_e20_the_same_in_one_poll(world: World) -> None:
+    few, always = servers(*NAMES[1:]), policy("back", "{servers: [web00]}", "priority: 1")
+    texts = ["---\n".join((fleet(), *IMAGES, *PROFILES, *each)) for each in ((few, ONCE), (servers(), ONCE, always))]
+    first = world.repository.push({"fleet.yaml": texts[0]})
+    world.repository.push({"fleet.yaml": texts[1]})
+    world.turn()
+    assert world.held is not None
+    assert (world.applied, world.held.guards) == (first, ("maxReinstalls",))
+
+
+def test_e21_a_maintenance_that_hid_an_installer_cannot_go_unseen(tmp_path: Path) -> None:
+    window = maintenance("m", "20T10:00 20T18:00")
+    with world_of(tmp_path, Limits(), servers(), policy("web"), window) as world:
+        before = world.applied
+        world.push(servers(), policy("web"))
+        assert world.held is not None
+        assert (world.applied, "maxReinstalls" in world.held.guards) == (before, True)
+
+
+def test_e23_a_pool_move_of_an_installed_server_is_no_reinstallation(world: World) -> None:
+    other = policy("other", "{servers: [web00]}", "priority: 1, nodeLabels: {pool: other}", often="Once")
+    commit = world.push(servers(), ONCE, other)
+    assert (world.applied, world.held) == (commit, None)
+    assert shown(world.plan("web00")) == (Phase.DISK, Cause.PROVISIONED)
+
+
+def test_e24_a_fleet_alone_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    commit = repository.push({"fleet.yaml": fleet()})
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        world = World(parts, repository, at("20T12:00"))
+        world.turn()
+        assert (world.applied, world.held) == (commit, None)
+        second = world.push(servers(), ONCE, message="The first servers")
+        assert (world.applied, world.held) == (second, None)
+        assert {shown(world.plan(name)) for name in NAMES} == {INSTALLS}

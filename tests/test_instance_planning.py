@@ -30,12 +30,11 @@ def documents(settings: str = "baseURL: 'http://boot.test'", **specs: str) -> li
 def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
     """Two commits, the second evaluated against the first."""
     commits = Commits()
-    found = []
+    found: list[Commit] = []
     for each in (first, then):
         commits.push(snapshot(*each))
         assert commits.newest is not None
-        found.append(commits.evaluate(commits.newest.revision).commit)
-        commits.adopt(found[-1])
+        found.append(commits.evaluate(commits.newest.revision, found[-1] if found else None).commit)
     return found[0], found[1]
 
 

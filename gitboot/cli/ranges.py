@@ -42,7 +42,7 @@ def compared(path: Path, range: str, *, merge: bool, accepted: str | None = None
         conflicted = Side(named=names[1], revision=names[1], decisions=None, repository=None, problems=error.problems)
         nothing = Side(named=names[0], revision=names[0], decisions=None, repository=None, problems=())
         return Compared(base=nothing, head=conflicted, messages=())
-    line = (Between(each.revision, each.messages, partial(_side_of, each.snapshot, parsed)) for each in found.line)
+    line = (Between(*each.merge, partial(_side_of, each.snapshot, parsed)) for each in found.line)
     return Compared(
         base=side(names[0], found.base, parsed),
         head=side(names[1], found.head, parsed),

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 from gitboot.diff.guard import AckLine, Acknowledged, Unheeded, Verdict, ack_lines
 
+U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # more are judged as one
 
 Judged = Callable[[int, int], Verdict]  # what changes from one position to another, with nothing acknowledged
@@ -160,12 +161,12 @@ class _Search:
                 yield hop
 
 
-def introduced(known: Iterable[str], commits: Iterable[Iterable[tuple[str, int]]]) -> dict[str, int]:
+def introduced(known: Iterable[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
     """With which provision number each UUID came that is not ``known``: that of the first commit that has it.
 
     ``commits`` are the (UUID, provision number) of each valid first-parent commit since the accepted one, in order.
     """
-    before, found = frozenset(known), dict[str, int]()
+    before, found = frozenset(known), dict[U, int]()
     for servers in commits:
         for uuid, provision in servers:
             if uuid not in before:

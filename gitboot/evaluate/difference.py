@@ -66,7 +66,7 @@ def _result(difference: CommitPair) -> CommitEnd:
     new = head.decided.repository
     servers = difference.servers
     old = base.decided.repository if base is not None else None
-    uuids = {new.servers[name].spec.uuid for name in servers if name in new.servers}
+    uuids = {new.servers[name].spec.uuid: name for name in servers if name in new.servers}
     uuids_before = {old.servers[name].spec.uuid for name in servers if name in old.servers} if old else set()
     sites = _sites(head, difference)
     sites_before = _sites(base, difference) if base else {}
@@ -74,8 +74,9 @@ def _result(difference: CommitPair) -> CommitEnd:
     return CommitEnd(
         extent=difference.extent,
         fleetwide=fleetwide,
+        come=tuple(sorted(name for uuid, name in uuids.items() if uuid not in uuids_before)),
         gone=tuple(sorted(name for name in servers if old and name in old.servers and name not in new.servers)),
-        gone_machines=tuple(sorted(uuids_before - uuids)),
+        gone_machines=tuple(sorted(uuids_before - uuids.keys())),
         sites={name: site for name, site in sites.items() if site != sites_before.get(name)},
         gone_sites=tuple(sorted(sites_before.keys() - sites.keys())),
     )

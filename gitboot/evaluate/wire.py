@@ -74,6 +74,7 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     extent: Extent
     fleetwide: FleetPart | None  # None: the base's
+    come: tuple[str, ...]  # servers of machines that the base does not have
     gone: tuple[str, ...]  # servers
     gone_machines: tuple[SystemUuid, ...]  # that no server has any more
     sites: dict[str, str]  # by server, likewise

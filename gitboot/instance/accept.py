@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
-from gitboot.diff.guard import Acknowledged, Limits, Verdict, acknowledgements, judge, trailer
+from gitboot.diff.guard import Guard, Limits, Verdict, trailer
 from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, SourceError, TryAgain
-from gitboot.instance.commit import Commit, Evaluated
+from gitboot.instance.commit import Commit
+from gitboot.instance.judging import Candidate, Evaluating, Judging, Line, Merges, Unfinished, approvals
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.provisioning import left_to_install, would_return_installed
 from gitboot.load import Revision
+from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count, more, some
 from gitboot.problems.problem import Problem
 from gitboot.review import words
@@ -37,6 +38,9 @@ class CommitSource(Protocol):
     def restore(self, accepted: Revision | None) -> None:
         """Make the clone anew, with the accepted commit in it."""
 
+    def line(self, since: Revision, revision: Revision) -> Merges:
+        """The commits from ``since`` to ``revision`` by first parents, the oldest first; none: it is no way, or far."""
+
     def messages(self, since: Revision | None, revision: Revision) -> Sequence[tuple[str, str]]:
         """The commits that ``revision`` has and ``since`` has not: (id, message)."""
 
@@ -44,32 +48,13 @@ class CommitSource(Protocol):
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
 
 
-class Evaluating(Protocol):
-    """What says what a commit says; see `gitboot.instance.evaluation`."""
-
-    def evaluate(self, revision: Revision) -> Evaluated | None:
-        """What ``revision`` says; None while it is still being evaluated: ask again."""
-
-    def adopt(self, commit: Commit) -> None:
-        """Take the commit that was evaluated last as the one that the next are compared with."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """A commit that a guard holds."""
-
-    evaluated: Evaluated
-    verdict: Verdict
-    given: Acknowledged  # what it was judged with
-    unheeded: tuple[str, ...]  # acknowledgements that do not count, and why
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """What became of the newest commit, and which one goes on."""
 
     accepted: Commit | None = None
-    changes: str | None = None  # the digest of what the accepted one changed; None: it was accepted before the start
+    changes: tuple[str, ...] = ()  # the digests of the steps that led to the accepted one since the start
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by them
     attempted: Revision | None = None
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     candidate: Candidate | None = None
@@ -83,7 +68,7 @@ class Attempt:
             return None
         verdict = self.candidate.verdict
         guards = tuple(str(guard) for guard in verdict.holding)
-        return Held(commit=self.candidate.evaluated.commit.revision, digest=verdict.digest, guards=guards)
+        return Held(commit=self.candidate.commit.revision, digest=verdict.digest, guards=guards)
 
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
@@ -101,6 +86,7 @@ class Accepting:
         published: Revision | None = None,
     ) -> None:
         self._source, self._evaluation, self._limits = source, evaluation, limits
+        self._judging = Judging(evaluation, limits)
         self._published = published  # the commit that the tree was made of before this start
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
@@ -141,7 +127,6 @@ class Accepting:
         if attempt.accepted is None or attempt.is_adopted:
             return attempt
         self._source.accept(attempt.accepted.revision)
-        self._evaluation.adopt(attempt.accepted)
         return replace(attempt, is_adopted=True)
 
     def _taken_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
@@ -150,32 +135,46 @@ class Accepting:
         latest, suspension = self._source.latest(), knowledge.facts.suspension
         if latest is None or (suspension is not None and at < suspension.until):
             return attempt
-        if latest != attempt.attempted:
-            evaluated = self._evaluated(latest)
-            if isinstance(evaluated, InvalidRepository):
-                return _refused(attempt, latest, evaluated, events, at)
-            return self._judged(attempt, evaluated, knowledge, events, at) if evaluated is not None else attempt
-        held = attempt.candidate
-        if held is not None and _approved(knowledge, held.verdict.digest) - held.given:
-            return self._judged(attempt, held.evaluated, knowledge, events, at)
-        return attempt
+        if latest == attempt.attempted and not _has_new_approvals(attempt, knowledge):
+            return attempt
+        try:
+            found = self._judging.judge(self._line(attempt.accepted, latest, knowledge), knowledge)
+        except Unfinished:
+            return attempt
+        if found.reached is not None:
+            digests = tuple(verdict.digest for _, verdict in found.hops)
+            attempt = _accepted(found.reached, digests, found.introduced, events, at)
+            events += _acknowledged(found.hops, at)
+        if found.invalid is not None:
+            return _refused(attempt, latest, found.invalid, events, at)
+        if (held := found.candidate) is None:
+            return attempt
+        return replace(attempt, attempted=latest, problems=held.commit.decisions.warnings, candidate=held)
+
+    def _line(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> Line:
+        """The way from the accepted commit to the newest; one step where that is not the line of first parents."""
+        if accepted is None:  # one that cannot be compared with what was accepted may leave something out
+            before = self._accepted_before(knowledge)
+            messages = self._source.messages(before, latest)
+            return Line(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
+        if self._source.is_rewind(accepted.revision, latest):
+            messages = self._source.messages(accepted.revision, latest)
+            return Line(accepted=accepted, merges=((latest, messages),), leaves_out=accepted.revision)
+        merges = self._source.line(accepted.revision, latest)
+        one = ((latest, self._source.messages(accepted.revision, latest)),)
+        return Line(accepted=accepted, merges=merges or one)
 
     def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         """After a start: go on with what was accepted before; the guards have judged it then."""
         if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
             return attempt
-        evaluated = self._evaluated(before)
-        if isinstance(evaluated, InvalidRepository):
-            return _refused(attempt, before, evaluated, events, at)
+        try:
+            evaluated = self._evaluation.evaluate(before, None)
+        except InvalidRepository as error:
+            return _refused(attempt, before, error, events, at)
         if evaluated is None:
             return attempt
-        return self._adopted(_accepted(evaluated.commit, None, events, at))  # what comes next is compared with it
-
-    def _evaluated(self, revision: Revision) -> Evaluated | InvalidRepository | None:
-        try:
-            return self._evaluation.evaluate(revision)
-        except InvalidRepository as error:
-            return error
+        return self._adopted(_accepted(evaluated.commit, (), {}, events, at))  # what comes next is compared with it
 
     def _accepted_before(self, knowledge: Knowledge) -> Revision | None:
         """The commit that was accepted last; the ledger knows it even where the clone was lost.
@@ -183,6 +182,8 @@ class Accepting:
         Where the ledger was lost too, the tree knows what was published: guards compare with that.
         """
         accepted, noted = self._source.accepted(), knowledge.facts.accepted
+        if accepted is not None and noted is not None and knowledge.is_trusted and self._source.has(Revision(noted)):
+            return Revision(noted)  # the ledger is written first: a crash may lie between
         if accepted is None and noted is None and self._published is not None:
             return self._published if self._source.has(self._published) else None
         if accepted is None and noted is not None and not self._limits.allow_rewind:
@@ -205,55 +206,19 @@ class Accepting:
         events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
         return None
 
-    # Guards
 
-    def _judged(
-        self, attempt: Attempt, evaluated: Evaluated, knowledge: Knowledge, events: list[Event], at: datetime
-    ) -> Attempt:
-        """Accept a commit, or hold it."""
-        commit, changes, accepted = evaluated.commit, evaluated.changes, attempt.accepted
-        before = self._accepted_before(knowledge)
-        limits = self._limits.tightened_by(commit.fleet.guards)
-        if accepted is not None:  # a commit that loosens the fleet's guards is judged by the old ones
-            limits = limits.tightened_by(accepted.fleet.guards)
-        trailers = acknowledgements(self._source.messages(before, commit.revision), changes.digest)
-        given = trailers.given | _approved(knowledge, changes.digest)
-        known = accepted.machines if accepted is not None else {}
-        come = (commit.decisions.servers[each.name] for uuid, each in commit.machines.items() if uuid not in known)
-        verdict = judge(
-            changes,
-            limits,
-            given,
-            pending=len(left_to_install(knowledge, commit.decisions)) if accepted is None else None,
-            # No two commits tell what comes back: beside the one before it looks new.
-            returning=would_return_installed(knowledge, come),
-            rewound=self._takes_back(accepted, before, commit.revision),
-        )
-        if not verdict.held:
-            now = _accepted(commit, verdict.digest, events, at)
-            events += _acknowledged(commit, verdict, at)
-            return now
-        unheeded = tuple(
-            f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in trailers.unheeded
-        )
-        return replace(
-            attempt,
-            attempted=commit.revision,
-            problems=commit.decisions.warnings,
-            candidate=Candidate(evaluated=evaluated, verdict=verdict, given=given, unheeded=unheeded),
-        )
-
-    def _takes_back(self, accepted: Commit | None, before: Revision | None, revision: Revision) -> bool:
-        """Whether a commit leaves something out; one that cannot be compared with what was accepted may."""
-        if accepted is None:
-            return before is not None or self._published is not None
-        return before is not None and self._source.is_rewind(before, revision)
-
-
-def _accepted(commit: Commit, changes: str | None, events: list[Event], at: datetime) -> Attempt:
+def _accepted(
+    commit: Commit, changes: tuple[str, ...], introduced: Mapping[SystemUuid, int], events: list[Event], at: datetime
+) -> Attempt:
     message, facts = accepted_message(commit), {"commit": commit.revision}
     events.append(Event(at=at, type="Accepted", message=message, facts=facts))
-    return Attempt(accepted=commit, changes=changes, attempted=commit.revision, problems=commit.decisions.warnings)
+    return Attempt(
+        accepted=commit,
+        changes=changes,
+        introduced=introduced,
+        attempted=commit.revision,
+        problems=commit.decisions.warnings,
+    )
 
 
 def _refused(
@@ -265,15 +230,20 @@ def _refused(
     return attempt
 
 
-def _acknowledged(commit: Commit, verdict: Verdict, at: datetime) -> Iterator[Event]:
-    for trip in verdict.trips:
-        message = f"{commit.revision[:12]}: {trip.guard} is acknowledged: {words.trip(trip)}"
-        facts = {"commit": commit.revision, "digest": verdict.digest}
-        yield Event(at=at, type="Acknowledged", message=message, facts=facts)
+def _acknowledged(hops: Iterable[tuple[Revision, Verdict]], at: datetime) -> Iterator[Event]:
+    for revision, verdict in hops:
+        for trip in verdict.trips:
+            message = f"{revision[:12]}: {trip.guard} is acknowledged: {words.trip(trip)}"
+            facts = {"commit": revision, "digest": verdict.digest}
+            yield Event(at=at, type="Acknowledged", message=message, facts=facts)
 
 
-def _approved(knowledge: Knowledge, digest: str) -> Acknowledged:
-    return frozenset((digest, guard) for guard in knowledge.approvals.get(digest, ()))
+def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
+    """Whether a held commit may be judged otherwise by now."""
+    held = attempt.candidate
+    if held is None:
+        return False
+    return not approvals(knowledge) <= held.approvals
 
 
 # In words
@@ -290,12 +260,22 @@ def refused_message(attempt: Attempt) -> str:
 
 def held_message(held: Candidate) -> str:
     """By which numbers a commit is held, and how it is acknowledged."""
-    revision, verdict = held.evaluated.commit.revision, held.verdict
+    verdict = held.verdict
     trips = "; ".join(f"{trip.guard}: {words.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
-    lines = [trailer(verdict.digest, guard) for guard in verdict.holding]
-    message = (
-        f"{revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "
-        f"{' and '.join(map(repr, lines))}, or with: gitboot approve {verdict.digest} {guards} --reason … --state …"
-    )
-    return f"{message} ({some(held.unheeded)})" if held.unheeded else message
+    approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
+    message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
+    if Guard.ALLOW_REWIND not in verdict.holding:  # that is bound to two commits, so no line in a message can
+        message = (
+            f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "
+            f"{_trailers(verdict)}, or with: {approve}"
+        )
+    if len(held.steps) > 1:
+        each = "; ".join(f"{revision[:12]} with {_trailers(step)}" for revision, step in held.steps)
+        message = f"{message}. Or each merge by itself: {each}"
+    unheeded = tuple(f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in held.unheeded)
+    return f"{message} ({some(unheeded)})" if unheeded else message
+
+
+def _trailers(verdict: Verdict) -> str:
+    return " and ".join(repr(trailer(verdict.digest, guard)) for guard in verdict.holding)

@@ -16,7 +16,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count, some
 from gitboot.plan import Decision, Record
 from gitboot.resolve import Decisions
-from gitboot.resolve.records import adopted, ahead
+from gitboot.resolve.records import adopted, ahead, first_records
 
 
 class Beginning(StrEnum):
@@ -63,6 +63,9 @@ def begin(
     if how is not Beginning.AS_RECORDED:
         learning.forgotten = True
         learning.new_records.clear()
+    if how is Beginning.FRESH:
+        for uuid, server, record in first_records(servers, {}, adopt_all=False):
+            learning.write_record(uuid, server, record)
     if how is Beginning.ADOPT:
         for each in servers:
             learning.write_record(each.uuid, each.server, adopted(each, at))

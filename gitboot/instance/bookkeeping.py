@@ -78,8 +78,7 @@ def _write_facts(tx: Transaction, news: News) -> None:
         facts.note_surroundings(tx, now)
     if now.accepted != before.accepted:
         facts.accept(tx, now.accepted)
-    if news.used_up is not None:
-        facts.use_up(tx, news.used_up)
+    facts.use_up(tx, news.used_up)
     if now.suspension != before.suspension:
         facts.suspend(tx, now.suspension)
     facts.approve(tx, news.approved)

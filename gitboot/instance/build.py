@@ -15,11 +15,12 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pool import BmcPool, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
-from gitboot.instance.accept import Accepting, CommitSource, Evaluating
+from gitboot.instance.accept import Accepting, CommitSource
 from gitboot.instance.bookkeeping import known, looked_around, write
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.inbox import Bmcs, Inbox
+from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule

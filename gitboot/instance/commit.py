@@ -10,6 +10,7 @@ from gitboot.load import FleetRepository, Revision
 from gitboot.load.machines import Machine, machines
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Decision
 from gitboot.resolve import Decisions
 from gitboot.resolve.decide import site_of
 from gitboot.resolve.optouts import OptOut, opt_outs
@@ -33,10 +34,11 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """A commit, and what it changes against the one that was adopted last."""
+    """A commit, and what it changes against its base."""
 
     commit: Commit
     changes: Extent
+    come: tuple[Decision, ...]  # for servers of machines that the base does not have
 
 
 def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:

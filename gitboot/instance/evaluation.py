@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 class Evaluation:
-    """Evaluates commits of one clone, each against the one that was adopted last.
+    """Evaluates commits of one clone, each against another one.
 
     The process that does it is started at the first need, and again after it has died. It ends with this one, however
     that ends.
@@ -40,35 +40,31 @@ class Evaluation:
         self._allowance = allowance or Allowance()
         self._waits = waits  # until the answer has come, instead of giving None
         self.on_answer: Callable[[], None] = lambda: None
-        self._base: Commit | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: _Asked | None = None
         self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
 
-    def evaluate(self, revision: Revision) -> Evaluated | None:
-        """What ``revision`` says; None while that, or what was asked before, is still being evaluated: ask again.
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+        """What ``revision`` says, and what it changes against ``base``; without one all of it is new.
 
-        Raises `InvalidRepository` with all that speaks against it, and `SourceError` where it cannot be read.
+        None while that, or what was asked before, is still being evaluated: ask again. Raises `InvalidRepository` with
+        all that speaks against it, and `SourceError` where it cannot be read.
         """
         asked = self._asked
-        if asked is None or (asked.answer.done() and not asked.is_of(revision, self._base)):
-            asked = self._ask(revision)
-        if not (asked.answer.done() or self._waits) or not asked.is_of(revision, self._base):
+        if asked is None or (asked.answer.done() and not asked.is_of(revision, base)):
+            asked = self._ask(revision, base)
+        if not (asked.answer.done() or self._waits) or not asked.is_of(revision, base):
             return None
         try:
             return asked.answer.result()
         except _Killed as error:
             if asked.is_again:
                 raise InvalidRepository([exceeded(str(error))]) from None
-            self._ask(revision, is_again=True)  # perhaps it is no fault of the commit
-            return self.evaluate(revision)
+            self._ask(revision, base, is_again=True)  # perhaps it is no fault of the commit
+            return self.evaluate(revision, base)
         except SourceError:
             self._asked = None  # the next time may do better
             raise
-
-    def adopt(self, commit: Commit) -> None:
-        """Take a commit as the one that the next are compared with."""
-        self._base = commit
 
     def close(self) -> None:
         """End the process, whatever it is at."""
@@ -86,13 +82,13 @@ class Evaluation:
                 assert pipe is not None  # noqa: S101
                 pipe.close()
 
-    def _ask(self, revision: Revision, *, is_again: bool = False) -> _Asked:
+    def _ask(self, revision: Revision, base: Commit | None, *, is_again: bool = False) -> _Asked:
         if self._process is not None and self._process.poll() is not None:
             self._put_away()
         if self._process is None:
             self._process = _started(self._state)
-        answer = self._conversations.submit(_converse, self._process, revision, self._base, self._allowance)
-        self._asked = _Asked(revision=revision, base=self._base, answer=answer, is_again=is_again)
+        answer = self._conversations.submit(_converse, self._process, revision, base, self._allowance)
+        self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
         answer.add_done_callback(lambda _: self.on_answer())
         return self._asked
 
@@ -137,7 +133,9 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
             case wire.ServerParts(servers=servers):
                 parts.take(servers)
             case wire.CommitEnd() as result:
-                return Evaluated(commit=parts.commit(revision, result), changes=result.extent)
+                commit = parts.commit(revision, result)
+                come = tuple(commit.decisions.servers[name] for name in result.come)
+                return Evaluated(commit=commit, changes=result.extent, come=come)
             case wire.Refused(problems=problems, stopped=stopped):
                 raise InvalidRepository(problems, stopped=stopped)
             case wire.Unreadable(message=message, is_corrupt=is_corrupt):

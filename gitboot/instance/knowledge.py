@@ -71,7 +71,7 @@ class News:
     pending: tuple[Pending, ...]  # noted now, or with marks now
     verdicts: Mapping[int, str]  # by the number of an observation
     approved: tuple[Approval, ...]
-    used_up: str | None  # the digest of the changes that were accepted
+    used_up: tuple[str, ...]  # the digests of the changes that were accepted
     outcomes: tuple[tuple[Request, str], ...]
     events: tuple[Event, ...]
     taken: Mapping[str, int] | None  # None: as before
@@ -103,7 +103,7 @@ class Learning:
         self.machines: dict[SystemUuid, Machine] = {}
         self.gone: set[SystemUuid] = set()
         self.approved: list[Approval] = []
-        self.used_up: str | None = None
+        self.used_up: tuple[str, ...] = ()
         self.outcomes: list[tuple[Request, str]] = []
         self.taken: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
@@ -212,10 +212,10 @@ class Learning:
 
 
 def _approvals(
-    known: Mapping[str, frozenset[str]], new: Iterable[Approval], used_up: str | None
+    known: Mapping[str, frozenset[str]], new: Iterable[Approval], used_up: Collection[str]
 ) -> Mapping[str, frozenset[str]]:
-    """The guards that each digest was approved for, but for the digest that is accepted now."""
+    """The guards that each digest was approved for, but for the digests that are accepted now."""
     found = dict(known)
     for each in new:
         found[each.digest] = found.get(each.digest, frozenset()) | set(each.guards)
-    return {digest: guards for digest, guards in found.items() if digest != used_up}
+    return {digest: guards for digest, guards in found.items() if digest not in used_up}

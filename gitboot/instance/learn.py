@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gitboot.bmc.identity import Pinned
@@ -24,7 +24,8 @@ class Batch:
 
     written: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # by jobs at BMCs; the ledger has it already
     requests: tuple[Request, ...] = ()
-    accepted: tuple[str, str | None] | None = None  # a commit, and the digest of what it changes
+    accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
     commit: Commit | None = None  # the accepted one, where this instance acts for it
     changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
     fetched: tuple[Fetch, ...] = ()
@@ -74,7 +75,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
 def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:
     """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
     if learning.settled != commit.revision:
-        provisioning.settle(learning, commit, batch.changed, at)
+        provisioning.settle(learning, commit, batch.changed, batch.introduced, at)
     kind = commit.fleet.provisioning.evidence
     for uuid, pinned in batch.pins:
         learning.pin(uuid, pinned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -16,19 +16,24 @@ from gitboot.load.machines import taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
+from gitboot.phrases import some
 from gitboot.plan import Decision, Offer, Phase, Record
 from gitboot.resolve import Decisions
 from gitboot.resolve.instant import is_provisioned
-from gitboot.resolve.records import adopted, carried, first_records
+from gitboot.resolve.newcomers import Known, newcomer
+from gitboot.resolve.records import adopted, carried
 from gitboot.status import Event
 
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 
 
-def settle(learning: Learning, commit: Commit, changed: Collection[str], at: datetime) -> None:
+def settle(
+    learning: Learning, commit: Commit, changed: Collection[str], introduced: Mapping[SystemUuid, int], at: datetime
+) -> None:
     """Give each server that the ledger sees for the first time its first record.
 
-    ``changed`` are the names of the servers that the commit changes, of all where nothing was settled before. A
+    ``changed`` are the names of the servers that the commit changes, of all where nothing was settled before;
+    ``introduced`` says with which provision number machines came since the commit that was accepted before. A
     ledger that is new, or older than what it was, or another's, cannot know what is installed. Until it is
     initialised, nothing is known of any server.
     """
@@ -37,7 +42,7 @@ def settle(learning: Learning, commit: Commit, changed: Collection[str], at: dat
         learning.settled = None
         return
     here = [decisions.servers[name] for name in sorted(changed) if name in decisions.servers]
-    _meet(learning, commit, here, at)
+    _meet(learning, commit, here, introduced, at)
     _adopt_late(learning, here)
     if decisions.evidence is Evidence.DECLARED:
         _declare(learning, here, at)
@@ -48,29 +53,51 @@ def settle(learning: Learning, commit: Commit, changed: Collection[str], at: dat
     learning.settled = commit.revision
 
 
-def _meet(learning: Learning, commit: Commit, servers: list[Decision], at: datetime) -> None:
-    """Note which machines there are, and write the first records of those that are seen for the first time."""
-    seen = learning.known.machines
-    fresh = [each for each in servers if each.uuid not in seen and each.uuid not in learning.machines]
-    others = taken_over([commit.machines[each.uuid] for each in fresh], seen.values()) if fresh else {}
-    for each in fresh:
-        if each.uuid not in others and learning.record(each.uuid) is None:
-            for uuid, server, record in first_records([each], {}, adopt_all=False):
-                learning.write_record(uuid, server, record)
-    for uuid, (what, value, other) in others.items():
-        name = commit.machines[uuid].name
-        message = (
-            f"{name} ({uuid}) has the {what} {value} of {other.name} ({other.uuid}): a new motherboard? Say what is on "
-            f"its disks with gitboot records set {name}"
-        )
-        facts = {"server": name}
-        learning.events.append(Event(at=at, type="ServerUnknown", message=message, facts=facts, warning=True))
-    standing = learning.known.standing
+def _meet(
+    learning: Learning, commit: Commit, servers: list[Decision], introduced: Mapping[SystemUuid, int], at: datetime
+) -> None:
+    """Note which machines there are, and write the first records of those that are seen for the first time.
+
+    A new board that was seen already may be said to replace another one later.
+    """
+    seen, standing = learning.known.machines, learning.known.standing
+    new = [each for each in servers if each.uuid not in seen or each.replaces is not None]
+    new = [each for each in new if each.uuid not in learning.machines and learning.record(each.uuid) is None]
+    _begin(learning, commit, new, introduced, at)
     here = {each.uuid: commit.machines[each.uuid] for each in servers}
     learning.machines |= {
         uuid: machine for uuid, machine in here.items() if seen.get(uuid) != machine or uuid not in standing
     }
     learning.gone |= standing - commit.machines.keys()
+
+
+def _begin(
+    learning: Learning, commit: Commit, servers: list[Decision], introduced: Mapping[SystemUuid, int], at: datetime
+) -> None:
+    """Write the first records of servers, as far as it is known what is installed."""
+    machines = learning.known.machines.values()
+    others = taken_over([commit.machines[each.uuid] for each in servers], machines) if servers else {}
+    replaced = {each.replaces: learning.record(each.replaces) for each in servers if each.replaces is not None}
+    records = {uuid: record for uuid, record in replaced.items() if record is not None}
+    unknown: dict[str, list[str]] = {}
+    for each in servers:
+        other = others.get(each.uuid)
+        found = newcomer(
+            each,
+            records=records,
+            seen=(),
+            introduced=introduced.get(each.uuid),
+            carries=f"the {other[0]} {other[1]} of {other[2].name} ({other[2].uuid})" if other is not None else None,
+        )
+        if found.known is Known.UNKNOWN:
+            unknown.setdefault(found.why, []).append(each.server)
+        elif (record := found.record(each)) is not None:
+            learning.write_record(each.uuid, each.server, record)
+    for why, names in sorted(unknown.items()):
+        message = f"{some(names)}: {why}. Say what is installed there with gitboot records set {names[0]}"
+        learning.events.append(
+            Event(at=at, type="ServerUnknown", message=message, facts={"servers": names}, warning=True)
+        )
 
 
 def _adopt_late(learning: Learning, servers: Iterable[Decision]) -> None:
@@ -173,9 +200,10 @@ def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ..
     )
 
 
-def would_return_installed(knowledge: Knowledge, decisions: Iterable[Decision]) -> int:
-    """Of these servers, how many the records know as installed and would be installed again."""
-    return sum(_would_be_installed_again(knowledge, each) for each in decisions)
+def strangers(knowledge: Knowledge, come: Iterable[Decision]) -> tuple[Decision, ...]:
+    """Of the servers of a first commit those that the ledger's accepted one lacked, or that were installed before."""
+    here = knowledge.standing
+    return tuple(each for each in come if each.uuid not in here or _would_be_installed_again(knowledge, each))
 
 
 def _would_be_installed_again(knowledge: Knowledge, decision: Decision) -> bool:

@@ -119,6 +119,7 @@ class Reconciler:
             batch,
             commit=accepted,
             requests=tuple(each for each in heard.requests if each.what == BEGIN),
+            introduced=attempt.introduced,
             changed=changed_by(settled, accepted),
             fetched=fetches_of(self._store, heard.spooled),
             taken=heard.spool,

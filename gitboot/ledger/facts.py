@@ -99,9 +99,9 @@ def approve(tx: Transaction, approvals: Iterable[Approval]) -> None:
     )
 
 
-def use_up(tx: Transaction, changes: str) -> None:
+def use_up(tx: Transaction, changes: Iterable[str]) -> None:
     """Forget the approvals of changes that were accepted."""
-    tx.execute("DELETE FROM approvals WHERE digest = ?", (changes,))
+    tx.executemany("DELETE FROM approvals WHERE digest = ?", [(each,) for each in changes])
 
 
 def _put(tx: Transaction, name: str, value: str | None) -> None:

@@ -56,7 +56,7 @@ def newcomer(
         return _replacing(decision, decision.replaces, records)
     why = None
     if carries is not None:
-        why = f"it has {carries}: a board that was replaced is named by replaces"
+        why = f"it has {carries}: for a new motherboard, name the UUID of the old one in replaces"
     elif decision.uuid in seen:
         why = "the ledger saw this machine before, and nothing is recorded of it"
     elif introduced is None:

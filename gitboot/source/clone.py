@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ import pygit2
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.source.line import Merge, line, message_of, messages
 from gitboot.source.objects import copy, merge_packs
 from gitboot.source.remote import Remote
 from gitboot.source.repository import Stored, blaming, opened
@@ -75,17 +75,23 @@ class Source:
         with self._clone.reading() as ours:
             return revision in ours
 
-    def messages(self, since: Revision | None, revision: Revision) -> list[tuple[str, str]]:
+    def messages(self, since: Revision | None, revision: Revision) -> list[tuple[Revision, str]]:
         """The commits that ``revision`` has and ``since`` has not, the newest first: (id, message).
 
         Without ``since`` that is the one commit: what led to it is no part of what a new instance accepts.
         """
         with self._clone.reading() as ours:
-            walker = ours.walk(revision, pygit2.enums.SortMode.TOPOLOGICAL)
-            if since is not None:
-                walker.hide(since)
-            found = ((str(commit.id), commit.raw_message.decode(errors="replace")) for commit in walker)
-            return list(found if since is not None else islice(found, 1))
+            if since is None:
+                return [(revision, message_of(ours[revision].peel(pygit2.Commit)))]
+            return list(messages(ours, pygit2.Oid(hex=since), pygit2.Oid(hex=revision)))
+
+    def line(self, since: Revision, revision: Revision) -> tuple[Merge, ...]:
+        """The commits from ``since`` to ``revision`` by first parents, the oldest first.
+
+        None of them where that does not lead there, or is far.
+        """
+        with self._clone.reading() as ours:
+            return line(ours, pygit2.Oid(hex=since), pygit2.Oid(hex=revision))
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""

@@ -10,26 +10,23 @@ from pathlib import Path
 from typing import Final
 
 import pygit2
-from pygit2.enums import SortMode
 
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.load import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
+from gitboot.source.line import Merge, line, messages
 from gitboot.source.repository import Stored, blaming, containing, files_of, words
 from gitboot.source.snapshot import folder_in
 from gitboot.source.tree import of_commit
 from gitboot.source.worktree import WORKTREE, of_worktree
 
-MAX_STEPS: Final = 200  # of a first-parent line; a longer one is one step
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passed:
-    """One commit of the first-parent line from BASE to HEAD."""
+    """One commit of the first-parent line from BASE to HEAD, and its fleet."""
 
-    revision: Revision
-    messages: tuple[tuple[Revision, str], ...]  # of it, and of all commits that it brought in
+    merge: Merge
     snapshot: Callable[[], Snapshot]
 
 
@@ -70,16 +67,19 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         if dots == "..." and not merge and accepted is None:
             old = _merge_base(repository, old, new, path)
         first = _commit(repository, accepted, path) if accepted is not None else old
-        line = tuple(_line(repository, stored, folder or "", first, old if merge else new))
+        passed = tuple(
+            Passed(merge=each, snapshot=partial(of_commit, stored, each.revision, folder or ""))
+            for each in line(repository, first, old if merge else new)
+        )
         if merge:
             snapshot = _merged(repository, old, new, folder or "", path)
-            line = _and_merge(line, snapshot, tuple(_messages(repository, old, new)), begins=first == old)
+            passed = _and_merge(passed, snapshot, tuple(messages(repository, old, new)), begins=first == old)
         return Range(
             base=of_commit(stored, Revision(str(first)), folder or ""),
             head=snapshot,
             folder=folder or "",
-            messages=tuple(_messages(repository, first, new, *([old] if merge else []))),
-            line=() if head == WORKTREE else line,
+            messages=tuple(messages(repository, first, new, *([old] if merge else []))),
+            line=() if head == WORKTREE else passed,
         )
 
 
@@ -109,41 +109,13 @@ def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid,
     return found
 
 
-def _messages(
-    repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
-) -> Iterator[tuple[Revision, str]]:
-    walker = repository.walk(new, SortMode.TOPOLOGICAL)
-    for other in others:
-        walker.push(other)
-    walker.hide(old)
-    for commit in walker:
-        yield Revision(str(commit.id)), commit.raw_message.decode(errors="replace")
-
-
-def _line(
-    repository: pygit2.Repository, stored: Stored, folder: str, old: pygit2.Oid, new: pygit2.Oid
-) -> Iterator[Passed]:
-    """The commits from ``old`` to ``new`` by first parents, where that leads there."""
-    found: list[pygit2.Commit] = []
-    commit = repository[new].peel(pygit2.Commit)
-    while commit.id != old:
-        found.append(commit)
-        if not commit.parent_ids or len(found) > MAX_STEPS:
-            return
-        commit = commit.parents[0]
-    for commit in reversed(found):
-        revision = Revision(str(commit.id))
-        messages = tuple(_messages(repository, commit.parent_ids[0], commit.id))
-        yield Passed(revision=revision, messages=messages, snapshot=partial(of_commit, stored, revision, folder))
-
-
 def _and_merge(
     line: tuple[Passed, ...], merged: Snapshot, messages: tuple[tuple[Revision, str], ...], *, begins: bool
 ) -> tuple[Passed, ...]:
     """A line to BASE, and then the merge; ``begins`` tells that the line is empty because it begins at BASE."""
     if not line and not begins:
         return ()
-    return (*line, Passed(revision=merged.revision, messages=messages, snapshot=lambda: merged))
+    return (*line, Passed(merge=Merge(merged.revision, messages), snapshot=lambda: merged))
 
 
 # What a merge would be

@@ -1,0 +1,168 @@
+"""How far the newest commit can be accepted: every commit since the accepted one is evaluated, and judged by guards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gitboot.diff.guard import Acknowledged, Limits, Unheeded, Verdict, judge
+from gitboot.diff.returning import returning
+from gitboot.diff.way import Hop, Leg, introduced, way
+from gitboot.errors import InvalidRepository
+from gitboot.instance.commit import Commit, Evaluated
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.provisioning import left_to_install, strangers
+from gitboot.load import Revision
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Decision
+
+Merges = Sequence[tuple[Revision, Sequence[tuple[str, str]]]]  # with (id, message) of the commits of each
+
+
+class Evaluating(Protocol):
+    """What says what a commit says; see `gitboot.instance.evaluation`."""
+
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+        """What ``revision`` says beside ``base``; None while it is still being evaluated: ask again."""
+
+
+class Unfinished(Exception):
+    """A commit is still being evaluated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """What lies between the accepted commit and the newest."""
+
+    accepted: Commit | None  # None: there is none, or it cannot be compared with
+    merges: Merges  # the oldest first, the newest last
+    leaves_out: Revision | None = None  # a commit that the newest does not descend from
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A commit that a guard holds."""
+
+    commit: Commit
+    verdict: Verdict
+    steps: tuple[tuple[Revision, Verdict], ...]  # those that somebody has to acknowledge, where there are several
+    approvals: Acknowledged  # what it was judged with
+    unheeded: tuple[Unheeded, ...]  # acknowledgements that do not count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """How far the newest commit can be accepted."""
+
+    reached: Commit | None = None  # the newest that can be; None: none
+    hops: tuple[tuple[Revision, Verdict], ...] = ()  # that lead there
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
+    candidate: Candidate | None = None
+    invalid: InvalidRepository | None = None  # why the newest says nothing
+
+
+class Judging:
+    """Evaluates and judges lines of commits; of the last one it is kept what each commit says."""
+
+    def __init__(self, evaluation: Evaluating, limits: Limits) -> None:
+        self._evaluation, self._limits = evaluation, limits
+        self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
+
+    def judge(self, line: Line, knowledge: Knowledge) -> Judgement:
+        """How far the last commit of ``line`` can be accepted; raises `Unfinished`, and `SourceError`."""
+        self._forget_all_but(line)
+        legs, commits, come, invalid = self._walked(line)
+        if invalid is not None:  # what led up to it is judged as if nothing had come after it
+            legs = legs[: max(commits)]
+        if not legs:
+            return Judgement(invalid=invalid)
+        given = approvals(knowledge)
+
+        def judged(old: int, new: int) -> Verdict:
+            evaluated = self._evaluated(line.merges[new - 1][0], commits[old])
+            assert isinstance(evaluated, Evaluated)  # noqa: S101 - a valid commit is, beside whichever
+            return self._verdict(line, commits[old], evaluated, knowledge)
+
+        def named(hop: Hop) -> tuple[Revision, Verdict]:
+            return line.merges[hop.new - 1][0], hop.verdict
+
+        found, candidate = way(legs, judged, given), None
+        if found.held is not None and invalid is None and (newest := commits[len(legs)]) is not None:
+            candidate = Candidate(
+                commit=newest,
+                verdict=found.held.verdict,
+                steps=tuple(map(named, found.steps)),
+                approvals=given,
+                unheeded=found.unheeded,
+            )
+        known = line.accepted.machines if line.accepted is not None else {}
+        by_then = ([(each.uuid, each.provision) for each in come[at]] for at in sorted(come) if at <= found.reached)
+        return Judgement(
+            reached=commits[found.reached] if found.reached else None,
+            hops=tuple(map(named, found.hops)),
+            introduced=introduced(known, by_then),
+            candidate=candidate,
+            invalid=invalid,
+        )
+
+    def _walked(
+        self, line: Line
+    ) -> tuple[list[Leg], dict[int, Commit | None], dict[int, tuple[Decision, ...]], InvalidRepository | None]:
+        """Every commit, each beside the valid one before it; why the newest is invalid."""
+        legs, come, invalid = list[Leg](), dict[int, tuple[Decision, ...]](), None
+        commits: dict[int, Commit | None] = {0: line.accepted}
+        for position, (revision, messages) in enumerate(line.merges, 1):
+            found = self._evaluated(revision, commits[max(commits)])
+            invalid = found if isinstance(found, InvalidRepository) else None
+            legs.append(Leg(revision=revision, valid=invalid is None, messages=tuple(messages)))
+            if isinstance(found, Evaluated):
+                commits[position], come[position] = found.commit, found.come
+        return legs, commits, come, invalid
+
+    def _evaluated(self, revision: Revision, base: Commit | None) -> Evaluated | InvalidRepository:
+        key = base.revision if base is not None else None, revision
+        if key not in self._known:
+            try:
+                found = self._evaluation.evaluate(revision, base)
+            except InvalidRepository as error:
+                self._known[key] = error
+            else:
+                if found is None:
+                    raise Unfinished
+                self._known[key] = found
+        return self._known[key]
+
+    def _forget_all_but(self, line: Line) -> None:
+        """What was said of commits that do not lie on the line is not asked for again."""
+        on_it = {revision for revision, _ in line.merges}
+        on_it |= {line.accepted.revision} if line.accepted is not None else set()
+        self._known = {
+            (base, revision): found
+            for (base, revision), found in self._known.items()
+            if revision in on_it and (base is None or base in on_it)
+        }
+
+    def _verdict(self, line: Line, base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> Verdict:
+        """What guards say of one step, with nothing acknowledged."""
+        commit, changes, come = evaluated.commit, evaluated.changes, evaluated.come
+        limits = self._limits.tightened_by(commit.fleet.guards)
+        if base is not None:  # a commit that loosens the fleet's guards is judged by the old ones
+            limits = limits.tightened_by(base.fleet.guards)
+        else:
+            come = strangers(knowledge, come)
+        if line.leaves_out is not None:
+            changes = changes.taking_back(line.leaves_out, commit.revision)
+        return judge(
+            changes,
+            limits,
+            pending=len(left_to_install(knowledge, commit.decisions)) if base is None else None,
+            # No two commits tell what comes back: beside the one before it looks new.
+            returning=len(returning(come, knowledge.records, knowledge.machines)),
+            rewound=line.leaves_out is not None,
+        )
+
+
+def approvals(knowledge: Knowledge) -> Acknowledged:
+    """What was acknowledged with a shell."""
+    return frozenset((digest, guard) for digest, guards in knowledge.approvals.items() for guard in guards)
