@@ -87,14 +87,11 @@ class Commits:
     def restore(self, accepted: Revision | None) -> None:
         """It has no clone that could be damaged."""
 
-    def messages(self, since: Revision | None, revision: Revision) -> list[tuple[Revision, str]]:
-        return []
+    def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
+        return (Merge(revision, ()),)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         return False
-
-    def line(self, since: Revision, revision: Revision) -> tuple[Merge, ...]:
-        return ()
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)

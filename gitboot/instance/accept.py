@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 from gitboot.diff.guard import Guard, Limits, Verdict, trailer
 from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, SourceError, TryAgain
 from gitboot.instance.commit import Commit
-from gitboot.instance.judging import Candidate, Evaluating, Judging, Line, Merges, Unfinished, approvals
+from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
@@ -38,11 +38,11 @@ class CommitSource(Protocol):
     def restore(self, accepted: Revision | None) -> None:
         """Make the clone anew, with the accepted commit in it."""
 
-    def line(self, since: Revision, revision: Revision) -> Merges:
-        """The commits from ``since`` to ``revision`` by first parents, the oldest first; none: it is no way, or far."""
+    def merges(self, since: Revision | None, revision: Revision) -> Merges:
+        """The commits from ``since`` to ``revision`` by first parents, the oldest first; all in one, if that is no way.
 
-    def messages(self, since: Revision | None, revision: Revision) -> Sequence[tuple[str, str]]:
-        """The commits that ``revision`` has and ``since`` has not: (id, message)."""
+        Without ``since`` the one commit.
+        """
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
@@ -138,7 +138,7 @@ class Accepting:
         if latest == attempt.attempted and not _has_new_approvals(attempt, knowledge):
             return attempt
         try:
-            found = self._judging.judge(self._line(attempt.accepted, latest, knowledge), knowledge)
+            found = self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge)
         except Unfinished:
             return attempt
         if found.reached is not None:
@@ -151,18 +151,14 @@ class Accepting:
             return attempt
         return replace(attempt, attempted=latest, problems=held.commit.decisions.warnings, candidate=held)
 
-    def _line(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> Line:
-        """The way from the accepted commit to the newest; one step where that is not the line of first parents."""
+    def _ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> Ahead:
         if accepted is None:  # one that cannot be compared with what was accepted may leave something out
             before = self._accepted_before(knowledge)
-            messages = self._source.messages(before, latest)
-            return Line(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
-        if self._source.is_rewind(accepted.revision, latest):
-            messages = self._source.messages(accepted.revision, latest)
-            return Line(accepted=accepted, merges=((latest, messages),), leaves_out=accepted.revision)
-        merges = self._source.line(accepted.revision, latest)
-        one = ((latest, self._source.messages(accepted.revision, latest)),)
-        return Line(accepted=accepted, merges=merges or one)
+            messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
+            return Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
+        merges = self._source.merges(accepted.revision, latest)
+        rewound = self._source.is_rewind(accepted.revision, latest)
+        return Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if rewound else None)
 
     def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         """After a start: go on with what was accepted before; the guards have judged it then."""

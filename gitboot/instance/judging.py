@@ -32,7 +32,7 @@ class Unfinished(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Ahead:
     """What lies between the accepted commit and the newest."""
 
     accepted: Commit | None  # None: there is none, or it cannot be compared with
@@ -63,16 +63,16 @@ class Judgement:
 
 
 class Judging:
-    """Evaluates and judges lines of commits; of the last one it is kept what each commit says."""
+    """Evaluates and judges what lies ahead; what its commits say is kept until something else does."""
 
     def __init__(self, evaluation: Evaluating, limits: Limits) -> None:
         self._evaluation, self._limits = evaluation, limits
         self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
 
-    def judge(self, line: Line, knowledge: Knowledge) -> Judgement:
-        """How far the last commit of ``line`` can be accepted; raises `Unfinished`, and `SourceError`."""
-        self._forget_all_but(line)
-        legs, commits, come, invalid = self._walked(line)
+    def judge(self, ahead: Ahead, knowledge: Knowledge) -> Judgement:
+        """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`."""
+        self._forget_all_but(ahead)
+        legs, commits, come, invalid = self._walked(ahead)
         if invalid is not None:  # what led up to it is judged as if nothing had come after it
             legs = legs[: max(commits)]
         if not legs:
@@ -80,12 +80,12 @@ class Judging:
         given = approvals(knowledge)
 
         def judged(old: int, new: int) -> Verdict:
-            evaluated = self._evaluated(line.merges[new - 1][0], commits[old])
+            evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
             assert isinstance(evaluated, Evaluated)  # noqa: S101 - a valid commit is, beside whichever
-            return self._verdict(line, commits[old], evaluated, knowledge)
+            return self._verdict(ahead, commits[old], evaluated, knowledge)
 
         def named(hop: Hop) -> tuple[Revision, Verdict]:
-            return line.merges[hop.new - 1][0], hop.verdict
+            return ahead.merges[hop.new - 1][0], hop.verdict
 
         found, candidate = way(legs, judged, given), None
         if found.held is not None and invalid is None and (newest := commits[len(legs)]) is not None:
@@ -96,7 +96,7 @@ class Judging:
                 approvals=given,
                 unheeded=found.unheeded,
             )
-        known = line.accepted.machines if line.accepted is not None else {}
+        known = ahead.accepted.machines if ahead.accepted is not None else {}
         by_then = ([(each.uuid, each.provision) for each in come[at]] for at in sorted(come) if at <= found.reached)
         return Judgement(
             reached=commits[found.reached] if found.reached else None,
@@ -107,12 +107,12 @@ class Judging:
         )
 
     def _walked(
-        self, line: Line
+        self, ahead: Ahead
     ) -> tuple[list[Leg], dict[int, Commit | None], dict[int, tuple[Decision, ...]], InvalidRepository | None]:
         """Every commit, each beside the valid one before it; why the newest is invalid."""
         legs, come, invalid = list[Leg](), dict[int, tuple[Decision, ...]](), None
-        commits: dict[int, Commit | None] = {0: line.accepted}
-        for position, (revision, messages) in enumerate(line.merges, 1):
+        commits: dict[int, Commit | None] = {0: ahead.accepted}
+        for position, (revision, messages) in enumerate(ahead.merges, 1):
             found = self._evaluated(revision, commits[max(commits)])
             invalid = found if isinstance(found, InvalidRepository) else None
             legs.append(Leg(revision=revision, valid=invalid is None, messages=tuple(messages)))
@@ -133,17 +133,17 @@ class Judging:
                 self._known[key] = found
         return self._known[key]
 
-    def _forget_all_but(self, line: Line) -> None:
-        """What was said of commits that do not lie on the line is not asked for again."""
-        on_it = {revision for revision, _ in line.merges}
-        on_it |= {line.accepted.revision} if line.accepted is not None else set()
+    def _forget_all_but(self, ahead: Ahead) -> None:
+        """What was said of commits that do not lie ahead is not asked for again."""
+        on_it = {revision for revision, _ in ahead.merges}
+        on_it |= {ahead.accepted.revision} if ahead.accepted is not None else set()
         self._known = {
             (base, revision): found
             for (base, revision), found in self._known.items()
             if revision in on_it and (base is None or base in on_it)
         }
 
-    def _verdict(self, line: Line, base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> Verdict:
+    def _verdict(self, ahead: Ahead, base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> Verdict:
         """What guards say of one step, with nothing acknowledged."""
         commit, changes, come = evaluated.commit, evaluated.changes, evaluated.come
         limits = self._limits.tightened_by(commit.fleet.guards)
@@ -151,15 +151,15 @@ class Judging:
             limits = limits.tightened_by(base.fleet.guards)
         else:
             come = strangers(knowledge, come)
-        if line.leaves_out is not None:
-            changes = changes.taking_back(line.leaves_out, commit.revision)
+        if ahead.leaves_out is not None:
+            changes = changes.taking_back(ahead.leaves_out, commit.revision)
         return judge(
             changes,
             limits,
             pending=len(left_to_install(knowledge, commit.decisions)) if base is None else None,
             # No two commits tell what comes back: beside the one before it looks new.
             returning=len(returning(come, knowledge.records, knowledge.machines)),
-            rewound=line.leaves_out is not None,
+            rewound=ahead.leaves_out is not None,
         )
 
 

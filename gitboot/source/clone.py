@@ -75,23 +75,17 @@ class Source:
         with self._clone.reading() as ours:
             return revision in ours
 
-    def messages(self, since: Revision | None, revision: Revision) -> list[tuple[Revision, str]]:
-        """The commits that ``revision`` has and ``since`` has not, the newest first: (id, message).
+    def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
+        """The commits from ``since`` to ``revision`` by first parents, the oldest first, with what they brought in.
 
-        Without ``since`` that is the one commit: what led to it is no part of what a new instance accepts.
+        Where that does not lead there, or is far, all is one. Without ``since`` that is the one commit: what led to
+        it is no part of what a new instance accepts.
         """
         with self._clone.reading() as ours:
             if since is None:
-                return [(revision, message_of(ours[revision].peel(pygit2.Commit)))]
-            return list(messages(ours, pygit2.Oid(hex=since), pygit2.Oid(hex=revision)))
-
-    def line(self, since: Revision, revision: Revision) -> tuple[Merge, ...]:
-        """The commits from ``since`` to ``revision`` by first parents, the oldest first.
-
-        None of them where that does not lead there, or is far.
-        """
-        with self._clone.reading() as ours:
-            return line(ours, pygit2.Oid(hex=since), pygit2.Oid(hex=revision))
+                return (Merge(revision, ((revision, message_of(ours[revision].peel(pygit2.Commit))),)),)
+            old, new = pygit2.Oid(hex=since), pygit2.Oid(hex=revision)
+            return line(ours, old, new) or (Merge(revision, tuple(messages(ours, old, new))),)
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""
