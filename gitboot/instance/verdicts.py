@@ -91,10 +91,16 @@ class Verdicts:
             self._changed.wait_for(lambda: self._waiting or self._ending)
             return None if self._ending else next(iter(self._waiting.values()))
 
+    def _is_told(self, verdict: CommitVerdict) -> bool:
+        """Whether it stands there already: a restart, or a timer, says nothing new; GitHub takes 1000 for a commit."""
+        known = self._forge.latest([verdict.commit])
+        return known is not None and replace(known, change=verdict.change).description == verdict.description
+
     def _told(self, verdict: CommitVerdict, failures: int) -> float | None:
         """Tell it; return after how many seconds to try again, None if that need not be."""
         try:
-            self._forge.write(verdict)
+            if not self._is_told(verdict):
+                self._forge.write(verdict)
         except (HostUnreachable, ForgeRefused) as error:
             telling = replace(self._telling, failure=(type(error).__name__, str(error)))
             asked = error.retry_after_s if isinstance(error, HostUnreachable) else None
