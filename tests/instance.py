@@ -173,3 +173,16 @@ def running(
         reader.join(5)
         assert process.stderr is not None
         process.stderr.close()
+
+
+def evaluators(parent: int) -> list[int]:
+    """The evaluators that a process has started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if int(fields["PPid"]) == parent and b"gitboot.evaluate" in (status.parent / "cmdline").read_bytes():
+                found.append(int(status.parent.name))
+        except (OSError, KeyError):
+            continue
+    return found

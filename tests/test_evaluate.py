@@ -21,22 +21,9 @@ from gitboot.load import Revision
 from gitboot.problems.codes import Code
 from gitboot.source import Remote, Source
 from tests.fleets import SEED, mac_of, policy, server
-from tests.instance import Repository, eventually, running
+from tests.instance import Repository, evaluators, eventually, running
 
 MANY = 3000  # servers: some seconds of work
-
-
-def evaluators(parent: int) -> list[int]:
-    """The evaluators that a process has started."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-            if int(fields["PPid"]) == parent and b"gitboot.evaluate" in (status.parent / "cmdline").read_bytes():
-                found.append(int(status.parent.name))
-        except (OSError, KeyError):
-            continue
-    return found
 
 
 def many(count: int = MANY) -> str:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.fleets import SEED, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.instance import Instance, Repository, eventually, running
+from tests.instance import Instance, Repository, evaluators, eventually, running
 from tests.rack import Rack
 from tests.redfish.double import Machine
 from tests.redfish.faults import Hang
@@ -46,7 +46,10 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path, repository: Repository) -> None:
-    """The seed problem: a workload and a maintenance match one server, and the maintenance stays in Git."""
+    """The seed problem: a workload and a maintenance match one server, and the maintenance stays in Git.
+
+    Its end finds the instance with a commit at its evaluator that takes longer than the window.
+    """
     answers: list[tuple[datetime, datetime, str]] = []
 
     def ask(instance: Instance, path: str, end: datetime) -> None:
@@ -63,8 +66,18 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
         window = f"{start:%Y-%m-%dT%H:%M:%S} {end:%Y-%m-%dT%H:%M:%S}"
         commit = repository.push(fleet_files(*SEED, maintenance("repair", window)))
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        static = tmp_path / "output" / "boot" / ENTRY[1:]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(ask, [instance] * 2, [ENTRY, BY_UUID], [end] * 2))
+            asking = pool.map(ask, [instance] * 2, [ENTRY, BY_UUID], [end] * 2)
+            eventually(lambda: images_in(static.read_text()) == "memtest-7")
+            (evaluator,) = evaluators(instance.process.pid)
+            os.kill(evaluator, signal.SIGSTOP)
+            commit = repository.push({"late.yaml": server("web02", "role: web")})
+            list(asking)
+        eventually(lambda: images_in(static.read_text()) == "flatcar-1")
+        assert instance.status()["applied"]["commit"] != commit
+        os.kill(evaluator, signal.SIGCONT)
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
     inside = [image for sent, received, image in answers if start <= sent and received < end]
     before = [image for sent, received, image in answers if received < start]
     after = [image for sent, received, image in answers if end <= sent]
