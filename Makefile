@@ -3,8 +3,10 @@
 # The first that is 3.11 or newer is taken; `make PYTHON=python3.13 …` chooses another.
 PYTHON := python3.11 python3
 BIN := .venv/bin
-# A file goes to one process: what stands around the machines that it boots is set up once.
-PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder
+# A file goes to one process: what stands around the machines that it boots is set up once. Most tests wait for other
+# processes now and then, so there are two for each core; machines that boot need a core of their own.
+WORKERS := $(if $(BOOTS),auto,$(shell expr 2 \* $$(nproc)))
+PYTEST = $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
@@ -19,6 +21,7 @@ run: $(READY) ## watch gitboot work on the example fleet, on this machine only
 test: $(READY) ## run all tests but those that boot real firmware
 	$(PYTEST) $(BOOTS)
 
+test-boot: WORKERS := auto
 test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
 	scripts/install-packages tests/boots/packages.txt
 	$(PYTEST) --boots $(BOOTS) tests/boots

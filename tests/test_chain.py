@@ -68,7 +68,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path) -> None:
     def read(kind: str, fetch: Callable[[str], str | None]) -> None:
         while not done.is_set():
             seen[kind][follow(fetch)] += 1
-            time.sleep(0.002)  # the passes want some of this process, too
+            time.sleep(0.005)  # the passes want some of this process, too
 
     with in_process(tmp_path, repository.bare) as parts:
         reconciler = parts.reconciler
