@@ -52,7 +52,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class Advance:
     """How far the newest commit can be accepted."""
 
     reached: Commit | None = None  # the newest that can be; None: none
@@ -69,14 +69,14 @@ class Judging:
         self._evaluation, self._limits = evaluation, limits
         self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
 
-    def judge(self, ahead: Ahead, knowledge: Knowledge) -> Judgement:
+    def judge(self, ahead: Ahead, knowledge: Knowledge) -> Advance:
         """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`."""
         self._forget_all_but(ahead)
         legs, commits, come, invalid = self._walked(ahead)
         if invalid is not None:  # what led up to it is judged as if nothing had come after it
             legs = legs[: max(commits)]
         if not legs:
-            return Judgement(invalid=invalid)
+            return Advance(invalid=invalid)
         given = approvals(knowledge)
 
         def judged(old: int, new: int) -> Verdict:
@@ -98,7 +98,7 @@ class Judging:
             )
         known = ahead.accepted.machines if ahead.accepted is not None else {}
         by_then = ([(each.uuid, each.provision) for each in come[at]] for at in sorted(come) if at <= found.reached)
-        return Judgement(
+        return Advance(
             reached=commits[found.reached] if found.reached else None,
             hops=tuple(map(named, found.hops)),
             introduced=introduced(known, by_then),
