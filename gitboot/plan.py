@@ -101,6 +101,7 @@ class Boot:
     node_taints: tuple[Taint, ...]
     entries: Mapping[str, str]  # by loader: the author's own entry instead of the built-in one
     templates: Mapping[str, Digest]  # the template files that went into this boot
+    boots: int = 1  # how many times its installer boots from the network before it is done
 
     @property
     def direct(self) -> bool:
@@ -171,6 +172,7 @@ class Boot:
             "nodeTaints": [str(taint) for taint in self.node_taints],
             "entries": {loader: digest(text) for loader, text in self.entries.items()},
             "templates": dict(self.templates),
+            **({"boots": self.boots} if self.boots > 1 else {}),
         }
 
 
@@ -185,6 +187,7 @@ class PolicyDecision:
     disk_boot: DiskBoot
     power: PolicyPower
     provision: int  # the number wanted
+    attempts: int = 1  # how often that may be attempted
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -195,6 +198,7 @@ class PolicyDecision:
             "diskBoot": self.disk_boot,
             "power": self.power,
             "provision": self.provision,
+            **({"attempts": self.attempts} if self.attempts > 1 else {}),
         }
 
 
@@ -273,7 +277,9 @@ class Decision:
     @property
     def data_folder(self) -> str | None:
         """Where the system that is installed finds its user data, below the base URL: no other machine looks there."""
-        return f"v1/boot/{self.macs[0]}/data/{self.token}" if self.token is not None else None
+        if self.token is None or not self.macs:
+            return None
+        return f"v1/boot/{self.macs[0]}/data/{self.token}"
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -303,6 +309,80 @@ class Run(NamedTuple):
     end: datetime | None = None  # of the window in which it was made; None: it had none, or nobody knows
 
 
+class InstallStep(StrEnum):
+    """How far the installation has come that is wanted of a server."""
+
+    UNKNOWN = "Unknown"  # nothing is recorded of the server
+    PENDING = "Pending"
+    ATTEMPTED = "Attempted"  # its boot was given
+    STARTED = "Started"  # its data was fetched
+    FAILED = "Failed"  # its installer says so
+    PROVISIONED = "Provisioned"
+
+
+class Seen(NamedTuple):
+    """What a step is known by."""
+
+    at: datetime
+    path: str  # that was fetched, below the output directory; "" where a BMC was read
+    client: str  # by whom
+
+    def __str__(self) -> str:
+        what = f"{self.client} fetched {self.path}" if self.path else "its override was consumed"
+        return f"{what} at {format_instant(self.at)}"
+
+
+class Failure(NamedTuple):
+    """An installer's word that it has failed."""
+
+    at: datetime
+    client: str
+    log: str  # its last lines
+
+    def __str__(self) -> str:
+        last = self.log.splitlines()[-1:]
+        return " ".join([f"{self.client} said so at {format_instant(self.at)}", *(f'("{line}")' for line in last)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstallAttempt:
+    """One attempt at an installation."""
+
+    key: str  # the provision key
+    number: int = 1
+    boots: tuple[Seen, ...]  # that were given: more than one where the installer boots several times
+    started: Seen | None = None
+    failed: Failure | None = None
+
+    @property
+    def boot_key(self) -> str:
+        """The key of the boot that was given last."""
+        return boot_key(self.key, self.number, len(self.boots))
+
+    @property
+    def step(self) -> InstallStep:
+        if self.failed is not None:
+            return InstallStep.FAILED
+        return InstallStep.ATTEMPTED if self.started is None else InstallStep.STARTED
+
+    @property
+    def last_seen(self) -> Seen:
+        """By what its step is known, or the last boot of an installer that boots several times."""
+        return max((*self.boots, *([self.started] if self.started is not None else [])))
+
+    def is_given_again(self, at: datetime) -> bool:
+        """Whether the last boot is given to whoever asks once more: a second NIC, a loader's retry, the next loader."""
+        given = self.boots[-1].at
+        if self.failed is not None or (self.started is not None and self.started.at >= given):
+            return False
+        return given <= at < given + FETCH_GRACE
+
+
+def boot_key(key: str, attempt: int, boot: int) -> str:
+    """What one boot of one attempt is offered, set and recorded for."""
+    return key + (f"/attempt/{attempt}" if attempt > 1 else "") + (f"/boot/{boot}" if boot > 1 else "")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """What is known of one server's provisioning; where ``None`` stands for it, nothing is."""
@@ -311,12 +391,13 @@ class Record:
     image: str | None = None  # what it was provisioned with
     pool: str | None = None
     decision: Digest | None = None
-    evidence: str | None = None  # Fetched, Reported, Progress, Declared, Adopted
+    evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
     provisioned_at: datetime | None = None  # or when it was said to be pending: evidence from before says nothing
     grace_until: datetime | None = None  # until when the boot that was made is still served
     consumed_at: datetime | None = None  # an override was consumed, and no evidence has followed
     consumed_key: str | None = None  # the key that it was set for
     runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> the last that was made
+    attempts: tuple[InstallAttempt, ...] = ()  # at the key that was wanted last, in their order
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
 
 
@@ -340,8 +421,15 @@ class Cause(StrEnum):
     STOPPED = "boots that write disks are stopped"
     NOT_RECORDED = "its boot is made once, and that it was fetched could not be recorded"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
+    ATTEMPTED = "its boot was given, and is given no more by itself; nothing has shown that it started"
+    STARTED = "its installation has started, and nothing has shown its end"
+    FAILED = "its installation has failed"
     NEVER = "the policy never boots from the network"
     DISK = "the policy boots the local disk"
+
+
+# What a server waits for that boots its disk meanwhile: its installer may be at work, and be heard.
+WAITING: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.STARTED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -361,6 +449,11 @@ class Offer:
     maintenance: str | None  # whose run it is, in its phase
     run: int | None
     once: bool = True  # whether that is made once
+    base: str | None = None  # the provision key, where `key` is of one boot of several; None: it is that
+    attempt: int = 1
+    boot: int = 1
+    boots: int = 1  # of how many
+    shows_start: bool = False  # whether what it boots asks for what only it would ask for
     start: datetime | None = None  # of the maintenance's window
     end: datetime | None = None
     writes_disk: bool = True

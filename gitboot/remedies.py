@@ -14,14 +14,14 @@ STATE: Final = "STATE"  # the state directory, which only the command knows that
 
 _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
-_RECORD: Final = "gitboot records set SERVER provisioned --state STATE --reason '…'  # or: pending"
+_RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records.json --state STATE  # or: adopt"
 
 # By condition and reason. Words in capitals stand for what `remedy` is given.
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "Accepting": {"Suspended": "gitboot resume --state STATE"},
     "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
-    "BootsProven": {"NeedsOperator": _RECORD},
+    "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "Overdue": _RECORD},
     "CommitAccepted": {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
         "Invalid": "gitboot validate --rev COMMIT",

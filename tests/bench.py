@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gitboot.bmc.override import OverrideRecord
 from gitboot.instance.build import Clock, Outside, assembled, pool_of
@@ -110,15 +110,15 @@ class Bench:
         self._spool.close()
         self._opened.close()
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def decide(self, *documents: str) -> None:
+    def decide(self, *documents: str, files: Mapping[str, str] | None = None) -> None:
         """Push a commit with these documents."""
-        self.commits.push(snapshot(*documents))
+        self.commits.push(snapshot(*documents, files=files))
 
     def wait(self, **given: float) -> None:
         """Let time pass."""

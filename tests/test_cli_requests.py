@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -85,6 +87,34 @@ def test_a_record_that_is_set_without_an_instance_counts_at_its_next_pass(rack: 
     assert said == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
     assert shown(rack)["web01"]["record"]["evidence"] == "Operator"
     assert '"Requested"' in rack.said("events")
+
+
+def test_many_records_are_set_by_one_order_that_shows_them_and_asks(rack: Rack) -> None:
+    before = shown(rack)
+    for more in ((), ("-l", "role=db", "--yes"), ("web01", "web03", "--yes")):
+        done = rack.typed("records", "set", "pending", *REASON, *more)
+        assert (done.code, shown(rack)) == (Exit.USAGE, before), done
+    order = ("records", "set", "pending", "-l", "!role", *REASON)
+    done = rack.typed(*order)  # nobody to ask
+    assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
+    assert "web01   1       1            flatcar-1  web   Adopted" in done.out
+    assert "2 servers would be pending: INC-4711" in done.out
+    said = rack.said(*order, "--yes")
+    assert said.endswith("2 records are set (INC-4711)\n")
+    assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
+    rack.once(*rack.spooling)
+    assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
+
+
+@pytest.mark.parametrize(("answer", "step"), [("y", "Pending"), ("n", "Provisioned")])
+def test_a_person_at_a_terminal_is_asked(rack: Rack, monkeypatch: pytest.MonkeyPatch, answer: str, step: str) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+    rack.typed("records", "set", "web01", "web02", "pending", *REASON)
+    assert [item["step"] for item in shown(rack).values()] == [step, step]
 
 
 def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:

@@ -60,6 +60,15 @@ def window(given: str = "20T22:00 21T04:00", spec: str = "", boots: str = "bios"
     return {"m.yaml": maintenance("m", given, spec, boots=boots)}
 
 
+def attempts(number: int) -> Files:
+    settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: Reported, attempts: {number}}}"
+    return {**FLEET, "fleet.yaml": fleet(settings)}
+
+
+def boots(number: int) -> Files:
+    return {"images/1.yaml": image("flatcar-1", f"userData: CloudInit, boots: {number}")}
+
+
 ALWAYS = {**FLEET, **web("", "Always")}
 ON_IMAGE_CHANGE = {**FLEET, **web("", "OnImageChange")}
 NEVER = {**FLEET, **web("", "Never")}
@@ -135,6 +144,7 @@ BOOT: dict[str, Any] = {
     "node_taints": (Taint(key="other", effect=TaintEffect.NO_SCHEDULE),),
     "entries": {"ipxe": "other"},
     "templates": {"other": Digest("0" * 64)},
+    "boots": 2,
 }
 POLICY: dict[str, Any] = {
     "policy": "other",
@@ -142,6 +152,7 @@ POLICY: dict[str, Any] = {
     "override": OverrideMode.NONE,
     "disk_boot": DiskBoot.HDD,
     "power": PolicyPower.ON,
+    "attempts": 2,
 }
 MAINTENANCE: dict[str, Any] = {
     "start": at("01T00:00"),
@@ -206,6 +217,11 @@ def test_the_parts_above_are_all_that_a_boot_has() -> None:
         ("provision raised under Always", ALWAYS, own("provision: 2"), set()),
         ("provision raised under Never", NEVER, own("provision: 2"), set()),
         ("provision lowered", FLEET, own("provision: 0"), set()),
+        ("attempts raised", attempts(1), attempts(2), {Why.ATTEMPTS}),
+        ("attempts lowered", attempts(2), attempts(1), set()),
+        ("attempts raised under Always", {**attempts(1), **web("", "Always")}, attempts(2), set()),
+        ("boots of the image raised", FLEET, boots(2), {Why.BOOTS}),
+        ("boots of the image lowered", {**FLEET, **boots(2)}, boots(1), set()),
         ("another image under Once", FLEET, stream("current: flatcar-2"), set()),
         ("by the stream", ON_IMAGE_CHANGE, stream("current: flatcar-2"), {Why.IMAGE}),
         ("by a rollout", ON_IMAGE_CHANGE, stream("current: flatcar-1, rollout: {image: flatcar-2}"), {Why.IMAGE}),

@@ -180,7 +180,10 @@ def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(si
     site.bench.fetch(plan, client="10.0.0.99")
     site.bench.reconcile()
     (event,) = [event for event in site.bench.events if event.type == "FetchIgnored"]
-    assert event.message == "web01: 10.0.0.99 fetched its entry, but the override still stands: another client"
+    assert (
+        event.message
+        == "web01: 10.0.0.99 fetched boot/v1/boot/m/boot.ipxe, but the override still stands: another client"
+    )
     assert event.facts == {"server": "web01", "client": "10.0.0.99"}
     assert shown(site.bench.reconcile()) == TO_INSTALL
     site.boot()  # the real one

@@ -16,7 +16,7 @@ from gitboot.instance.provisioning import note_consumed
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import BootPlan, Cause, Phase, Record, Run
+from gitboot.plan import BootPlan, Cause, InstallAttempt, Phase, Record, Run, Seen
 from gitboot.resolve.records import record_facts
 from tests.bench import NOON, Bench, Said
 from tests.doubles import Unsynced
@@ -465,12 +465,17 @@ def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
         evidence="Fetched",
         provisioned_at=NOON,
         grace_until=NOON + timedelta(seconds=60),
+        attempts=(InstallAttempt(key="provision/3", boots=(Seen(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"),)),),
     )
     boot_once(bench, plan)
-    (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
+    given, event = (event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun"))
+    assert (given.type, given.message) == (
+        "Attempted",
+        "web01: attempt 1 at provision/3 was given: 10.0.0.7 fetched boot/v1/boot/m/boot.ipxe at 2026-11-20T12:00:00Z",
+    )
     assert (event.type, event.message) == (
         "Provisioned",
-        "web01: provision 3 is installed with BootImage/flatcar-1 (Fetched)",
+        "web01: provision 3 is installed with BootImage/flatcar-1 as far as its fetches show (Fetched)",
     )
     assert event.facts == {"server": "web01", "evidence": "Fetched", "image": "flatcar-1", "plan": plan.digest}
 

@@ -344,7 +344,7 @@ class Lifetime:
         """A completed fetch of the entry, which is the evidence of a first boot; and what comes long after it."""
         planned = self.look()
         assert planned.phase is Phase.NETWORK
-        offer = offer_of(self.decision(), planned)
+        offer = offer_of(self.decision(), planned, self.record)
         assert offer is not None
         observation = Observation(server="web01", path="", digest=offer.plan, client="10.0.0.7", at=self.now)
         fetch = Fetch(observation=observation, offer=offer, noted=False)

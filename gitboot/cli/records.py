@@ -16,10 +16,14 @@ from gitboot.phrases import count
 if TYPE_CHECKING:
     from gitboot.cli.instance import Look
     from gitboot.model.scalars import SystemUuid
-    from gitboot.plan import Record
+    from gitboot.plan import Decision, Record
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
-_STANDINGS: Final = ("unknown", "consumed", "pending", "drifted", "as wanted")
+_STANDINGS: Final = (
+    *("unknown", "consumed", "failed", "attempted", "started", "pending"),
+    *("drifted", "as wanted"),
+)
+_UNSAID: Final = _STANDINGS[:3]
 _reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
 
 
@@ -88,7 +92,6 @@ def _beginning(what: str) -> dict[str, Any]:
 
 def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
-    from gitboot.errors import UsageError
     from gitboot.instance.build import begun
     from gitboot.instance.provisioning import left_to_install
 
@@ -100,36 +103,76 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     click.echo(f"{count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}")
     if unknown:
         click.echo(f"{count(unknown, 'server')} would stay unknown: nothing is installed there")
-    if yes or not installed:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: say --yes if these servers are to be installed")
-    click.confirm("Go on?", abort=True)
+    if installed:
+        _go_on(yes=yes)
 
 
 @command.command("set", context_settings=_SETTINGS)
-@click.argument("server")
+@click.argument("servers", nargs=-1)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
+@click.option("-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1.")
 @state_option
 @_reason_option
-def set_record(server: str, what: str, state: Path, reason: str) -> None:
-    """Say that SERVER is provisioned as its plan wants it (provisioned), or that it is not (pending).
+@click.option("--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal.")
+def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
+    """Say that SERVERS are provisioned as their plans want it (provisioned), or that they are not (pending).
 
-    pending installs it as soon as its plan wants it, even where it was installed before: what was set or fetched
-    until now counts no more.
+    pending installs them as soon as their plans want it, even where they were installed before: what was set or fetched
+    until now counts no more. Of several it shows what is known of each, and asks; it is said of all of them or of
+    none.
     """
-    from gitboot.cli.instance import decision_of, looked_at, request
+    from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import RECORDS
     from gitboot.plan import Record
     from gitboot.resolve.records import adopted, record_facts
 
     at = datetime.now(UTC)  # to the microsecond: what was fetched a moment before it counts no more
     with looked_at(state, at) as instance:
-        decision = decision_of(instance, server)
+        meant = _meant(instance, servers, selector)
+        shown = [item for item in _items(instance) if item["server"] in meant]
+    items = []
+    for name, decision in meant.items():
         before = instance.knowledge.recorded(decision.uuid) or Record()
         record = _replaced(adopted(decision) if what == "provisioned" else Record(), before, at)
-    item = {"uuid": decision.uuid, "server": server, **record_facts(record)}
-    click.echo(request(state, RECORDS, {"items": [item], "reason": reason}))
+        items.append({"uuid": decision.uuid, "server": name, **record_facts(record)})
+    if len(items) > 1 or not servers:
+        click.echo(_as_text(shown, None))
+        click.echo(f"{count(len(items), 'server')} would be {what}: {reason}")
+        _go_on(yes=yes)
+    click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
+
+
+def _meant(instance: Look, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
+    """The servers that are named, and have these labels; never all of them by saying nothing."""
+    from gitboot.cli.instance import decision_of
+    from gitboot.cli.planning import selected
+    from gitboot.errors import UsageError
+    from gitboot.model.scalars import Name
+
+    if not servers and selector is None:
+        raise UsageError("name servers, or select them by their labels: -l role=web")
+    for name in servers:
+        decision_of(instance, name)  # says that it is not there
+    labels, chosen = instance.commit.labels, selected(selector)
+    found = {
+        name: decision
+        for name, decision in sorted(instance.commit.decisions.servers.items())
+        if (not servers or name in servers) and (chosen is None or chosen.matches(Name(name), labels[name]))
+    }
+    if not found:
+        raise UsageError(f"no server{' among these' if servers else ''} has the labels {selector}")
+    return found
+
+
+def _go_on(*, yes: bool) -> None:
+    """Go on if somebody says so."""
+    from gitboot.errors import UsageError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: say --yes if these servers are meant")
+    click.confirm("Go on?", abort=True)
 
 
 @command.command("import", context_settings=_SETTINGS)
@@ -179,6 +222,7 @@ def _replaced(record: Record, before: Record, at: datetime) -> Record:
 
 
 def _items(instance: Look) -> list[dict[str, Any]]:
+    from gitboot.resolve.attempts import step_of
     from gitboot.resolve.records import drift, record_facts
 
     items = []
@@ -195,6 +239,7 @@ def _items(instance: Look) -> list[dict[str, Any]]:
                     "image": policy.boot.image if policy and policy.boot else None,
                     "pool": policy.policy if policy else None,
                 },
+                "step": step_of(decision, record),
                 "record": record_facts(record) if record is not None else None,
                 "drift": drift(decision, record),
             }
@@ -204,21 +249,12 @@ def _items(instance: Look) -> list[dict[str, Any]]:
 
 def _standing(item: dict[str, Any]) -> str:
     """The heading under which a server is counted, the worst that fits."""
-    record = item["record"]
-    if record is None or _is_overwritten(item):
-        return "unknown"
-    if record["consumedAt"] is not None:
+    record, step = item["record"], item["step"].lower()
+    if step == "pending" and record["consumedAt"] is not None:
         return "consumed"
-    if record["provision"] is None or record["provision"] < item["wanted"]["provision"]:
-        return "pending"
-    return "drifted" if item["drift"] else "as wanted"
-
-
-def _is_overwritten(item: dict[str, Any]) -> bool:
-    from gitboot.resolve.instant import is_overwritten
-    from gitboot.resolve.records import record_of
-
-    return item["record"] is not None and is_overwritten(record_of(item["record"]), item["wanted"]["provision"])
+    if step == "provisioned":
+        return "drifted" if item["drift"] else "as wanted"
+    return str(step)
 
 
 def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
@@ -235,12 +271,12 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
                 (record or {}).get("image") or "-",
                 (record or {}).get("pool") or "-",
                 _evidence(item),
-                _to_the_minute((record or {}).get("consumedAt") or (record or {}).get("provisionedAt")),
+                _to_the_minute(_since(item)),
                 ", ".join(item["drift"]) or "-",
             )
         )
     header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
-    unsaid = [item["server"] for item in items if _standing(item) in ("unknown", "consumed")]
+    unsaid = [item["server"] for item in items if _standing(item) in _UNSAID]
     say = (
         f"say what is on their disks: gitboot records set {unsaid[0]} provisioned, or pending"
         if unsaid and not doubt
@@ -251,17 +287,29 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
 
 
 def _provisioned(item: dict[str, Any]) -> str:
-    if item["record"] is None or _is_overwritten(item):
+    if item["step"] == "Unknown":
         return "unknown"
     number = item["record"]["provision"]
     return "pending" if number is None else str(number)
 
 
 def _evidence(item: dict[str, Any]) -> str:
-    record = item["record"] or {}
-    if _is_overwritten(item):
+    """The step that an installation has come to, if it has come to no end; else by what its end is known."""
+    record, standing = item["record"] or {}, _standing(item)
+    if standing == "unknown" and record:
         return f"overwritten by {record['overwrittenBy']}"
-    return "consumed" if _standing(item) == "consumed" else record.get("evidence") or "-"
+    if standing in ("consumed", "failed", "attempted", "started"):
+        return standing
+    return record.get("evidence") or "-"
+
+
+def _since(item: dict[str, Any]) -> str | None:
+    record = item["record"] or {}
+    if _standing(item) in ("failed", "attempted", "started"):
+        last = record["attempts"][-1]
+        step = last["failed"] or last["started"] or last["boots"][-1]
+        return str(step["at"])
+    return record.get("consumedAt") or record.get("provisionedAt")
 
 
 def _summed_up(items: list[dict[str, Any]]) -> str:

@@ -124,6 +124,13 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     "--forge-name", default="gitboot", show_default=True, help="The status's name: one for each instance of a fleet."
 )
 @click.option("--forge-link", metavar="URL", help="Where the status leads: this instance's, for people. Default: none.")
+@click.option(
+    "--step-minutes",
+    type=_SECONDS,
+    default=30,
+    show_default=True,
+    help="How long an installation may show nothing new, from its boot on, until the condition BootsProven says so.",
+)
 @limit_options
 @allowance_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")

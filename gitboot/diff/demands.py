@@ -23,10 +23,13 @@ class NotProvisioned:
 
     number: int
     image: str | None  # that belongs to the key, under OnImageChange; None: under Once
+    attempts: int = 1
+    boots: int = 1  # of each
 
     def covers(self, other: NotProvisioned) -> bool:
         """Whether each record that is pending for ``other`` is for this one, too, and an attempt counts for both."""
-        return other.number <= self.number and other.image == self.image
+        as_often = other.attempts <= self.attempts and other.boots <= self.boots
+        return as_often and other.number <= self.number and other.image == self.image
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ def _of_policy(policy: PolicyDecision | None) -> Demand:
     when: When = EachTime()
     if policy.network_boot is not NetworkBoot.ALWAYS:
         of_image = policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE
-        when = NotProvisioned(policy.provision, policy.boot.image if of_image else None)
+        image = policy.boot.image if of_image else None
+        when = NotProvisioned(policy.provision, image, policy.attempts, policy.boot.boots)
     return Demand(boot=policy.boot, when=when, override=policy.override, power=policy.power, disk=policy.disk_boot)
 
 

@@ -16,6 +16,8 @@ class Why(StrEnum):
     """By what a disk-writing boot can be asked for that could not be before."""
 
     PROVISION = "provision"  # raised
+    ATTEMPTS = "attempts"  # raised
+    BOOTS = "boots"  # raised: how many times the image's installer boots
     IMAGE = "image"  # another one under OnImageChange or Always
     POLICY = "policy"  # there was none, or the server was parked
     NETWORK_BOOT = "networkBoot"
@@ -141,6 +143,10 @@ def _differing(before: PolicyDecision, after: PolicyDecision, boot: Boot) -> Ite
         yield Reinstall(Why.IMAGE, before.boot.image, boot.image)
     if after.network_boot in _BY_KEY and after.provision > before.provision:
         yield Reinstall(Why.PROVISION, str(before.provision), str(after.provision))
+    if after.network_boot in _BY_KEY and after.attempts > before.attempts:
+        yield Reinstall(Why.ATTEMPTS, str(before.attempts), str(after.attempts))
+    if after.network_boot in _BY_KEY and before.boot is not None and boot.boots > before.boot.boots:
+        yield Reinstall(Why.BOOTS, str(before.boot.boots), str(boot.boots))
     if before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE:
         yield Reinstall(Why.OVERRIDE, before.override, after.override)
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision, Record
-from gitboot.resolve.instant import has_run, is_provisioned
+from gitboot.resolve.attempts import is_provisioned
+from gitboot.resolve.instant import has_run
 
 
 def returning(

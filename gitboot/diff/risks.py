@@ -68,7 +68,7 @@ _OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
 )
 _OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.POOL_MOVE, lambda its: its.policy),
-    (Risk.BOOT, lambda its: (its.network_boot, its.power, its.boot is None)),
+    (Risk.BOOT, lambda its: (its.network_boot, its.power, its.attempts, its.boot is None)),
     (Risk.OVERRIDE_ONLY, lambda its: (its.override, its.disk_boot)),
 )
 _OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (
@@ -86,7 +86,7 @@ _OF_BOOT: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.USER_DATA, lambda its: its.user_data.format if its.user_data else None),
     (Risk.POOL_MOVE, lambda its: (its.node_labels, its.node_taints)),
     (Risk.BOOT, lambda its: (its.profile, its.method, its.http_boot, its.writes_disk, its.config_from)),
-    (Risk.BOOT, lambda its: its.entries),
+    (Risk.BOOT, lambda its: (its.entries, its.boots)),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -121,7 +121,7 @@ def assembled(
     schedule = Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter)
     accepting = Accepting(outside.source, outside.evaluation, limits=settings.limits, published=outside.published)
     reconciler = Reconciler(
-        Standing(knowledge=knowledge, schedule=schedule),
+        Standing(knowledge=knowledge, schedule=schedule, longest_step=timedelta(minutes=settings.step_minutes)),
         accepting=accepting,
         inbox=inbox,
         store=store,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from heapq import nsmallest
@@ -42,7 +42,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_endpoints(standing.serving, at),
         *_of_the_forge(standing.telling, at),
     ]
-    told = (each if each.status else replace(each, remedy=_remedy(each, standing)) for each in found)
+    told = (each if each.status else replace(each, remedy=_remedy(each, standing, at)) for each in found)
     return carried(standing.conditions, sorted(told, key=lambda each: each.type))
 
 
@@ -57,15 +57,19 @@ def carried(before: Iterable[Condition], now: Iterable[Condition]) -> tuple[Cond
     )
 
 
-def _remedy(condition: Condition, standing: Standing) -> str | None:
+def _remedy(condition: Condition, standing: Standing, at: datetime) -> str | None:
     """What leads out of a condition, for a first server where it is one of several."""
     given = {"LEDGER": standing.knowledge.facts.identity, "COMMIT": standing.attempt.attempted or "HEAD"}
     if (held := standing.attempt.held) is not None:
         given |= {"DIGEST": held.digest, "GUARDS": " ".join(f"--guard {guard}" for guard in held.guards)}
-    servers = {"BootsProven": standing.plans.consumed, "RecordsKnown": standing.plans.unknown}
+    unproven = {name for servers in _unproven(standing, at).values() for name in servers}
+    servers = {"BootsProven": unproven, "RecordsKnown": standing.plans.unknown}
     if named := servers.get(condition.type):
-        given["SERVER"] = min(named)
+        given["SERVERS"] = " ".join(nsmallest(_MOST_NAMED, named))
     return remedy(condition.type, condition.reason, given)
+
+
+_MOST_NAMED: Final = 20  # in one line; the next has the others
 
 
 def _condition(type: str, status: bool, reason: str, message: str, at: datetime) -> Condition:
@@ -180,19 +184,53 @@ def _of_the_fleet(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("Published", False, *publication.failure, at)
     elif publication.stands_for(commit):
         yield _condition("Published", True, "Published", f"what {count(len(plans.servers), 'server')} boot stands", at)
-    if plans.consumed:
-        message = (
-            f"an override was consumed, and no evidence followed within 30 minutes: {_some(plans.consumed, 5)}; look "
-            "at them, then gitboot records set"
-        )
-        yield _condition("BootsProven", False, "NeedsOperator", message, at)
-    else:
-        yield _condition("BootsProven", True, "Proven", "no consumed override waits for evidence", at)
+    yield _of_the_boots(standing, at)
     late = [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]
     if late:
         yield _condition("OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}", at)
     else:
         yield _condition("OptOutsInTime", True, "InTime", "no pin or hold is past its deadline", at)
+
+
+def _of_the_boots(standing: Standing, at: datetime) -> Condition:
+    """Whether every boot that is made once came, or may still come, to the end that it was made for."""
+    found = _unproven(standing, at)
+    if not found:
+        return _condition("BootsProven", True, "Proven", "no boot that was made waits for evidence", at)
+    message = "; ".join(f"{_UNPROVEN[reason]}: {_each(servers)}" for reason, servers in found.items())
+    return _condition(
+        "BootsProven",
+        False,
+        "NeedsOperator" if "NeedsOperator" in found else "Failed" if "Failed" in found else "Overdue",
+        f"{message}; look at them first",
+        at,
+    )
+
+
+_UNPROVEN: Final = {
+    "NeedsOperator": "an override is gone, and nothing shows what became of the boot",
+    "Failed": "an installation has failed",
+    "Overdue": "an installation has shown nothing new for too long",
+}
+
+
+def _unproven(standing: Standing, at: datetime) -> dict[str, Mapping[str, str]]:
+    """The servers whose boots came to no end, with what there is to say of each, by reason, the worst first."""
+    plans = standing.plans
+    found: dict[str, Mapping[str, str]] = {
+        "NeedsOperator": dict.fromkeys(plans.consumed | plans.lost, ""),
+        "Failed": {name: str(attempt.failed) for name, attempt in plans.begun.items() if attempt.failed is not None},
+        "Overdue": {
+            name: f"{attempt.step.lower()}: {attempt.last_seen}" for name, attempt in standing.overdue(at).items()
+        },
+    }
+    return {reason: servers for reason, servers in found.items() if servers}
+
+
+def _each(found: Mapping[str, str], most: int = 3) -> str:
+    """The first of many servers, with what there is to say of each."""
+    told = (f"{name} ({found[name]})" if found[name] else name for name in nsmallest(most, found))
+    return " ".join(filter(None, (", ".join(told), more(len(found) - most))))
 
 
 def _of_bmcs(schedule: Schedule, at: datetime) -> Iterator[Condition]:
@@ -228,7 +266,7 @@ def announcements(
         if not each.status and (type := _announced(each, last)) is not None:
             name = each.type.removeprefix("Bmc/")
             message = each.message if name == each.type else f"{name}: {each.message}"
-            facts = _facts(each, standing)
+            facts = _facts(each, standing, at)
             yield Event(at=at, type=type, message=message, facts=facts, warning=True)
 
 
@@ -252,13 +290,13 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
     return None
 
 
-def _facts(condition: Condition, standing: Standing) -> dict[str, Any]:
+def _facts(condition: Condition, standing: Standing, at: datetime) -> dict[str, Any]:
     held = standing.attempt.held
     match condition.type:
         case "CommitAccepted" if held is not None:
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "BootsProven":
-            return {"servers": sorted(standing.plans.consumed)}
+            return {"servers": sorted({name for servers in _unproven(standing, at).values() for name in servers})}
         case type if type.startswith("Bmc/"):
             return {"server": type.removeprefix("Bmc/")}
     return {}

@@ -12,12 +12,19 @@ from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, stand
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import fetches, offer_of
-from gitboot.instance.provisioning import note_consumed, record_boot
+from gitboot.instance.provisioning import (
+    complete,
+    note_consumed,
+    record_boot,
+    record_consumed,
+    record_step,
+    record_taken_back,
+)
 from gitboot.ledger.entries import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.plan import Cause, Offer, Phase
+from gitboot.plan import WAITING, Offer, Phase
 from gitboot.render.schedule import ServerState
 from gitboot.status import Event
 
@@ -59,16 +66,37 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
     offer, observation = fetch.offer, fetch.observation
     machine = commit.machines.get(offer.uuid)
     has_bmc = machine is not None and machine.bmc is not None
-    if observation.is_report:
+    if observation.is_report or observation.is_failure:
         if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
-            record_boot(learning, offer, observation.at, "Reported", at)
-    elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
-        if has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid))):
-            _keep(learning, fetch)
-        else:
-            record_boot(learning, offer, observation.at, "Fetched", at)
-    elif kind is fleet.Evidence.PROGRESS and has_bmc:
+            _take_report(learning, fetch, at)
+        return
+    asks_bmc = has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid)))
+    if offer.phase is not Phase.MAINTENANCE:
+        asks_bmc |= has_bmc and kind is fleet.Evidence.PROGRESS
+        if not (asks_bmc and fetch.noted):
+            record_step(learning, offer, observation, at)
+    if asks_bmc:
         _keep(learning, fetch)
+    else:
+        _prove(learning, offer, observation, kind, at)
+
+
+def _take_report(learning: Learning, fetch: Fetch, at: datetime) -> None:
+    if fetch.observation.is_failure:
+        record_step(learning, fetch.offer, fetch.observation, at)
+    else:
+        record_boot(learning, fetch.offer, fetch.observation.at, "Reported", at)
+
+
+def _prove(learning: Learning, offer: Offer, observation: Observation, kind: fleet.Evidence, at: datetime) -> str:
+    """Take a fetch for what it proves of a machine that speaks for itself; return that in a word."""
+    if offer.phase is Phase.MAINTENANCE:
+        record_boot(learning, offer, observation.at, "Fetched", at)
+    elif kind is fleet.Evidence.FETCHED:
+        complete(learning, offer, "Fetched", at)
+    else:
+        return "Attempted"
+    return "Provisioned"
 
 
 def _keep(learning: Learning, fetch: Fetch) -> None:
@@ -83,10 +111,7 @@ def trust_unasked(learning: Learning, unasked: Iterable[SystemUuid], commit: Com
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(unasked):
         for pending in learning.pending_of(uuid):
-            trusted = pending.offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED
-            if trusted:
-                record_boot(learning, pending.offer, pending.observation.at, "Fetched", at)
-            learning.judge(pending, "Provisioned" if trusted else "Dropped")
+            learning.judge(pending, _prove(learning, pending.offer, pending.observation, kind, at))
 
 
 # Readings of a BMC
@@ -124,17 +149,16 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
     records = learning.overrides_of(reading.uuid)
     if any(_stood(record, observation) and stands(record.override, seen) for record in records):
         client = observation.client
-        message = f"{offer.server}: {client} fetched its entry, but the override still stands: another client"
+        message = f"{offer.server}: {client} fetched {observation.path}, but the override still stands: another client"
         facts = {"server": offer.server, "client": client}
         learning.events.append(Event(at=at, type="FetchIgnored", message=message, facts=facts))
+        record_taken_back(learning, offer, observation)
         learning.judge(pending, "Ignored")
-    elif offer.phase is Phase.MAINTENANCE or kind is fleet.Evidence.FETCHED:
-        record_boot(learning, offer, observation.at, "Fetched", at)
-        learning.judge(pending, "Provisioned")
-    elif pending.marks is None:
+    elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
+        learning.judge(pending, _prove(learning, offer, observation, kind, at))
+    elif pending.marks is None:  # it is being installed: set now, it would be once more
         learning.note(pending._replace(marks=seen.marks))
-        if kind is fleet.Evidence.PROGRESS:  # it is being installed: set now, it would be once more
-            note_consumed(learning, reading.uuid, offer.server, offer.key, at)
+        note_consumed(learning, reading.uuid, offer.server, offer.key, at)
     else:
         return False
     return True
@@ -143,13 +167,13 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
 def _judge_consumed(learning: Learning, state: ServerState, at: datetime) -> None:
     """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
     plan, uuid = state.plan, state.decision.uuid
-    if plan is None or plan.boot is None or (offer := offer_of(state.decision, plan)) is None:
+    if plan is None or plan.boot is None or (offer := offer_of(state.decision, plan, state.record)) is None:
         return
     own = next((each for each in learning.overrides_of(uuid) if each.reason == offer.key), None)
     if own is None or own.state not in (State.CONSUMED, State.LOST):
         return
     if own.state is State.CONSUMED and not fetches(plan.boot):
-        record_boot(learning, offer, at, "Consumed", at)
+        record_consumed(learning, offer, at)
     elif plan.phase is Phase.NETWORK:
         note_consumed(learning, uuid, state.decision.server, offer.key, at)
 
@@ -159,13 +183,15 @@ def _judge_progress(learning: Learning, state: ServerState, seen: Observed, at: 
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.key is None or not seen.runs_os:
         return
-    if plan.phase is not Phase.NETWORK and plan.cause is not Cause.CONSUMED:
+    if plan.phase is not Phase.NETWORK and plan.cause not in WAITING:
         return
     own = [each for each in learning.overrides_of(uuid) if each.reason == plan.key]
     before = [each.marks for each in own if _was_consumed(each, seen)]
     before += [each.marks for each in learning.pending_of(uuid) if each.marks is not None]
-    offer = offer_of(state.decision, plan)
-    if offer is not None and any(seen.marks.has_come_up_since(marks) for marks in before):
+    offer = offer_of(state.decision, plan, state.record)
+    if offer is None or offer.boot < offer.boots:
+        return
+    if any(seen.marks.has_come_up_since(marks) for marks in before):
         record_boot(learning, offer, at, "Progress", at)
         for pending in learning.pending_of(uuid):
             learning.judge(pending, "Provisioned")

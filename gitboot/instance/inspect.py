@@ -33,9 +33,9 @@ from gitboot.instance.overrides import shared_values, wanted_by
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, Record
-from gitboot.remedies import SERVER, remedy
+from gitboot.remedies import remedy
 from gitboot.resolve import plan
-from gitboot.resolve.instant import is_provisioned
+from gitboot.resolve.attempts import is_provisioned
 
 PARALLEL: Final = 32
 _DOUBTS: Final = {Cause.CONSUMED: ("BootsProven", "NeedsOperator"), Cause.UNKNOWN: ("RecordsKnown", "UnknownServers")}
@@ -149,7 +149,7 @@ class Inspection:
             return None
         if isinstance(self.step, AskOperator):
             return remedy(f"Bmc/{name}", self.step.condition)
-        return remedy(*_DOUBTS[doubt], {SERVER: name}) if doubt is not None else None
+        return remedy(*_DOUBTS[doubt], {"SERVERS": name}) if doubt is not None else None
 
     @property
     def next(self) -> str:

@@ -8,9 +8,10 @@ from datetime import datetime
 
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import FETCH_GRACE, Boot, BootPlan, Cause, Decision, Offer, Phase, Record, Run
+from gitboot.plan import FETCH_GRACE, WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run
 from gitboot.render.schedule import ServerState
-from gitboot.resolve.instant import is_made, provision_reason
+from gitboot.resolve.attempts import numbers_of, provision_reason
+from gitboot.resolve.instant import is_made
 from gitboot.resolve.records import ran
 
 
@@ -22,7 +23,7 @@ def fetches(boot: Boot) -> bool:
 def offers_of(state: ServerState) -> Iterator[Offer]:
     """What is offered by a server's plans of now and next, and by the report of its installer."""
     for plan in (state.plan, *(plan for _, plan in state.later)):
-        if plan is not None and (offer := offer_of(state.decision, plan)) is not None:
+        if plan is not None and (offer := offer_of(state.decision, plan, state.record)) is not None:
             yield offer
     if (report := _report_of(state.decision, state.record)) is not None:
         yield report
@@ -33,13 +34,17 @@ def _report_of(decision: Decision, record: Record | None) -> Offer | None:
     policy, token = decision.policy, decision.token
     if token is None or record is None or policy is None or policy.boot is None:
         return None
+    key = provision_reason(policy, record)
     return Offer(
         plan=token,
         server=decision.server,
         uuid=decision.uuid,
         decision=decision.digest,
         phase=Phase.NETWORK,
-        key=provision_reason(policy, record),
+        key=key,
+        base=key,
+        boots=policy.boot.boots,
+        shows_start=policy.boot.shows_its_start,
         policy=policy.policy,
         image=policy.boot.image,
         provision=decision.provision,
@@ -50,17 +55,21 @@ def _report_of(decision: Decision, record: Record | None) -> Offer | None:
     )
 
 
-def offer_of(decision: Decision, plan: BootPlan) -> Offer | None:
-    """What the boot of a plan would meet by being made; None where that is nothing.
+def offer_of(decision: Decision, plan: BootPlan, record: Record | None) -> Offer | None:
+    """What the boot of a plan, made of a record, would meet by being made; None where that is nothing.
 
-    A plan that waits for an operator boots the disk, and can still be reported: its boot is the policy's.
+    A plan that waits for what becomes of a boot boots the disk, and can still be reported: its boot is the policy's.
     """
     policy = decision.policy
-    boot = policy.boot if policy is not None and plan.cause is Cause.CONSUMED else plan.boot
+    boot = policy.boot if policy is not None and plan.cause in WAITING else plan.boot
     ran = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
     key = plan.key or (f"maintenance/{ran.name}/{ran.run}" if ran is not None and plan.is_evidence else None)
     if key is None or boot is None:
         return None
+    base, attempt, of_attempt, shows_start = None, 1, 1, False
+    if policy is not None and policy.boot is not None and record is not None and plan.phase is not Phase.MAINTENANCE:
+        base, shows_start = provision_reason(policy, record), policy.boot.shows_its_start
+        attempt, of_attempt = numbers_of(base, key)
     return Offer(
         plan=plan.digest,
         server=decision.server,
@@ -78,6 +87,11 @@ def offer_of(decision: Decision, plan: BootPlan) -> Offer | None:
         start=ran.start if ran is not None else None,
         end=ran.end if ran is not None else None,
         writes_disk=boot.writes_disk,
+        base=base,
+        attempt=attempt,
+        boot=of_attempt,
+        boots=boot.boots,
+        shows_start=shows_start,
     )
 
 
@@ -107,9 +121,10 @@ def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) 
         decision=offer.decision,
         evidence=evidence,
         provisioned_at=made_at,
-        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" else None,
+        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" and not offer.shows_start else None,
         consumed_at=None,
         consumed_key=None,
         overwritten_by=None,
     )
-    return now, f"provision {offer.provision} is installed with BootImage/{offer.image}"
+    unseen = " as far as its fetches show" if evidence == "Fetched" else ""
+    return now, f"provision {offer.provision} is installed with BootImage/{offer.image}{unseen}"

@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from gitboot.bmc.override import State
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.plan import Cause, Decision, Record
+from gitboot.plan import Cause, Decision, InstallAttempt, Phase, Record
 from gitboot.render.schedule import About, ServerState, server_state
-from gitboot.resolve.instant import is_overwritten
+from gitboot.resolve.attempts import attempt_of, is_overwritten, step_of
 from gitboot.resolve.records import drift
 
 
@@ -28,6 +29,8 @@ class Plans:
     unknown: frozenset[str] = frozenset()  # servers of which nobody knows whether they are provisioned
     unseen: frozenset[str] = frozenset()  # whose boot nothing that reaches this instance could prove
     consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
+    lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
+    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
 
     def counted(self, of: str) -> dict[str, int]:
         """How many servers there are of a kind: phases, records, drift."""
@@ -71,7 +74,24 @@ def replanned(
         | {name for name, state in here.items() if state.decision.uuid in knowledge.unseen},
         consumed=(before.consumed - names)
         | {name for name, state in here.items() if state.plan is not None and state.plan.cause is Cause.CONSUMED},
+        lost=(before.lost - names) | {name for name, state in here.items() if _has_lost(state, knowledge)},
+        begun=_begun(before, here, names),
     ), different
+
+
+def _begun(before: Plans, here: Mapping[str, ServerState], names: Collection[str]) -> dict[str, InstallAttempt]:
+    now = {name: attempt_of(state.decision, state.record) for name, state in here.items()}
+    kept = {name: attempt for name, attempt in before.begun.items() if name not in names}
+    return dict(sorted({**kept, **{name: attempt for name, attempt in now.items() if attempt is not None}}.items()))
+
+
+def _has_lost(state: ServerState, knowledge: Knowledge) -> bool:
+    """Whether the override for the boot that is still to be made is gone without a trace."""
+    plan = state.plan
+    if plan is None or plan.phase is not Phase.NETWORK or attempt_of(state.decision, state.record) is not None:
+        return False
+    overrides = knowledge.overrides_of(state.decision.uuid)
+    return any(each.reason == plan.key and each.state is State.LOST for each in overrides)
 
 
 def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
@@ -145,7 +165,5 @@ def _is_unknown(decision: Decision, record: Record | None) -> bool:
 def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
     """How a server is counted: by what it boots, and by what is known of it."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
-    pending = state.record is not None and state.record.provision is None
-    unknown = _is_unknown(state.decision, state.record)
-    yield "records", "Unknown" if unknown else "Pending" if pending else "Provisioned"
+    yield "records", step_of(state.decision, state.record)
     yield from (("drift", each) for each in drift(state.decision, state.record))

@@ -7,7 +7,8 @@ from gitboot.load.machines import Machine
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.plan import Boot, Decision, Record
-from gitboot.resolve.instant import has_run, is_provisioned
+from gitboot.resolve.attempts import is_provisioned
+from gitboot.resolve.instant import has_run
 
 
 def goes_unseen(

@@ -10,18 +10,20 @@ from typing import Final
 from gitboot.errors import UsageError
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
+from gitboot.instance.installing import attempted, failed, is_complete, started, taken_back
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import provisioned, run_made
 from gitboot.load.machines import taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
+from gitboot.observe.observation import Observation
 from gitboot.phrases import some
-from gitboot.plan import Decision, Offer, Phase, Record
+from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Seen
 from gitboot.resolve import Decisions
-from gitboot.resolve.instant import is_provisioned
+from gitboot.resolve.attempts import is_provisioned
 from gitboot.resolve.newcomers import Known, newcomer
-from gitboot.resolve.records import adopted, carried
+from gitboot.resolve.records import adopted, attempt_facts, carried
 from gitboot.status import Event
 
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
@@ -166,6 +168,68 @@ def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: s
     learning.write_record(offer.uuid, offer.server, now)
     facts = {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan}
     learning.events.append(Event(at=at, type=type, message=f"{offer.server}: {what} ({evidence})", facts=facts))
+
+
+def record_step(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
+    """Record that the boot of an installation was given, that it has started, or that it has failed."""
+    record = learning.record(offer.uuid)
+    if record is None or learning.settled is None:
+        return
+    seen = Seen(min(observation.at, at), observation.path, observation.client)
+    if observation.is_failure:
+        now = failed(offer, record, Failure(seen.at, seen.client, observation.log or ""))
+    else:
+        now = (started if observation.is_start else attempted)(offer, record, seen)
+    _write_step(learning, offer, now, seen, at)
+
+
+def record_consumed(learning: Learning, offer: Offer, at: datetime) -> None:
+    """Record that the boot of what fetches nothing was made: its override was consumed."""
+    record = learning.record(offer.uuid)
+    if record is None or learning.settled is None:
+        return
+    if offer.phase is Phase.MAINTENANCE:
+        record_boot(learning, offer, at, "Consumed", at)
+        return
+    seen = Seen(at, "", "")
+    _write_step(learning, offer, attempted(offer, record, seen), seen, at)
+    complete(learning, offer, "Consumed", at)
+
+
+def _write_step(learning: Learning, offer: Offer, now: Record, seen: Seen, at: datetime) -> None:
+    if now is not learning.record(offer.uuid):
+        learning.write_record(offer.uuid, offer.server, now)
+        learning.events.append(_told(offer.server, now.attempts[-1], seen, at))
+
+
+def _told(server: str, attempt: InstallAttempt, seen: Seen, at: datetime) -> Event:
+    """What there is to say of the step that an attempt has come to."""
+    step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
+    if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
+        which = f"boot {len(attempt.boots)} of {which}"
+    facts = {"server": server, **attempt_facts(attempt)}
+    if attempt.failed is not None:
+        message = f"{server}: {which} has failed: {attempt.failed}"
+    else:
+        what = "was given" if step is InstallStep.ATTEMPTED else "has started"
+        message = f"{server}: {which} {what}: {seen}"
+    return Event(at=at, type=str(step), message=message, facts=facts, warning=attempt.failed is not None)
+
+
+def complete(learning: Learning, offer: Offer, evidence: str, at: datetime) -> None:
+    """Take an installation for made if nothing more of it can be seen by what is fetched, or by its BMC."""
+    record = learning.record(offer.uuid)
+    if record is not None and is_complete(offer, record):
+        record_boot(learning, offer, record.attempts[-1].last_seen.at, evidence, at)
+
+
+def record_taken_back(learning: Learning, offer: Offer, observation: Observation) -> None:
+    """Record that what was seen of an installation was another client's."""
+    record = learning.record(offer.uuid)
+    if record is not None:
+        seen = Seen(observation.at, observation.path, observation.client)
+        if (now := taken_back(record, seen)) != record:
+            learning.write_record(offer.uuid, offer.server, now)
 
 
 def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:

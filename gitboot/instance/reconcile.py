@@ -222,7 +222,7 @@ class Reconciler:
         if now.unwritable is not None:
             return at + LEDGER_RETRY
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None
-        return min((due for due in (self.standing.next_due(), again) if due is not None), default=None)
+        return min((due for due in (self.standing.next_due(at), again) if due is not None), default=None)
 
 
 def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:

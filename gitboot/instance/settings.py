@@ -59,6 +59,7 @@ class Settings:
     spool: Path | None = None  # where endpoints leave what was fetched from them
     poll_s: float = 60
     forge: ForgeSettings | None = None
+    step_minutes: float = 30  # how long a step of an installation may last, until somebody should look
 
     @property
     def observes(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gitboot.instance.accept import Attempt
 from gitboot.instance.commit import Commit
@@ -13,6 +13,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.plan import InstallAttempt
 from gitboot.status import Condition, Endpoints, Event, Status, Telling
 
 
@@ -56,6 +57,7 @@ class Standing:
     schedule: Schedule = field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
+    longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
     serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
     telling: Telling | None = None  # how it fares to tell the forge; None: there is none
     unwritable: str | None = None  # why the ledger took nothing the last time
@@ -85,14 +87,24 @@ class Standing:
             conditions=self.conditions,
         )
 
-    def next_due(self) -> datetime | None:
-        """When the clock alone asks for another reconcile."""
+    def overdue(self, at: datetime) -> dict[str, InstallAttempt]:
+        """The installations of which nothing was seen for too long, by server."""
+        begun = self.plans.begun
+        return {name: each for name, each in begun.items() if each.failed is None and self._is_due(each) <= at}
+
+    def _is_due(self, attempt: InstallAttempt) -> datetime:
+        """When something more of an installation is to have been seen."""
+        return attempt.last_seen.at + self.longest_step
+
+    def next_due(self, at: datetime) -> datetime | None:
+        """When, after ``at``, the clock alone asks for another reconcile."""
         held_up = any(each.type == "Accepting" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if held_up else None
         dues = (
             self.plans.transitions.next,
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
+            min((due for each in self.plans.begun.values() if (due := self._is_due(each)) > at), default=None),
         )
         return min((due for due in dues if due is not None), default=None)
 

@@ -15,6 +15,7 @@ from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Phase, Record, Run
+from gitboot.resolve.records import attempt_facts, attempt_of
 
 
 def instant(text: str) -> datetime:
@@ -43,7 +44,8 @@ def _or_none(at: datetime | None) -> str | None:
 # A record
 
 RECORD: Final = (
-    "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key, overwritten_by"
+    "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
+    " overwritten_by, attempts"
 )
 RUN: Final = "uuid, maintenance, run, made_at, window_end"
 
@@ -53,11 +55,12 @@ def of_record(record: Record) -> tuple[Any, ...]:
         *(record.provision, record.image, record.pool, record.decision, record.evidence),
         *map(_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
         *(record.consumed_key, record.overwritten_by),
+        json_of([attempt_facts(each) for each in record.attempts]),
     )
 
 
 def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
-    provision, image, pool, decision, evidence, *instants, consumed_key, overwritten_by = row
+    provision, image, pool, decision, evidence, *instants, consumed_key, overwritten_by, attempts = row
     provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
     return Record(
         provision=provision,
@@ -70,6 +73,7 @@ def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         consumed_at=consumed_at,
         consumed_key=consumed_key,
         runs=runs,
+        attempts=tuple(map(attempt_of, json.loads(attempts))),
         overwritten_by=overwritten_by,
     )
 

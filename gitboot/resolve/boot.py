@@ -56,6 +56,7 @@ class Composer:
             node_taints=source.pool.node_taints if source.pool else (),
             entries={},
             templates=self._template_digests(source.profile),
+            boots=source.image.spec.boots,
         )
         return self._rendered(boot, source)
 

@@ -317,6 +317,7 @@ class _Deciding:
             disk_boot=pool.disk_boot,
             power=pool.power,
             provision=server.spec.provision,
+            attempts=self.repository.fleet.spec.provisioning.attempts,
         )
 
     def _boot(

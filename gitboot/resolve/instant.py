@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,6 +19,7 @@ from gitboot.plan import (
     BootPlan,
     Cause,
     Decision,
+    InstallStep,
     MaintenanceDecision,
     OverrideTarget,
     Phase,
@@ -27,6 +27,15 @@ from gitboot.plan import (
     Record,
     Run,
     UserDataFiles,
+)
+from gitboot.resolve.attempts import (
+    due_boot,
+    is_covered,
+    is_overwritten,
+    is_provisioned,
+    last_attempt,
+    provision_reason,
+    wanted_key,
 )
 
 
@@ -96,20 +105,6 @@ def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
     )
 
 
-def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
-    """Whether the key that the policy wants has been provisioned; lowering ``provision`` never asks again."""
-    if record.provision is None or record.provision < policy.provision:
-        return False
-    if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
-        return record.image == policy.boot.image
-    return True
-
-
-def is_overwritten(record: Record, wanted: int) -> bool:
-    """Whether a maintenance wrote the disks of what had been provisioned, and no higher number is wanted since."""
-    return record.overwritten_by is not None and record.provision is not None and record.provision >= wanted
-
-
 def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
     """Whether a maintenance's one boot was made; a window that starts after the one in which it was asks again."""
     return is_made(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
@@ -157,6 +152,8 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
             yield record.provisioned_at + DATA_GRACE
         if record.consumed_at is not None:
             yield record.consumed_at + CONSUMED_GRACE
+        for attempt in record.attempts:
+            yield from (attempt.boots[-1].at + grace for grace in (FETCH_GRACE, DATA_GRACE))
         for made in record.runs.values():
             yield made.at + FETCH_GRACE
 
@@ -231,45 +228,35 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         return _disk(policy, Cause.UNKNOWN)
     if is_overwritten(record, policy.provision):
         return _disk(policy, Cause.OVERWRITTEN)
-    key = provision_reason(policy, record)
+    key = wanted_key(policy, record)
     to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key)
     if is_provisioned(policy, record):
         if record.grace_until is not None and at < record.grace_until and record.image == boot.image:
             return to_be_made
         asks_still = record.provisioned_at is not None and at < record.provisioned_at + DATA_GRACE
         return _disk(policy, Cause.PROVISIONED, boot.user_data if asks_still else None)
-    if record.consumed_at is not None and _covers(record.consumed_key, key):
+    if (last := last_attempt(record, provision_reason(policy, record))) is not None:
+        if last.is_given_again(at):
+            return replace(to_be_made, key=last.boot_key)
+        if due_boot(policy, record) is None:
+            asks_still = at < last.boots[-1].at + DATA_GRACE
+            return replace(_disk(policy, _CAUSES[last.step], boot.user_data if asks_still else None), key=key)
+    if record.consumed_at is not None and is_covered(record.consumed_key, key):
         late = at >= record.consumed_at + CONSUMED_GRACE
         return replace(_disk(policy, Cause.CONSUMED), key=key) if late else to_be_made
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
 
 
+_CAUSES: Final = {
+    InstallStep.ATTEMPTED: Cause.ATTEMPTED,
+    InstallStep.STARTED: Cause.STARTED,
+    InstallStep.FAILED: Cause.FAILED,
+}
+
+
 def _always(policy: PolicyDecision, boot: Boot) -> _State:
     override = _override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
     return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, boot.user_data, override)
-
-
-def _covers(made: str | None, wanted: str) -> bool:
-    """Whether what was set for one provision key was set for another, too: lowering the number never asks again."""
-    if made is None or not (found := _KEY.fullmatch(made)):
-        return False
-    same = _KEY.fullmatch(wanted)
-    return same is not None and int(found[1]) >= int(same[1]) and found[2] == same[2]
-
-
-_KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
-
-
-def provision_reason(policy: PolicyDecision, record: Record) -> str:
-    """The provision key that a policy wants, as the reason of an override; each attempt has its own.
-
-    Under OnImageChange an image may be wanted again that was provisioned before another: what was set for
-    it then says nothing of now, so the instant of the last provisioning is part of the key.
-    """
-    if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
-        return f"provision/{policy.provision}"
-    since = f"/after/{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
-    return f"provision/{policy.provision}/{policy.boot.image}{since}"
 
 
 def _disk(policy: PolicyDecision, cause: Cause, user_data: UserDataFiles | None = None) -> _State:

@@ -21,13 +21,6 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
     provisioning = fleet.spec.provisioning
     if provisioning.clients:
         yield _later(repository, "provisioning.clients", key, "spec", "provisioning", "clients")
-    if provisioning.attempts > 1:
-        what = f"{provisioning.attempts} attempts at an installation"
-        yield _later(repository, what, key, "spec", "provisioning", "attempts")
-    for name, image in repository.images.items():
-        if image.spec.boots > 1:
-            what = f"installers that boot {image.spec.boots} times"
-            yield _later(repository, what, Id("BootImage", name), "spec", "boots")
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):

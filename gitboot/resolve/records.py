@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
 from gitboot.model.scalars import Malformed, SystemUuid, format_instant, parse_digest, parse_uuid, shown, text
-from gitboot.plan import Decision, Record, Run
+from gitboot.plan import Decision, Failure, InstallAttempt, Record, Run, Seen
 from gitboot.resolve.instant import has_run
 
 T = TypeVar("T")
@@ -157,7 +157,25 @@ def record_facts(record: Record) -> dict[str, Any]:
             for name, run in sorted(record.runs.items())
         },
         "overwrittenBy": record.overwritten_by,
+        "attempts": [attempt_facts(each) for each in record.attempts],
     }
+
+
+def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
+    """An attempt at an installation as JSON values: what was fetched of it, when and by whom."""
+    failed = attempt.failed
+    return {
+        "key": attempt.key,
+        "number": attempt.number,
+        "step": attempt.step,
+        "boots": [_seen_facts(each) for each in attempt.boots],
+        "started": _seen_facts(attempt.started) if attempt.started is not None else None,
+        "failed": {**failed._asdict(), "at": format_instant(failed.at)} if failed is not None else None,
+    }
+
+
+def _seen_facts(seen: Seen) -> dict[str, Any]:
+    return {**seen._asdict(), "at": format_instant(seen.at)}
 
 
 def record_of(item: Mapping[str, Any]) -> Record:
@@ -178,7 +196,26 @@ def record_of(item: Mapping[str, Any]) -> Record:
         consumed_key=optional(text, "consumedKey"),
         runs={name: _run(made) for name, made in item["runs"].items()},
         overwritten_by=optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
+        attempts=tuple(map(attempt_of, item.get("attempts", ()))),
     )
+
+
+def attempt_of(item: Mapping[str, Any]) -> InstallAttempt:
+    """The attempt that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
+    started, failed, boots = item["started"], item["failed"], tuple(map(_seen, item["boots"]))
+    if not boots:
+        raise ValueError("expected the boot that was given")
+    return InstallAttempt(
+        key=text(item["key"]),
+        number=_number(item["number"]),
+        boots=boots,
+        started=_seen(started) if started is not None else None,
+        failed=Failure(_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
+    )
+
+
+def _seen(item: Mapping[str, Any]) -> Seen:
+    return Seen(_instant(item["at"]), text(item["path"]), text(item["client"]))
 
 
 def _run(made: Mapping[str, Any]) -> Run:

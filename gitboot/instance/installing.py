@@ -1,0 +1,88 @@
+"""What is known of an installation once one of its steps was seen; to see it twice is as once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gitboot.plan import Failure, InstallAttempt, Offer, Record, Seen
+from gitboot.resolve.attempts import last_attempt
+
+
+def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
+    """The record once the boot of an offer was given; the same where that is no news."""
+    last = _last(offer, record)
+    if _is_over(offer, record, seen) or (last is not None and _number(last) >= (offer.attempt, offer.boot)):
+        return record
+    if last is not None and last.number == offer.attempt:
+        return _with(record, replace(last, boots=(*last.boots, seen)))
+    return _with(record, InstallAttempt(key=_key(offer), number=offer.attempt, boots=(seen,)))
+
+
+def started(offer: Offer, record: Record, seen: Seen) -> Record:
+    """The record once the system that was booted has asked for its data; that its boot was given goes with it."""
+    given = attempted(offer, record, seen)
+    last = _last(offer, given)
+    if last is None or last.failed is not None or _is_over(offer, record, seen):
+        return record
+    if last.started is not None and seen.at >= last.started.at >= last.boots[-1].at:
+        return record
+    return _with(given, replace(last, started=seen))
+
+
+def failed(offer: Offer, record: Record, failure: Failure) -> Record:
+    """The record once an installer has said that it failed; one that was never given has nothing to say."""
+    last = _last(offer, record)
+    if last is None or last.failed is not None or _is_over(offer, record, failure):
+        return record
+    if failure.at < last.boots[0].at:
+        return record  # news of the attempt before
+    return _with(record, replace(last, failed=failure))
+
+
+def taken_back(record: Record, seen: Seen) -> Record:
+    """The record once what was seen has proven to be of another client than the machine."""
+    if not record.attempts:
+        return record
+    *before, last = record.attempts
+    boots = last.boots[:-1] if _is_same(last.boots[-1], seen) else last.boots
+    started = None if last.started is not None and _is_same(last.started, seen) else last.started
+    now = [replace(last, boots=boots, started=started)] if boots else []
+    return replace(record, attempts=(*before, *now))
+
+
+def is_complete(offer: Offer, record: Record) -> bool:
+    """Whether nothing more of an installation can be seen by what is fetched: its boots, and that it has started."""
+    last = _last(offer, record)
+    if last is None or last.failed is not None or len(last.boots) < offer.boots:
+        return False
+    return last.started is not None or not offer.shows_start
+
+
+def _is_same(one: Seen, other: Seen) -> bool:
+    return (one.path, one.client) == (other.path, other.client)
+
+
+def _key(offer: Offer) -> str:
+    return offer.base or offer.key
+
+
+def _last(offer: Offer, record: Record) -> InstallAttempt | None:
+    return last_attempt(record, _key(offer))
+
+
+def _number(attempt: InstallAttempt) -> tuple[int, int]:
+    return attempt.number, len(attempt.boots)
+
+
+def _is_over(offer: Offer, record: Record, seen: Seen | Failure) -> bool:
+    """Whether what was seen is of before the last provisioning, or of what is provisioned."""
+    if record.provisioned_at is not None and seen.at < record.provisioned_at:
+        return True
+    reached = record.provision is not None and record.provision >= offer.provision
+    return reached and (not offer.on_image_change or record.image == offer.image)
+
+
+def _with(record: Record, attempt: InstallAttempt) -> Record:
+    """With an attempt in the place of the one of its number; those at other keys are of the past."""
+    others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
+    return replace(record, attempts=tuple(sorted([*others, attempt], key=lambda each: each.number)))

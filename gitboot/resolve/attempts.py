@@ -1,0 +1,109 @@
+"""Which boot of which attempt an installation comes to next, and how far it has come, by what is recorded of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gitboot.model.policy import NetworkBoot
+from gitboot.model.scalars import format_instant
+from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, boot_key
+
+
+def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
+    """Whether the key that the policy wants has been provisioned; lowering ``provision`` never asks again."""
+    if record.provision is None or record.provision < policy.provision:
+        return False
+    if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
+        return record.image == policy.boot.image
+    return True
+
+
+def is_overwritten(record: Record, wanted: int) -> bool:
+    """Whether a maintenance wrote the disks of what had been provisioned, and no higher number is wanted since."""
+    return record.overwritten_by is not None and record.provision is not None and record.provision >= wanted
+
+
+def provision_reason(policy: PolicyDecision, record: Record) -> str:
+    """The provision key that a policy wants.
+
+    Under OnImageChange an image may be wanted again that was provisioned before another: what was set for
+    it then says nothing of now, so the instant of the last provisioning is part of the key.
+    """
+    if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
+        return f"provision/{policy.provision}"
+    since = f"/after/{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
+    return f"provision/{policy.provision}/{policy.boot.image}{since}"
+
+
+def is_covered(made: str | None, wanted: str) -> bool:
+    """Whether what was made for one provision key was made for another, too: lowering the number never asks again."""
+    if made is None or not (found := _KEY.fullmatch(made)):
+        return False
+    same = _KEY.fullmatch(wanted)
+    return same is not None and int(found[1]) >= int(same[1]) and found[2] == same[2]
+
+
+_KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
+
+
+def numbers_of(base: str, key: str) -> tuple[int, int]:
+    """Which attempt at a provision key, and which of its boots, the key of a boot is."""
+    found = _BOOT.fullmatch(key.removeprefix(base))
+    return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
+
+
+_BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
+
+
+def last_attempt(record: Record, key: str) -> InstallAttempt | None:
+    """The last attempt at a provision key."""
+    return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
+
+
+def due_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
+    """The attempt, and its boot, that is to be made next, counted from 1; None: no more by itself.
+
+    An attempt ends by its installer's word that it has failed, and another follows where the Fleet allows one. One
+    that is silent has perhaps written the disks: that is for a person to look at.
+    """
+    last = last_attempt(record, provision_reason(policy, record))
+    if last is None:
+        return 1, 1
+    if last.failed is not None:
+        return (last.number + 1, 1) if last.number < policy.attempts else None
+    boots = policy.boot.boots if policy.boot is not None else 1
+    return (last.number, len(last.boots) + 1) if len(last.boots) < boots else None
+
+
+def wanted_key(policy: PolicyDecision, record: Record) -> str:
+    """The key of the boot that is to be made next, or of the last that was given."""
+    key, due = provision_reason(policy, record), due_boot(policy, record)
+    if due is None and (last := last_attempt(record, key)) is not None:
+        return boot_key(key, last.number, len(last.boots))
+    return boot_key(key, *(due or (1, 1)))
+
+
+def step_of(decision: Decision, record: Record | None) -> InstallStep:
+    """How far the installation has come that a decision wants; without one, whether there ever was any."""
+    if record is None or is_overwritten(record, decision.provision):
+        return InstallStep.UNKNOWN
+    policy = decision.policy
+    if policy is None or decision.token is None:
+        return InstallStep.PENDING if record.provision is None else InstallStep.PROVISIONED
+    if is_provisioned(policy, record):
+        return InstallStep.PROVISIONED
+    last = last_attempt(record, provision_reason(policy, record))
+    if last is None or (last.failed is not None and due_boot(policy, record) is not None):
+        return InstallStep.PENDING
+    return last.step
+
+
+def attempt_of(decision: Decision, record: Record | None) -> InstallAttempt | None:
+    """The attempt that has begun, and that nothing has shown the end of, or that has failed for good."""
+    if record is None or decision.policy is None or step_of(decision, record) not in _BEGUN:
+        return None
+    return last_attempt(record, provision_reason(decision.policy, record))
+
+
+_BEGUN: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED})
