@@ -58,6 +58,11 @@ class BootFiles:
     iso: BootFile | None
     loader: BootFile | None
 
+    def all(self) -> tuple[BootFile, ...]:
+        """Every one that there is."""
+        single = (self.kernel, *self.initrds, self.rootfs, self.uki, self.iso, self.loader)
+        return tuple(file for file in single if file is not None)
+
     def facts(self) -> dict[str, Any]:
         single = {name: getattr(self, name) for name in ("kernel", "rootfs", "uki", "iso", "loader")}
         facts: dict[str, Any] = {name: file.facts() for name, file in single.items() if file is not None}
@@ -419,7 +424,7 @@ class Cause(StrEnum):
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
     OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"
     STOPPED = "boots that write disks are stopped"
-    NOT_RECORDED = "its boot is made once, and that it was fetched could not be recorded"
+    INSTEAD = "in place of a boot that writes a disk"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     ATTEMPTED = "its boot was given, and is given no more by itself; nothing has shown that it started"
     STARTED = "its installation has started, and nothing has shown its end"
@@ -520,9 +525,9 @@ class BootPlan:
         return self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
 
     @property
-    def is_made_once(self) -> bool:
-        """Whether it writes a disk and is offered for a key: given only where that stands recorded."""
-        return self.key is not None and self.boot is not None and self.boot.writes_disk
+    def writes_disk(self) -> bool:
+        """Whether it may not be given to just anybody."""
+        return self.boot is not None and self.boot.writes_disk
 
     def facts(self) -> dict[str, Any]:
         """All that the plan's files and override depend on."""

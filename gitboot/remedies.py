@@ -21,6 +21,7 @@ _ADOPT: Final = "gitboot records begin OUTPUT/ops/records.json --state STATE  # 
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "Accepting": {"Suspended": "gitboot resume --state STATE"},
     "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
+    "BootsGiven": {ANY: "gitboot entry SERVER --tree OUTPUT"},
     "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "Overdue": _RECORD},
     "CommitAccepted": {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",

@@ -20,6 +20,7 @@ import httpx
 from gitboot.cli.instance import request
 from gitboot.instance.directory import has_ledger
 from gitboot.instance.requests import BEGIN
+from tests.serving import LOADER
 
 _GIT = {
     "GIT_AUTHOR_NAME": "A",
@@ -78,7 +79,8 @@ class Instance:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=10, verify=False, **more)  # plain HTTP: no authorities to load
+        """What a boot loader is answered."""
+        return httpx.get(f"{self.url}{path}", **{"headers": LOADER, "timeout": 10, "verify": False, **more})
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.get("/api/v1/status").json()

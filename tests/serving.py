@@ -7,20 +7,25 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpx
+
 from gitboot.cli.planning import about_all
+from gitboot.model.fleet import Provisioning
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, take
+from gitboot.observe.spool import Spool, identity, take
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory, Published
+from gitboot.render import terms
 from gitboot.render.formats import shared_files
 from gitboot.render.schedule import ServerState, server_state
+from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
 from gitboot.serve.app import DEADLINE_S, Clients, Endpoint
@@ -55,12 +60,22 @@ REPAIR: Final = maintenance("repair", "20T22:00 21T04:00")
 TEMPLATES: Final = {"t": '{"ignition": {"version": "3.4.0"}}'}
 
 
+IPXE: Final = "iPXE/1.21.1+ (g988d2)"
+LOADER: Final = {"user-agent": IPXE}  # as machines ask
+
+
+def get(url: str, **more: Any) -> httpx.Response:
+    """What a boot loader is answered."""
+    return httpx.get(url, **{"headers": LOADER, "timeout": 10, **more})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
     """A fleet as it is planned and rendered at an instant."""
 
     servers: dict[str, ServerState]
     shared: Files
+    provisioning: Provisioning = field(default_factory=Provisioning)
 
     @property
     def files(self) -> dict[str, File]:
@@ -88,7 +103,7 @@ def planned(
         name: server_state(decisions, decision, known.get(name, Record()), now, about[name])
         for name, decision in decisions.servers.items()
     }
-    return Fleet(servers=servers, shared=shared_files(decisions))
+    return Fleet(servers=servers, shared=shared_files(decisions), provisioning=loaded.fleet.spec.provisioning)
 
 
 FLEET: Final = planned(*ALWAYS, REPAIR)
@@ -106,7 +121,8 @@ class Site:
     def publish(self, fleet: Fleet = FLEET, *, commit: str = "c0ffee", at: datetime = BEFORE) -> Published:
         with Directory.open(self.root, ledger="test") as directory:
             files = {name: state.files for name, state in fleet.servers.items()}
-            return directory.publish(files, fleet.shared, complete=True, commit=commit, at=at)
+            shared = {**fleet.shared, **terms.render(terms_of(fleet.provisioning, identity(self.spool)))}
+            return directory.publish(files, shared, complete=True, commit=commit, at=at)
 
     def say(self, status: Mapping[str, Any]) -> None:
         """Leave the instance's word on itself."""

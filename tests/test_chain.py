@@ -19,6 +19,7 @@ from gitboot.serve.tree import PublishedTree
 from tests.fleets import mac_of
 from tests.inprocess import in_process
 from tests.instance import Repository, git
+from tests.serving import LOADER
 from tests.test_kill import documents
 
 COMMITS = 200
@@ -76,7 +77,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path) -> None:
         tree = PublishedTree(output, lambda: datetime.now(UTC))
         endpoint = Endpoint(output, tree, lambda: datetime.now(UTC))
         url = url_of("127.0.0.1:0", listening)
-        with EndpointServer(endpoint, listening), httpx.Client(base_url=url) as client:
+        with EndpointServer(endpoint, listening), httpx.Client(base_url=url, headers=LOADER) as client:
 
             def over_http(path: str) -> str | None:
                 response = client.get(f"/{path}")

@@ -615,7 +615,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
         assert process.stderr is not None
         listening, warned = (json.loads(process.stderr.readline()) for _ in range(2))
         assert (listening["type"], warned["type"], warned["level"]) == ("Listening", "NotRecording", "warning")
-        with httpx.Client(base_url=listening["url"]) as client:
+        with httpx.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
             entry = client.get(f"/{ENTRY}")
             assert b"could not be recorded" in entry.content
             assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()

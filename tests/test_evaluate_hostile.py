@@ -13,6 +13,7 @@ import httpx
 
 from tests.fleets import SEED, image, mac_of, profile, server
 from tests.instance import Instance, Repository, eventually, running
+from tests.serving import LOADER
 
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 USER_DATA = "userData: {format: CloudInit, template: user-data.j2}"
@@ -44,7 +45,7 @@ def asked_all_the_while(instance: Instance) -> Iterator[list[float]]:
     ended = threading.Event()
 
     def ask() -> None:
-        with httpx.Client(base_url=instance.url, verify=False) as client:  # plain HTTP: no authorities to load
+        with httpx.Client(base_url=instance.url, headers=LOADER, verify=False) as client:  # plain HTTP
             while not ended.wait(0.5):
                 began = time.monotonic()
                 try:

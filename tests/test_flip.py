@@ -18,6 +18,7 @@ from gitboot.serve.tree import PublishedTree
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.inprocess import in_process
 from tests.instance import Repository
+from tests.serving import LOADER
 
 USER_DATA = "userData: {format: Ignition/3.4, template: t.j2}"
 DOCUMENTS = (
@@ -59,10 +60,10 @@ def served(folder: Path, clock: Clock) -> Iterator[str]:
 
 
 @contextmanager
-def reconciler(folder: Path) -> Iterator[Reconciler]:
+def reconciler(folder: Path, clock: Clock) -> Iterator[Reconciler]:
     repository = Repository.create(folder / "git")
     repository.push({"fleet.yaml": "---\n".join(DOCUMENTS), "t.j2": TEMPLATE})
-    with in_process(folder, repository.bare) as parts:
+    with in_process(folder, repository.bare, clock=clock) as parts:
         parts.source.fetch()
         yield parts.reconciler
 
@@ -89,25 +90,26 @@ def expected(now: datetime) -> set[str]:
 
 def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: Path) -> None:
     clock, order, asked = Clock(START - timedelta(days=2)), random.Random(7), 0
-    with reconciler(tmp_path) as instance:
+    with reconciler(tmp_path, clock) as instance:
         instance.reconcile(clock.now)
-        with served(tmp_path, clock) as url, httpx.Client(base_url=url) as client:
-            for _ in range(40):
+        for _ in range(40):
+            clock.now = START - timedelta(days=2)  # it is set back
+            instance.reconcile(clock.now)
+            with served(tmp_path, clock) as url, httpx.Client(base_url=url, headers=LOADER) as client:
                 for now in instants():
                     clock.now = now
                     if order.random() < 0.3:  # a pass may come at any time, or not at all
                         instance.reconcile(now)
                     asked += len(LOOKUPS)
                     assert answers(client) == expected(now), now
-                instance.reconcile(START - timedelta(days=2))  # the clock is set back
     assert asked > 2000
 
 
 def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> None:
-    with reconciler(tmp_path) as instance:
-        instance.reconcile(START - timedelta(hours=1))
     clock = Clock(START - timedelta(hours=1))
-    with served(tmp_path, clock) as url, httpx.Client(base_url=url) as client:
+    with reconciler(tmp_path, clock) as instance:
+        instance.reconcile(START - timedelta(hours=1))
+    with served(tmp_path, clock) as url, httpx.Client(base_url=url, headers=LOADER) as client:
         for now in (clock.now, START - timedelta(microseconds=1), START, END - timedelta(seconds=1), END):
             clock.now = now
             entries = {path: client.get(path).text for path in LOOKUPS[:4]}
@@ -121,7 +123,7 @@ def states(folder: Path) -> dict[str, tuple[Turn, ...]]:
 
 
 def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None:
-    with reconciler(tmp_path) as instance:
+    with reconciler(tmp_path, Clock(START)) as instance:
         instance.reconcile(START - timedelta(hours=1))
         state = parse((tmp_path / "output" / state_path("web01")).read_bytes())
         versions = [version for each in state.paths.values() for version in each]
@@ -132,7 +134,7 @@ def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None
 
 
 def test_planning_at_the_transition_gives_what_was_announced(tmp_path: Path) -> None:
-    with reconciler(tmp_path) as instance:
+    with reconciler(tmp_path, Clock(START)) as instance:
         instance.reconcile(START - timedelta(hours=1))
         before = states(tmp_path)
         instance.reconcile(START)

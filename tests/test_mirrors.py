@@ -21,7 +21,7 @@ from gitboot.observe.spool import take
 from gitboot.render.tree import File
 from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.mirrors import Mirror, caddy, nginx
-from tests.serving import BEFORE, ENTRY, MAC, REPAIR, UUID, Site, connect, eventually, planned, read_all
+from tests.serving import BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, connect, eventually, planned, read_all
 
 REPORTING = (
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
@@ -54,7 +54,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def endpoint(output: Path) -> Iterator[httpx.Client]:
-    with Site(output).serve() as url, httpx.Client(base_url=url) as client:
+    with Site(output).serve() as url, httpx.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 

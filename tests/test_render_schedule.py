@@ -87,7 +87,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[]", b"null", b'{"format":2}', b'{"format":1}', b'{"format":1,"server":1}']
+    "data", [b"", b"{}", b"[]", b"null", b'{"format":1}', b'{"format":2}', b'{"format":2,"server":1}']
 )
 def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|state"):
@@ -114,42 +114,51 @@ DISKLESS = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repai
 
 
 @pytest.mark.parametrize(
-    ("documents", "instead"),
+    ("documents", "once", "instead"),
     [
-        pytest.param(SEED, None, id="Always is made as often as it is asked for"),
-        pytest.param(ONCE, "disk", id="Once"),
+        pytest.param(SEED, False, "disk", id="an installation at each boot"),
+        pytest.param(DISKLESS, False, None, id="Always, of what writes no disk"),
+        pytest.param(ONCE, True, "disk", id="Once"),
         pytest.param(
             (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repair", often="Once")),
+            False,
             None,
             id="Once, of what writes no disk",
         ),
         pytest.param(
             (*SEED, maintenance("m", "20T10:00 20T14:00", "networkBoot: Once", boots="web")),
+            True,
             "disk",
             id="a maintenance's Once over an Always that writes the disk",
         ),
         pytest.param(
             (*DISKLESS, maintenance("m", "20T10:00 20T14:00", "networkBoot: Once", boots="web")),
+            True,
             "memtest-7",
             id="a maintenance's Once over an Always that writes none",
         ),
         pytest.param(
             (*ONCE, maintenance("m", "20T10:00 20T14:00", "networkBoot: Once")),
+            False,
             None,
             id="a maintenance's Once that writes no disk",
         ),
     ],
 )
-def test_what_is_made_once_has_something_to_answer_instead(documents: tuple[str, ...], instead: str | None) -> None:
+def test_what_writes_a_disk_has_something_to_answer_instead(
+    documents: tuple[str, ...], once: bool, instead: str | None
+) -> None:
     found = state(*documents, record=Record())
     version = at_entry(found, NOON)
     assert version is not None
-    assert version.once == (instead is not None)
     if instead is None:
-        assert version.fallback is None
+        assert version.writes is None
     else:
-        text = found.published.contents[str(version.fallback)]
-        assert "its boot is made once, and that it was fetched could not be recorded" in text
+        assert version.writes is not None
+        assert version.writes.once == once
+        assert version.writes.needs == ("assets/flatcar-1/initrd", "assets/flatcar-1/kernel")
+        text = found.published.contents[str(version.writes.fallback)]
+        assert "in place of a boot that writes a disk" in text
         assert (f"{instead}/kernel" if instead != "disk" else "boots its local disk") in text
         assert "flatcar-1/kernel" not in text
 

@@ -14,7 +14,7 @@ from gitboot.plan import Record
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.serving import BEFORE, START, Fleet, Site
+from tests.serving import BEFORE, LOADER, START, Fleet, Site
 from tests.serving import site as new_site
 
 PENDING, INSTALLED = Record(), Record(provision=1, image="flatcar-1")
@@ -150,7 +150,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture
 def client(site: Site) -> Iterator[httpx.Client]:
-    with site.serve() as url, httpx.Client(base_url=url) as client:
+    with site.serve() as url, httpx.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 

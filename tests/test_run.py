@@ -23,6 +23,7 @@ from tests.redfish.double import Machine
 from tests.redfish.faults import Hang
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
+from tests.serving import LOADER
 
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 BY_UUID = f"/ipxe/{uuid_of('web01')}"
@@ -53,7 +54,7 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
     answers: list[tuple[datetime, datetime, str]] = []
 
     def ask(instance: Instance, path: str, end: datetime) -> None:
-        with httpx.Client(base_url=instance.url) as client:
+        with httpx.Client(base_url=instance.url, headers=LOADER) as client:
             while datetime.now(UTC) < end + timedelta(seconds=1):
                 sent = datetime.now(UTC)
                 body = client.get(path).text

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import connect, exchange, read_all, site, undated
+from tests.serving import LOADER, connect, exchange, get, read_all, site, undated
 
 KERNEL = bytes(range(256)) * 1000
 
@@ -33,7 +33,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(assets: Path) -> Iterator[httpx.Client]:
-    with site() as made, made.serve(assets=assets) as url, httpx.Client(base_url=url) as client:
+    with site() as made, made.serve(assets=assets) as url, httpx.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 
@@ -42,7 +42,7 @@ def test_pxelinux_finds_its_core_beside_its_configurations(client: httpx.Client,
     assert (found.status_code, found.content) == (200, KERNEL)
     assert found.headers["etag"] == client.get("/assets/loaders/ldlinux.c32").headers["etag"]
     with site() as made, made.serve(assets=assets / "flatcar") as elsewhere, made.serve() as without:
-        assert [httpx.get(f"{url}/ldlinux.c32").status_code for url in (elsewhere, without)] == [404, 404]
+        assert [get(f"{url}/ldlinux.c32").status_code for url in (elsewhere, without)] == [404, 404]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_nothing_else_is_served(client: httpx.Client, path: str) -> None:
 
 def test_without_a_directory_there_is_nothing() -> None:
     with site() as made, made.serve() as url:
-        assert httpx.get(f"{url}/assets/flatcar/kernel").status_code == 404
+        assert get(f"{url}/assets/flatcar/kernel").status_code == 404
 
 
 def test_a_file_that_shrinks_while_it_is_sent_is_broken_off(tmp_path: Path) -> None:

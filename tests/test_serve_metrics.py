@@ -4,12 +4,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from gitboot.status import Condition, Status
-from tests.serving import BEFORE, ENTRY, ONCE, START, planned, site
+from tests.serving import BEFORE, ENTRY, ONCE, START, get, planned, site
 
 
 def samples(url: str) -> dict[str, dict[tuple[str, ...], float]]:
     """Values by metric and by the values of its labels, in the order of their names."""
-    response = httpx.get(f"{url}/metrics")
+    response = get(f"{url}/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(response.text):
@@ -21,7 +21,7 @@ def samples(url: str) -> dict[str, dict[tuple[str, ...], float]]:
 def test_requests_are_counted_by_what_they_were_for() -> None:
     with site(planned(*ONCE)) as made, made.serve() as url:
         for path in (ENTRY, ENTRY, "/boot.ipxe", "/healthz", "/nothing", "/also/nothing"):
-            httpx.get(url + path)
+            get(url + path)
         httpx.post(f"{url}/nothing")
         counted = samples(url)["gitboot_http_requests_total"]
     assert counted == {

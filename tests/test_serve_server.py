@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gitboot.errors import UsageError
 from gitboot.serve import connection, server
 from gitboot.serve.server import EndpointServer, listen_at, url_of
-from tests.serving import ENTRY, ONCE, connect, eventually, exchange, planned, read_all, site
+from tests.serving import ENTRY, LOADER, ONCE, connect, eventually, exchange, get, planned, read_all, site
 
 
 class Slow:
@@ -57,7 +57,7 @@ def test_an_address_in_use_is_refused() -> None:
     with site() as made, made.serve() as url:
         with pytest.raises(UsageError, match=rf"cannot listen at {url}: Address already in use"):
             listen_at(url.removeprefix("http://"))
-        assert httpx.get(url + ENTRY).status_code == 200
+        assert get(url + ENTRY).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_an_address_that_is_not_ours_is_refused(listen: str, complaint: str) -> 
 def test_a_free_port_is_taken_and_told(listen: str) -> None:
     with site() as made, made.serve(listen) as url:
         assert not url.endswith(":0")
-        assert httpx.get(url + ENTRY).status_code == 200
+        assert get(url + ENTRY).status_code == 200
 
 
 def test_one_socket_takes_both_families() -> None:
     with site(planned(*ONCE)) as made, made.serve("[::]:0") as url:
         port = url.rpartition(":")[2]
-        assert httpx.get(f"http://127.0.0.1:{port}{ENTRY}").status_code == 200
+        assert get(f"http://127.0.0.1:{port}{ENTRY}").status_code == 200
         assert [each.client for each in made.observed()] == ["127.0.0.1"]
 
 
@@ -89,7 +89,7 @@ def test_one_socket_takes_both_families() -> None:
 def test_a_request_under_way_is_answered_before_the_end() -> None:
     slow = Slow(0.4)
     running, url = started(slow)
-    with ThreadPoolExecutor() as pool, httpx.Client(base_url=url) as idle:
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=url, headers=LOADER) as idle:
         idle.get("/")
         slow.asked.clear()
         answer = pool.submit(httpx.get, url)
@@ -117,7 +117,7 @@ def test_it_leaves_signals_and_logging_alone() -> None:
     root = logging.getLogger()
     handlers = list(root.handlers)
     with site() as made, made.serve() as url:
-        httpx.get(url + ENTRY)
+        get(url + ENTRY)
     assert root.handlers == handlers
     assert logging.getLogger("uvicorn").handlers == []
 
@@ -148,7 +148,7 @@ def test_a_request_without_an_end_is_cut_off(url: str, request_start: bytes) -> 
             assert client.recv(1) == b""
         except (ConnectionResetError, BrokenPipeError):
             pass
-        assert httpx.get(url + ENTRY).status_code == 200
+        assert get(url + ENTRY).status_code == 200
 
 
 def test_a_body_is_not_waited_for(url: str) -> None:
@@ -204,7 +204,7 @@ def test_clients_cannot_use_up_all_files_of_the_process(monkeypatch: pytest.Monk
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url + ENTRY).status_code == 200
+        return get(url + ENTRY).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -217,7 +217,7 @@ def test_half_of_all_files_is_for_clients() -> None:
 def test_headers_are_spelt_as_they_are_registered(path: bytes) -> None:
     """GRUB before 2.12 finds no content-length that is not spelt Content-Length, and waits for the connection's end."""
     with site() as made, made.serve() as url:
-        httpx.get(url + path.decode())
+        get(url + path.decode())
         head, _, _ = exchange(url, b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").partition(
             b"\r\n\r\n"
         )

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gitboot.observe.spool import take
 from tests.fleets import SEED, policy, server
 from tests.instance import Repository, eventually, running
-from tests.serving import AFTER, ENTRY, LOOKUPS, ONCE, Site, planned, site
+from tests.serving import AFTER, ENTRY, LOOKUPS, ONCE, Site, get, planned, site
 
 
 def workers_of(parent: int) -> list[int]:
@@ -64,7 +63,7 @@ def tree() -> Iterator[Site]:
 
 
 def answers(url: str) -> int:
-    return httpx.get(url + ENTRY, timeout=10).status_code
+    return get(url + ENTRY, timeout=10).status_code
 
 
 def test_a_worker_that_is_killed_is_started_again(tree: Site) -> None:
@@ -106,7 +105,7 @@ def test_several_processes_turn_at_one_instant_and_see_what_is_published_at_the_
         for version in range(10):
             tree.publish(planned(*ONCE[:-1], policy(f"v{version}", often="Once"), now=AFTER), commit=str(version))
             for path in LOOKUPS * 3:  # each by a connection of its own, whoever takes it
-                assert f"BootPolicy/v{version}," in httpx.get(url + path).text
+                assert f"BootPolicy/v{version}," in get(url + path).text
     assert len(take(tree.spool, {}).observations) == 10 * 9
 
 

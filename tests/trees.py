@@ -28,6 +28,7 @@ def server_files(name: str, files: Files) -> dict[str, File]:
     published = PublishedServer(
         server=name,
         identities=tuple(sorted(identities)),
+        shows={},
         summary={},
         plan={},
         files={path: Listed(file.sha256, len(file.content)) for path, file in files.items()},

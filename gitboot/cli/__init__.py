@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "render": "Write the whole tree of boot files into a directory.",
     "run": "Watch a repository and publish, serve and set what its servers boot.",
     "serve": "Serve a published tree, in as many processes as wanted.",
+    "entry": "Print what a server's loaders are given, without spending it.",
     "observe": "Read what machines fetched from a mirror in its access log.",
     "status": "Show a running instance at a glance.",
     "events": "Print what an instance did, as JSON lines.",

@@ -13,6 +13,7 @@ from gitboot import phrases
 from gitboot.cli.bounded import evaluating
 from gitboot.errors import UsageError
 from gitboot.load import FleetRepository
+from gitboot.load.machines import machines
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
@@ -63,6 +64,7 @@ class Planned:
 def about_all(repository: FleetRepository) -> dict[str, About]:
     """What a repository says of each server that decides nothing."""
     found = {}
+    known = {machine.name: machine for machine in machines(repository).values()}
     for name, server in repository.servers.items():
         site = site_of(repository, server)
         addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
@@ -70,6 +72,7 @@ def about_all(repository: FleetRepository) -> dict[str, About]:
             site=site.name if site is not None else None,
             labels=server.metadata.labels,
             addresses=tuple(sorted(addresses)),
+            machine=known[name],
         )
     return found
 

@@ -128,8 +128,9 @@ def _work(
     from gitboot.observe.spool import Spool
     from gitboot.serve.app import DEADLINE_S, Endpoint
     from gitboot.serve.recording import Recording
+    from gitboot.serve.refusals import reporting_to
     from gitboot.serve.server import EndpointServer
-    from gitboot.serve.tree import PublishedTree
+    from gitboot.serve.tree import LOOK_S, PublishedTree
 
     with ExitStack() as stack:
         recording = None
@@ -138,10 +139,14 @@ def _work(
             stack.callback(spooled.close)
             recording = Recording(spooled, DEADLINE_S)
         tree = PublishedTree(output, _clock, status=status, ledger=ledger)
-        stack.enter_context(EndpointServer(Endpoint(output, tree, _clock, recording, assets=assets), listening))
+        endpoint = Endpoint(output, tree, _clock, recording, assets=assets)
+        stack.enter_context(EndpointServer(endpoint, listening))
         gc.collect()
         gc.freeze()  # what is there now stays; it need not be looked through again and again
-        tree.follow(stop.wait)
+        reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
+        while not stop.wait(LOOK_S):
+            tree.look()
+            reporting(_clock())
 
 
 def _clock() -> datetime:

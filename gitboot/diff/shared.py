@@ -62,6 +62,7 @@ def _shared(
         "outputs": sorted(decisions.outputs),
         "evidence": decisions.evidence,
         "monitors": list(map(str, provisioning.monitors)),  # whose fetches prove no installation
+        **({"clients": list(map(str, provisioning.clients))} if provisioning.clients else {}),  # whose alone do
         "ledger": provisioning.ledger,  # of the instance that makes them
         **(_network(decisions, other, touched) if other is not None and decisions.outputs & _OF_HOSTS else {}),
     }

@@ -193,7 +193,7 @@ def running(
                 tell=tell,
                 clock=clock,
                 wake=wake,
-                report=partial(_reported, settings.state, tree, store, judged),
+                report=partial(_reported, settings.state, tree, store, clock, judged),
             )
         )
         yield instance, source
@@ -275,19 +275,20 @@ def _reported(
     directory: Path,
     tree: Directory,
     store: Store,
+    clock: Clock,
     judged: Callable[[Status, int], None] | None,
     status: Status,
     at: datetime,
 ) -> None:
-    _leave_status(directory, tree, status, at)
+    _leave_status(directory, tree, clock, status, at)
     if judged is not None:
         _, change = store.mark or ("", 0)
         judged(status, change)
 
 
-def _leave_status(directory: Path, tree: Directory, status: Status, at: datetime) -> None:
-    """Leave the status for `gitboot status`, and for the endpoints of the tree."""
-    facts_at = {**status.facts(), "at": format_instant(at)}
+def _leave_status(directory: Path, tree: Directory, clock: Clock, status: Status, at: datetime) -> None:
+    """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it."""
+    facts_at = {**status.facts(), "at": format_instant(at), "clock": format_instant(clock())}
     state.write_status(directory, facts_at)
     tree.write_status(status_file(facts_at), at)
 

@@ -17,6 +17,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.standing import Standing
 from gitboot.model.scalars import format_instant
+from gitboot.observe import refused
 from gitboot.phrases import count, more
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
@@ -41,6 +42,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_bmcs(standing.schedule, at),
         *_of_endpoints(standing.serving, at),
         *_of_the_forge(standing.telling, at),
+        *_of_what_was_asked_for(standing, at),
     ]
     told = (each if each.status else replace(each, remedy=_remedy(each, standing, at)) for each in found)
     return carried(standing.conditions, sorted(told, key=lambda each: each.type))
@@ -63,6 +65,8 @@ def _remedy(condition: Condition, standing: Standing, at: datetime) -> str | Non
     if (held := standing.attempt.held) is not None:
         given |= {"DIGEST": held.digest, "GUARDS": " ".join(f"--guard {guard}" for guard in held.guards)}
     unproven = {name for servers in _unproven(standing, at).values() for name in servers}
+    refusals = {each.server for each in refused.telling(standing.refused)}
+    given |= {"SERVER": min(refusals)} if refusals else {}
     servers = {"BootsProven": unproven, "RecordsKnown": standing.plans.unknown}
     if named := servers.get(condition.type):
         given["SERVERS"] = " ".join(nsmallest(_MOST_NAMED, named))
@@ -110,6 +114,12 @@ def _of_the_forge(telling: Telling | None, at: datetime) -> Iterator[Condition]:
     elif telling is not None:
         told = f"{telling.commit[:12]}: {telling.says}" if telling.commit is not None else "nothing yet"
         yield _condition("VerdictTold", True, "Told", f"the forge was told: {told}", at)
+
+
+def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Condition]:
+    if (found := refused.first_of(standing.refused)) is not None:
+        reason, message = found
+        yield _condition("BootsGiven", False, reason, message, at)
 
 
 def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
@@ -285,6 +295,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "PublishFailed"
         case "BmcsReachable", _:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
+        case "BootsGiven", _:
+            return "BootNotGiven" if before is None or before.reason != condition.reason else None  # not with each
         case type, reason if type.startswith("Bmc/"):
             return f"Override{'Stalled' if reason in set(OperatorCondition) else reason}"
     return None

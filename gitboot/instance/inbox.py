@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from threading import RLock
 from typing import Protocol
@@ -19,6 +20,8 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe import spool
 from gitboot.observe.observation import Observation
+from gitboot.observe.refused import NotGiven
+from gitboot.observe.reports import read_reports
 
 _logger = logging.getLogger(__name__)
 
@@ -61,6 +64,17 @@ class Inbox:
         self._lock = RLock()
         self._results: dict[SystemUuid, Result] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord]] = []
+
+    @property
+    def giver(self) -> str | None:
+        """The identity of the spool, by which what is made once may be given; None: it cannot be written, either."""
+        with suppress(OSError):
+            return spool.identity(self._folder) if self._folder is not None else None
+        return None
+
+    def refused(self, at: datetime) -> tuple[NotGiven, ...]:
+        """What the endpoints that write to the spool have not given of late."""
+        return read_reports(self._folder, at) if self._folder is not None else ()
 
     def record(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`."""

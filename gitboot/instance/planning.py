@@ -144,6 +144,7 @@ def _about(commit: Commit, name: str) -> About:
         site=commit.sites.get(name),
         labels=commit.labels[name],
         addresses=tuple(sorted(address for nic in nics for address in nic.addresses)),
+        machine=commit.machines.get(commit.decisions.servers[name].uuid),
     )
 
 

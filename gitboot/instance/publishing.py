@@ -21,6 +21,7 @@ from gitboot.publish.directory import Published
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import ContentType
 from gitboot.render.schedule import ServerState
+from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
 from gitboot.resolve.records import RECORDS, exported
@@ -51,6 +52,8 @@ def published(
     target: Target,
     store: Store,
     at: datetime,
+    *,
+    terms: Terms,
 ) -> TargetState:
     """The target brought to what was planned; ``different`` are servers whose files may be others than before.
 
@@ -64,7 +67,9 @@ def published(
         _note_offers(before, states, versions, target, store, at)
         done = target.publish(
             {name: state.files if state is not None else None for name, state in states.items()},
-            shared(plans, commit, knowledge) if _shares_other(before, plans, commit, knowledge, owed) else None,
+            shared(plans, commit, knowledge, terms)
+            if _shares_other(before, plans, commit, knowledge, owed) or before.terms != terms
+            else None,
             complete=not before.complete,
             commit=commit.revision,
             at=at,
@@ -81,6 +86,7 @@ def published(
         applied=commit.revision,
         complete=True,
         plans=plans,
+        terms=terms,
         in_doubt=knowledge.settled is None,
         owed=frozenset(),
         versions=stand,
@@ -88,12 +94,12 @@ def published(
     )
 
 
-def shared(plans: Plans, commit: Commit, knowledge: Knowledge) -> Files:
+def shared(plans: Plans, commit: Commit, knowledge: Knowledge, terms: Terms) -> Files:
     """The files that are no server's own. While the ledger is in doubt, the records stay as they were published."""
     states = plans.servers.values()
     known = {state.decision.uuid: state.record for state in states if state.record is not None}
     records = known if knowledge.settled is not None else knowledge.published
-    return {**shared_files(commit.decisions), RECORDS: File(exported(records), ContentType.JSON)}
+    return {**shared_files(commit.decisions), **render(terms), RECORDS: File(exported(records), ContentType.JSON)}
 
 
 def _shares_other(

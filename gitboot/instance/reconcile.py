@@ -24,6 +24,7 @@ from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, acts_for
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
+from gitboot.render.terms import terms_of
 from gitboot.status import Endpoints, Event, Status, Telling
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
@@ -175,8 +176,9 @@ class Reconciler:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = now.publication, now.unwritable
         if different or not publication.stands_for(commit):
+            terms = terms_of(commit.fleet.provisioning, self._inbox.giver)
             publication = published(
-                publication, now.plans, commit, different, now.knowledge, self._target, self._store, at
+                publication, now.plans, commit, different, now.knowledge, self._target, self._store, at, terms=terms
             )
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken)
@@ -206,6 +208,7 @@ class Reconciler:
 
     def _reported(self, now: Standing, at: datetime) -> datetime | None:
         """Say where the instance stands; return when something is due next."""
+        now = replace(now, refused=self._inbox.refused(at))
         found = conditions(now, at)
         events = (*now.publication.events, *announcements(now.conditions, found, now, at))
         try:

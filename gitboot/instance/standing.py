@@ -13,7 +13,9 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.observe.refused import NotGiven
 from gitboot.plan import InstallAttempt
+from gitboot.render.terms import Terms
 from gitboot.status import Condition, Endpoints, Event, Status, Telling
 
 
@@ -35,6 +37,7 @@ class TargetState:
     complete: bool = False  # whether all files have stood there since this process began
     plans: Plans = field(default_factory=Plans)  # whose files it holds
     in_doubt: bool = False  # whether its records are those of before, for nobody knew better
+    terms: Terms | None = None  # on which endpoints give boots, as it holds them
     owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
     versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path
     failure: tuple[str, str] | None = None  # why the last publication failed: a word, and in words
@@ -61,6 +64,7 @@ class Standing:
     serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
     telling: Telling | None = None  # how it fares to tell the forge; None: there is none
     unwritable: str | None = None  # why the ledger took nothing the last time
+    refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
     conditions: tuple[Condition, ...] = ()
 
     @property

@@ -11,22 +11,38 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from gitboot.canonical import canonical
+from gitboot.files import write_whole
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe.observation import Observation
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
 _SUFFIX: Final = ".jsonl"
+_IDENTITY: Final = "id"
+
+_T = TypeVar("_T")
+
+
+def identity(folder: Path) -> str:
+    """What a spool is called by where it is published who may give a boot; made where there is none yet."""
+    path, made = folder / _IDENTITY, folder / f".{_IDENTITY}.{token_hex(8)}"
+    if not path.exists():
+        write_whole(made, f"{token_hex(16)}\n".encode(), mode=0o644)
+        with suppress(FileExistsError):  # another process was first
+            path.hardlink_to(made)
+        made.unlink()
+        _sync_folder(folder)
+    return path.read_text().strip()
 
 
 # Writing
@@ -100,6 +116,10 @@ class _Entry(NamedTuple):
     written: Future[None]
 
 
+class _Call(NamedTuple):
+    run: Callable[[], None]
+
+
 class Spool:
     """Records fetches from any thread, many with one sync: `record` at once, its future when it stands durably.
 
@@ -108,8 +128,9 @@ class Spool:
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self.folder = folder
         self._file = SpoolFile(folder, most_bytes)
-        self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Entry | _Call | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
@@ -119,6 +140,20 @@ class Spool:
         self._queue.put(entry)
         return entry.written
 
+    def call(self, call: Callable[[], _T]) -> Future[_T]:
+        """What ``call`` gives or raises, made by the thread that writes: when all before it stands, and as it can."""
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(call())
+                except OSError as error:
+                    done.set_exception(error)
+
+        self._queue.put(_Call(run))
+        return done
+
     def close(self) -> None:
         """Write what is waiting, and end."""
         self._queue.put(None)
@@ -127,19 +162,23 @@ class Spool:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            entries, ends = self._more(first)
+            waiting, ends = self._more(first)
+            entries = [each for each in waiting if isinstance(each, _Entry)]
             self._write([each for each in entries if not each.written.cancelled()])
+            for each in waiting:
+                if isinstance(each, _Call):
+                    each.run()
             if ends:
                 return
 
-    def _more(self, first: _Entry) -> tuple[list[_Entry], bool]:
+    def _more(self, first: _Entry | _Call) -> tuple[list[_Entry | _Call], bool]:
         """All that waits by now, and whether the end is asked for."""
-        entries = [first]
-        while len(entries) < _MOST_AT_ONCE and not self._queue.empty():
-            if (entry := self._queue.get()) is None:
-                return entries, True
-            entries.append(entry)
-        return entries, False
+        waiting = [first]
+        while len(waiting) < _MOST_AT_ONCE and not self._queue.empty():
+            if (each := self._queue.get()) is None:
+                return waiting, True
+            waiting.append(each)
+        return waiting, False
 
     def _write(self, entries: list[_Entry]) -> None:
         if not entries:
@@ -195,9 +234,9 @@ def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
     found: list[tuple[datetime, str, int, Observation]] = []
     read: dict[str, int] = {}
     strays = 0
-    for path in _files(folder):
+    for path in files(folder):
         begin = offsets.get(path.name, 0)
-        lines = dict(_whole_lines(path, begin))
+        lines = dict(whole_lines(path, begin))
         read[path.name] = begin + sum(map(len, lines.values()))
         parsed = {offset: parse(line) for offset, line in lines.items()}
         taken_back = {each for each in parsed.values() if isinstance(each, int)}
@@ -215,7 +254,7 @@ def forget(folder: Path, offsets: Mapping[str, int]) -> None:
 
     Only once a tree that knows what they say stands published.
     """
-    for path in _files(folder):
+    for path in files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,14 +266,16 @@ def forget(folder: Path, offsets: Mapping[str, int]) -> None:
                 path.unlink()
 
 
-def _files(folder: Path) -> list[Path]:
+def files(folder: Path) -> list[Path]:
+    """What was written in a spool: each file is one writer's."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX and path.is_file())
     except FileNotFoundError:
         return []
 
 
-def _whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
+def whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
+    """Each whole line from a place on, with its own; none of a file that is gone by now."""
     try:
         with path.open("rb") as file:
             file.seek(begin)

@@ -169,6 +169,14 @@ def read_manifest(root: Path) -> Manifest | None:
     return found.manifest if found is not None else None
 
 
+def read_state(root: Path, server: str) -> PublishedServer | None:
+    """A server as it stands published; None where there is none of that name. ValueError for what is damaged."""
+    try:
+        return parse((root / state_path(server)).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def verify(root: Path) -> tuple[Difference, ...]:
     """Every file that is not what the manifest lists, sorted by path; each is read in full.
 

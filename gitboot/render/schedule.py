@@ -7,13 +7,26 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from gitboot.load.machines import Machine
 from gitboot.model.scalars import Digest, byte_orders
-from gitboot.plan import BootPlan, Decision, Record
+from gitboot.plan import Boot, BootPlan, Decision, Phase, Record
 from gitboot.render import state
 from gitboot.render.formats import server_files
-from gitboot.render.paths import BOOT, ContentType, Kind, Role, identity_of, is_immutable, kind_of, token_in
+from gitboot.render.paths import (
+    BOOT,
+    HTTP_BOOT,
+    IPXE_BY_SERIAL,
+    ContentType,
+    Kind,
+    PathKind,
+    Role,
+    identity_of,
+    is_immutable,
+    kind_of,
+    token_in,
+)
 from gitboot.render.plans import document, summary
-from gitboot.render.state import Listed, PublishedServer, Turn, state_path
+from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn, state_path
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.instant import fallback
@@ -27,6 +40,7 @@ class About:
     site: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    machine: Machine | None = None  # who it is besides; None: what its decision says is all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +67,7 @@ class ServerState:
         return {
             path: Digest(version.digest)
             for path, version in found.items()
-            if version.since is None and version.digest is not None
+            if version.since is None and version.digest is not None and version.role is not Role.OFFER
         }
 
     def holds(self, decision: Decision, record: Record | None, at: datetime, about: About = About()) -> bool:
@@ -80,12 +94,13 @@ def server_state(
     """
     now = plan(decision, at, record)
     later = tuple(_later(decision, at, record))
-    renderings = [_rendered(decisions, decision, instant, planned) for instant, planned in ((None, now), *later)]
+    renderings = [_rendered(decisions, decision, about, instant, planned) for instant, planned in ((None, now), *later)]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
     files = {**announced, **renderings[0].files}
     published = PublishedServer(
         server=decision.server,
         identities=tuple(sorted(_identities(decision, about))),
+        shows=_shows(decision, about.machine),
         summary={
             **{name: value for name, value in summary(decision, now, {}).items() if name != "files"},
             "site": about.site,
@@ -123,15 +138,31 @@ class _Rendering(NamedTuple):
 
     since: datetime | None  # None: of the plan at hand
     files: Mapping[str, File]
-    instead: Mapping[str, File]  # where the boot is made once: what is answered where that cannot be recorded
+    instead: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
     plan: BootPlan | None
+    base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
 
 
-def _rendered(decisions: Decisions, decision: Decision, since: datetime | None, planned: BootPlan | None) -> _Rendering:
+def _rendered(
+    decisions: Decisions, decision: Decision, about: About, since: datetime | None, planned: BootPlan | None
+) -> _Rendering:
+    files = server_files(decisions, decision, planned)
     instead: Mapping[str, File] = {}
-    if planned is not None and planned.is_made_once:
+    if planned is not None and planned.boot is not None and planned.writes_disk:
         instead = server_files(decisions, decision, fallback(decision, planned))
-    return _Rendering(since, server_files(decisions, decision, planned), instead, planned)
+        if not _ends(planned, planned.boot, about.machine):
+            files.pop(HTTP_BOOT.of(decision.uuid), None)
+    base_url = decisions.base_url if decision.base_url == decisions.base_url else None
+    return _Rendering(since, files, instead, planned, base_url)
+
+
+def _ends(planned: BootPlan, boot: Boot, machine: Machine | None) -> bool:
+    """Whether anything would show that firmware has booted what DHCP names to it, and so end that.
+
+    What asks is a DHCP server, any number of times; a loader that it names asks for an entry, which is seen.
+    """
+    has_bmc = machine is not None and machine.bmc is not None
+    return planned.key is None or not boot.direct or boot.asks_by_uuid or has_bmc
 
 
 def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Turn, ...]]:
@@ -152,30 +183,72 @@ def _version(path: str, rendering: _Rendering) -> Turn:
     kind = kind_of(path)
     assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
     file, instead = rendering.files.get(path), rendering.instead.get(path)
-    digest = (token_in(path) or _evidence(kind.role, rendering.plan)) if file is not None else None
-    once = digest is not None and kind.role is Role.ENTRY and bool(rendering.plan and rendering.plan.is_made_once)
+    digest = _evidence(kind, path, rendering.plan) if file is not None else None
     return Turn(
         since=rendering.since,
         content=file.sha256 if file is not None else None,
         content_type=str(file.content_type if file is not None else kind.content_type),
         role=kind.role,
         digest=digest,
-        once=once,
-        fallback=instead.sha256 if once and instead is not None else None,
+        writes=_writes(kind, file, instead, digest, rendering) if file is not None else None,
+        in_window=kind.role in (Role.ENTRY, Role.OFFER)
+        and rendering.plan is not None
+        and rendering.plan.phase is Phase.MAINTENANCE,
     )
 
 
-def _evidence(role: Role, planned: BootPlan | None) -> Digest | None:
-    """Of which plan a completed GET is evidence, where the path names no installation by itself.
+def _evidence(kind: PathKind, path: str, planned: BootPlan | None) -> Digest | None:
+    """Of which plan a completed GET is evidence, or of which installation, where the path names one.
 
     A boot that is made as often as it is asked for meets nothing by it, but for a maintenance's that writes disks.
     """
+    if (token := token_in(path)) is not None:
+        return Digest(token)
     if planned is None or planned.boot is None or not planned.is_evidence:
         return None
-    by_uuid = planned.boot.asks_by_uuid
-    if planned.boot.direct and planned.boot.direct_uki is None and not by_uuid:
-        return None  # no loader can boot an iso: its entry goes on to the disk
-    return planned.digest if role is (Role.DATA if by_uuid else Role.ENTRY) else None
+    boot = planned.boot
+    match kind.role:
+        case Role.ENTRY:
+            goes_to_disk = boot.direct and (boot.direct_uki is None or (boot.asks_by_uuid and kind is IPXE_BY_SERIAL))
+            return None if goes_to_disk else planned.digest
+        case Role.DATA:
+            return planned.digest if boot.asks_by_uuid else None
+    return planned.digest
+
+
+def _writes(
+    kind: PathKind, file: File, instead: File | None, digest: Digest | None, rendering: _Rendering
+) -> DiskWrite | None:
+    """How what a path answers is given, if a disk is written by it."""
+    planned = rendering.plan
+    if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
+        return None
+    match kind.role:
+        case Role.ENTRY:
+            pass
+        case Role.OFFER if planned.boot.direct:
+            pass
+        case Role.DATA if planned.key is not None and planned.boot.asks_by_uuid:
+            pass
+        case _:
+            return None
+    return DiskWrite(
+        once=planned.key is not None,
+        fallback=instead.sha256 if instead is not None and kind.role is not Role.DATA else None,
+        needs=_needs(file, planned.boot, rendering.base_url) if kind.role is not Role.DATA else (),
+    )
+
+
+def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[str, ...]:
+    """Of what a boot consists, the files that this text names and an endpoint may have itself: below boot/."""
+    text, named = file.content.decode(), set()
+    if base_url is not None:
+        urls = (each.url for each in boot.files.all())
+        assets = (url.removeprefix(f"{base_url}/") for url in urls if url.startswith(f"{base_url}/assets/"))
+        named = {path for path in assets if f"/{path}" in text}
+    if boot.user_data is not None and f"/{boot.user_data.folder}/" in text:
+        named |= {f"{boot.user_data.folder}/{name}" for name in boot.user_data.files}
+    return tuple(sorted(named))
 
 
 def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[str, str]:
@@ -189,6 +262,17 @@ def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[
         if path.startswith(BOOT) and not is_immutable(path)
     ]
     return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in lies_there}
+
+
+def _shows(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
+    """Every UUID and serial number that the machine may show, as far as its document says them."""
+    uuids, serials = {*byte_orders(decision.uuid)}, {decision.serial}
+    if machine is not None:
+        serials.add(machine.serial)
+        if machine.bmc is not None:
+            serials.add(machine.bmc.reports_serial)
+            uuids |= {*byte_orders(machine.bmc.reports_uuid)} if machine.bmc.reports_uuid is not None else set()
+    return {"serial": tuple(sorted(filter(None, serials))), "uuid": tuple(sorted(uuids))}
 
 
 def _identities(decision: Decision, about: About) -> Iterator[str]:

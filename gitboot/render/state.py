@@ -12,7 +12,7 @@ from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
 from gitboot.render.paths import BOOT, IMMUTABLE, Role
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _SERVERS: Final = "ops/servers/"
 
 
@@ -23,6 +23,14 @@ class Listed(NamedTuple):
     size: int  # in bytes
 
 
+class DiskWrite(NamedTuple):
+    """How a boot that writes a disk is given, and what is answered where it is not."""
+
+    once: bool  # whether it is given for a key: only where that stands recorded
+    fallback: str | None  # the sha256 of what is answered instead; None: 404
+    needs: tuple[str, ...] = ()  # what it fetches next, below boot/, as far as who answers it may have that itself
+
+
 class Turn(NamedTuple):
     """What a path answers from an instant on."""
 
@@ -31,8 +39,8 @@ class Turn(NamedTuple):
     content_type: str
     role: Role
     digest: str | None = None  # of the plan whose boot it is, or a report's token; None: a fetch is no evidence
-    once: bool = False  # whether it writes a disk and is made once: answered only when that stands recorded
-    fallback: str | None = None  # the sha256 of what is answered instead; None: 404
+    writes: DiskWrite | None = None  # None: what it boots writes no disk
+    in_window: bool = False  # whether a maintenance says so
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +49,7 @@ class PublishedServer:
 
     server: str
     identities: tuple[str, ...]  # what it is found by, sorted
+    shows: Mapping[str, tuple[str, ...]]  # what its firmware may say of who it is: uuid, serial
     summary: Mapping[str, Any]  # as the API shows it
     plan: Mapping[str, Any]  # decision and plan, with their digests
     files: Mapping[str, Listed]  # all of its files but this one, by path below the output directory
@@ -79,6 +88,7 @@ def render(state: PublishedServer) -> bytes:
         "format": FORMAT,
         "server": state.server,
         "identities": list(state.identities),
+        "shows": {what: list(values) for what, values in state.shows.items()},
         "summary": state.summary,
         "plan": state.plan,
         "files": {path: {"sha256": each.sha256, "size": each.size} for path, each in state.files.items()},
@@ -94,8 +104,10 @@ def _version(version: Turn) -> dict[str, Any]:
         facts["since"] = format_instant(version.since)
     if version.digest is not None:
         facts["digest"] = version.digest
-    if version.once:
-        facts |= {"once": True, "fallback": version.fallback}
+    if version.in_window:
+        facts["inWindow"] = True
+    if version.writes is not None:
+        facts["writes"] = {**version.writes._asdict(), "needs": list(version.writes.needs)}
     return facts
 
 
@@ -108,6 +120,7 @@ def parse(data: bytes) -> PublishedServer:
         return PublishedServer(
             server=document["server"],
             identities=tuple(document["identities"]),
+            shows={what: tuple(values) for what, values in document["shows"].items()},
             summary=document["summary"],
             plan=document["plan"],
             files={path: Listed(each["sha256"], each["size"]) for path, each in document["files"].items()},
@@ -125,6 +138,10 @@ def _parse_version(facts: Mapping[str, Any]) -> Turn:
         content_type=facts["type"],
         role=Role(facts["role"]),
         digest=facts.get("digest"),
-        once=facts.get("once", False),
-        fallback=facts.get("fallback"),
+        writes=_parse_writes(facts["writes"]) if "writes" in facts else None,
+        in_window=facts.get("inWindow", False),
     )
+
+
+def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
+    return DiskWrite(once=facts["once"], fallback=facts["fallback"], needs=tuple(facts["needs"]))

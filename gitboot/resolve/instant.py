@@ -86,7 +86,7 @@ def _boot_of(decision: Decision, state: _State) -> Boot | None:
 
 
 def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
-    """What boots instead of ``planned``, which is made once, where its fetch cannot be recorded.
+    """What boots instead of ``planned``, which writes a disk, where that is not given.
 
     The policy's Always boot if that writes no disk, which needs no record; else the local disk.
     """
@@ -96,7 +96,7 @@ def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
     return replace(
         planned,
         phase=Phase.DISK if boot is None else Phase.NETWORK,
-        cause=Cause.NOT_RECORDED,
+        cause=Cause.INSTEAD,
         maintenance=planned.maintenance if boot is None else None,
         key=None,
         boot=boot,

@@ -6,7 +6,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Final
@@ -26,6 +26,7 @@ from gitboot.render.paths import (
     identity_of,
 )
 from gitboot.render.state import Turn, turn_of
+from gitboot.serve.giving import Guarded
 from gitboot.serve.metrics import Answered
 from gitboot.serve.reply import FOR_A_YEAR, HEARD, NOT_FOUND, REVALIDATED, UNCACHED, Reply, file_reply, unchanged
 from gitboot.serve.tree import Located, PublishedTree, Signature, signature
@@ -36,16 +37,6 @@ MOST_BYTES: Final = 1024 * 1024  # what is larger is an artifact, which is read 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
-    """What is written down before a path is answered."""
-
-    server: str
-    path: str  # below the output directory
-    digest: str
-    instead: Reply | None  # where that fails: of a boot that is made once; None: it is answered all the same
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What a path is answered, for as long as a file stands and the clock is between two instants."""
 
@@ -53,7 +44,9 @@ class Answer:
     reply: Reply
     etag: bytes | None = None
     unchanged: Reply | None = None  # to who has it already
-    recorded: Recorded | None = None
+    guarded: Guarded | None = None  # None: anybody is given it, and nothing is written down
+    instead: bytes | None = None  # where it is not given; None: 404
+    content_type: str = ContentType.TEXT
     file: str  # that says so
     signature: Signature
     since: datetime | None = None  # None: from before all turns
@@ -74,9 +67,12 @@ class Answers:
     def __init__(self, tree: PublishedTree) -> None:
         self._tree = tree
         self._held: OrderedDict[str, Answer] = OrderedDict()  # by what is asked for, in any spelling
+        self._latest: datetime | None = None  # that was answered for
 
     def held(self, path: str, at: datetime) -> Answer | None:
         """The answer to ``path`` if it was asked for before, and still stands."""
+        if self._latest is None or self._latest < at:
+            self._latest = at
         if (answer := self._held.get(path)) is None:
             return None
         if not answer.stands(at):
@@ -115,35 +111,36 @@ class Answers:
     # One server's
 
     def _of_server(self, located: Located, asked: Asked, at: datetime) -> Answer | None:
-        version, until = turn_of(located.state.paths[asked.path], at)
+        version, until = self._turn(located.state.paths[asked.path], at)
         if version is None or version.content is None:
             return None
-        content = self._content(located, version.content)
-        recorded = self._recorded(located, asked.path, version)
-        etag = f'"{version.content}"'.encode() if recorded is None else None
-        cache_control = REVALIDATED if recorded is None else UNCACHED  # what is recorded is asked for each time
+        content, writes = self._content(located, version.content), version.writes
+        guarded = _guarded(located, asked.path, version)
+        etag = f'"{version.content}"'.encode() if guarded is None else None
+        cache_control = REVALIDATED if guarded is None else UNCACHED  # what is looked at is asked for each time
         reply = file_reply(content, version.content_type, cache_control, etag)
+        fallback = writes.fallback if writes is not None else None
         return Answer(
-            counts_as=Answered.ENTRY if recorded is not None else Answered.FILE,
+            counts_as=Answered.ENTRY if guarded is not None else Answered.FILE,
             reply=HEARD if version.role is Role.REPORT else reply,
             etag=etag,
             unchanged=unchanged(etag, cache_control) if etag is not None else None,
-            recorded=recorded,
+            guarded=guarded,
+            instead=self._content(located, fallback) if fallback is not None else None,
+            content_type=version.content_type,
             file=located.file,
             signature=located.signature,
             since=version.since,
             until=until,
         )
 
-    def _recorded(self, located: Located, path: str, version: Turn) -> Recorded | None:
-        if version.digest is None:
-            return None
-        instead = None
-        if version.once:
-            instead = NOT_FOUND
-            if version.fallback is not None:
-                instead = file_reply(self._content(located, version.fallback), version.content_type, UNCACHED)
-        return Recorded(server=located.state.server, path=path, digest=version.digest, instead=instead)
+    def _turn(self, versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
+        """The version at ``at``; a window that was left is not opened again by a clock that is set back."""
+        version, until = turn_of(versions, at)
+        latest = self._latest
+        if version is None or not version.in_window or until is None or latest is None or latest < until:
+            return version, until
+        return turn_of(versions, latest)
 
     def _content(self, located: Located, sha: str) -> bytes:
         if (text := located.state.contents.get(sha)) is not None:
@@ -162,9 +159,19 @@ class Answers:
         answer = self._of_server(located, asked, at) if asked.path in located.state.paths else None
         if answer is None:
             return None
-        content = canonical({"ClientIPs": client, **json.loads(bytes(answer.reply.body))}) + b"\n"
-        reply = file_reply(content, ContentType.JSON, REVALIDATED, f'"{_sha256(content)}"'.encode())
-        return Answer(counts_as=Answered.FILE, reply=reply, file=answer.file, signature=answer.signature)
+
+        def addressed(found: bytes) -> bytes:
+            return canonical({"ClientIPs": client, **json.loads(found)}) + b"\n"
+
+        content = addressed(bytes(answer.reply.body))
+        etag = f'"{_sha256(content)}"'.encode() if answer.guarded is None else None
+        return replace(
+            answer,
+            reply=file_reply(content, ContentType.JSON, REVALIDATED if etag else UNCACHED, etag),
+            etag=None,
+            unchanged=None,
+            instead=addressed(answer.instead) if answer.instead is not None else None,
+        )
 
     # All others
 
@@ -205,6 +212,23 @@ class Answers:
             file=file,
             signature=found,
         )
+
+
+def _guarded(located: Located, path: str, version: Turn) -> Guarded | None:
+    """What is looked at before a version is answered; None: nothing."""
+    writes = version.writes
+    if writes is None and (version.digest is None or version.role is Role.OFFER):
+        return None
+    return Guarded(
+        server=located.state.server,
+        path=path,
+        role=version.role,
+        digest=version.digest,
+        writes_disk=writes is not None,
+        once=writes is not None and writes.once,
+        needs=writes.needs if writes is not None else (),
+        shows=located.state.shows,
+    )
 
 
 def _sha256(content: bytes) -> str:

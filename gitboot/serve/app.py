@@ -5,28 +5,45 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from gitboot.model.scalars import Digest
-from gitboot.observe.observation import Observation, last_lines
-from gitboot.render.paths import FAILED, PXELINUX_CORE, means
-from gitboot.serve.answers import Answer, Answers, Recorded
+from gitboot.observe.observation import last_lines
+from gitboot.observe.refused import WhyNot
+from gitboot.render.paths import FAILED, PXELINUX_CORE, Role, means
+from gitboot.serve.answers import Answer, Answers
 from gitboot.serve.api import Api
-from gitboot.serve.artifacts import ServedFiles
+from gitboot.serve.artifacts import ServedFiles, is_below
 from gitboot.serve.body import end_of
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
+from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained
 from gitboot.serve.metrics import Answered, Metrics
-from gitboot.serve.reply import FAULT, FOR_A_YEAR, NOT_ALLOWED, NOT_FOUND, NOT_YET, REVALIDATED, Header, Reply, names
+from gitboot.serve.readiness import why_not_ready
+from gitboot.serve.refusals import Refusal, Refusals
+from gitboot.serve.reply import (
+    FAULT,
+    FOR_A_YEAR,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_NOW,
+    NOT_YET,
+    REVALIDATED,
+    UNCACHED,
+    Header,
+    Reply,
+    file_reply,
+    names,
+)
 from gitboot.serve.tree import Moving, PublishedTree
 
 _logger = logging.getLogger(__name__)
@@ -42,13 +59,6 @@ _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
 DEADLINE_S: Final = 1.0  # for a fetch to stand recorded
 _MOVING_S: Final = 0.01  # between two looks for a server whose address is on its way to another
 _MOVING_LOOKS: Final = 50
-
-
-class Recorder(Protocol):
-    """What fetches are recorded by, durably, before they are answered."""
-
-    async def record(self, observation: Observation) -> bool:
-        """Whether it stands recorded within `DEADLINE_S`; what does not never will."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +84,10 @@ class Endpoint:
         clients: Clients = Clients(),
         assets: Path | None = None,
     ) -> None:
-        self._tree, self._clock, self._recorder, self._assets = tree, clock, recorder, assets
+        self._tree, self._clock, self._assets = tree, clock, assets
         self._answers = Answers(tree)
+        self.refusals = Refusals()
+        self._giving = Giving(tree, recorder, partial(_is_there, root, assets), self.refusals)
         self._is_trusted = membership(clients.trusted_proxies)
         self._is_operator = membership(clients.operators)
         self._metrics = Metrics()
@@ -93,12 +105,12 @@ class Endpoint:
 
     # At once, without Starlette
 
-    def quickly(self, path: str, headers: Iterable[Header], *, is_head: bool) -> Reply | None:
-        """The reply to what was asked for before, still stands, and need not be recorded; else None."""
+    def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
+        """The reply to what was asked for before, still stands, and is given to anybody; else None."""
         if not self._tree.answers:
             return None
         answer = self._answers.held(path, self._clock())
-        if answer is None or (self._must_record(answer) and not is_head):
+        if answer is None or answer.guarded is not None:
             return None
         return self._replied(answer, headers)
 
@@ -127,8 +139,8 @@ class Endpoint:
             return self._counted(Answered.NOTHING, NOT_YET)
         at = self._clock()
         if (answer := await self._find(path, partial(self._client, scope), at)) is not None:
-            if self._must_record(answer) and scope["method"] == "GET":
-                return await self._recorded(answer, scope, at)
+            if answer.guarded is not None:
+                return await self._given(answer, answer.guarded, scope, at)
             return self._replied(answer, scope["headers"])
         if path.startswith(_IMMUTABLE):
             return _Page(self, Answered.ARTIFACT)
@@ -138,13 +150,13 @@ class Endpoint:
         """The reply to an installer that has failed, and sends the end of its log; nothing else is sent to here."""
         at = self._clock()
         answer = await self._find(scope["path"], partial(self._client, scope), at) if self._tree.is_ready else None
-        if answer is None or answer.recorded is None or means(answer.recorded.path) is not FAILED:
+        if answer is None or answer.guarded is None or means(answer.guarded.path) is not FAILED:
             return self._counted(Answered.NOTHING, NOT_ALLOWED)
         if isinstance(log := await end_of(receive), Reply):
             return self._counted(Answered.NOTHING, log)
-        if not self._must_record(answer):
-            return self._counted(Answered.NOTHING, NOT_YET)  # it is to send it again
-        return await self._recorded(answer, scope, at, last_lines(log))
+        if not await self._giving.heard(answer.guarded, _asking(scope, self._client(scope), at), last_lines(log)):
+            return self._counted(Answered.NOTHING, NOT_NOW)  # it is to send it again
+        return self._counted(answer.counts_as, answer.reply)
 
     async def _find(self, path: str, client: Callable[[], str | None], at: datetime) -> Answer | None:
         for _ in range(_MOVING_LOOKS):
@@ -154,40 +166,23 @@ class Endpoint:
                 await asyncio.sleep(_MOVING_S)
         return None
 
-    def _must_record(self, answer: Answer) -> bool:
-        return answer.recorded is not None and self._can_record
-
-    @property
-    def _can_record(self) -> bool:
-        return self._recorder is not None and not self._tree.is_foreign
-
     def _replied(self, answer: Answer, headers: Iterable[Header]) -> Reply:
-        """The reply to who asks with these headers, where nothing is recorded."""
-        if answer.recorded is not None and answer.recorded.instead is not None and not self._can_record:
-            return self._instead(answer.recorded.instead)
+        """The reply to who asks with these headers."""
         if (etag := answer.etag) is not None and answer.unchanged is not None:
             for name, value in headers:
                 if name == b"if-none-match" and names(value, etag):
                     return self._counted(answer.counts_as, answer.unchanged)
         return self._counted(answer.counts_as, answer.reply)
 
-    async def _recorded(self, answer: Answer, scope: Scope, at: datetime, log: str | None = None) -> Reply | None:
-        """The reply once the fetch stands recorded; where it does not, a boot that is made once is not given."""
-        recorded, recorder = answer.recorded, self._recorder
-        assert recorded is not None and recorder is not None  # noqa: S101, PT018
-        await asyncio.sleep(0)  # so that the loop has seen who has left by now
-        if scope.get("extensions", {}).get(GONE, bool)():
-            return None
-        if await recorder.record(replace(_observation(recorded, self._client(scope), at), log=log)):
-            return self._counted(answer.counts_as, answer.reply)
-        if recorded.instead is not None:
-            return self._instead(recorded.instead)
-        self._metrics.unrecorded["given"] += 1
-        return self._counted(answer.counts_as, answer.reply)
-
-    def _instead(self, reply: Reply) -> Reply:
-        self._metrics.unrecorded["fallback"] += 1
-        return self._counted(Answered.ENTRY, reply)
+    async def _given(self, answer: Answer, guarded: Guarded, scope: Scope, at: datetime) -> Reply | None:
+        """The reply once it is known that this may be given, and that stands recorded; else what is given instead."""
+        if scope["method"] == "GET":
+            await asyncio.sleep(0)  # so that the loop has seen who has left by now
+            if scope.get("extensions", {}).get(GONE, bool)():
+                return None
+        asking = _asking(scope, self._client(scope), at)
+        refusal = await self._giving.refusal(guarded, asking)
+        return self._counted(answer.counts_as, answer.reply if refusal is None else _instead(answer, guarded, refusal))
 
     def _counted(self, answered: Answered, reply: Reply) -> Reply:
         self._metrics.count(answered, reply.status_code)
@@ -219,11 +214,12 @@ class Endpoint:
     def _metrics_page(self, _: Request) -> Response:
         from gitboot.serve.exposition import CONTENT_TYPE, Exposition
 
-        page = Exposition(self._metrics, self._tree.status, lambda: self._tree.is_ready).page()
+        page = Exposition(self._metrics, self.refusals.counted, self._tree).page()
         return Response(page, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
     async def _readyz(self, _: Request) -> Response:
-        return _text(200, "ready\n") if self._tree.is_ready else _text(503, "nothing is published yet\n")
+        why_not = why_not_ready(self._tree)
+        return _text(200, "ready\n") if why_not is None else _text(503, f"{why_not}\n")
 
 
 class _Page(Response):
@@ -249,14 +245,29 @@ def _artifacts(root: Path, assets: Path | None) -> list[Route]:
     return routes
 
 
-def _observation(recorded: Recorded, client: str | None, at: datetime) -> Observation:
-    return Observation(
-        server=recorded.server,
-        path=recorded.path,
-        digest=Digest(recorded.digest),
-        client=client or "unknown",
-        at=at,
+def _is_there(root: Path, assets: Path | None, path: str) -> bool:
+    """Whether a file below boot/ is there, where an endpoint would answer it by itself."""
+    if (asset := path.removeprefix("assets/")) != path:
+        return assets is None or is_below(assets, asset)
+    return is_below(root / "boot", path)
+
+
+def _asking(scope: Scope, client: str | None, at: datetime) -> Asking:
+    agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
+    query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+    return Asking(
+        client=client, agent=agent.decode("latin-1"), query=query, at=at, only_looks=scope["method"] == "HEAD"
     )
+
+
+def _instead(answer: Answer, guarded: Guarded, refusal: Refusal) -> Reply:
+    """What is answered in place of what is not given."""
+    if guarded.role is Role.DATA:
+        return NOT_NOW if refusal.reason in (WhyNot.NOT_RECORDED, WhyNot.ANOTHER_GIVER) else NOT_FOUND
+    if answer.instead is None:
+        return NOT_FOUND
+    content = explained(answer.instead, refusal, guarded.server) if guarded.role is Role.ENTRY else answer.instead
+    return file_reply(content, answer.content_type, UNCACHED)
 
 
 async def _healthz(_: Request) -> Response:

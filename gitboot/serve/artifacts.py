@@ -38,6 +38,11 @@ class ServedFiles:
         return response
 
 
+def is_below(root: Path, path: str) -> bool:
+    """Whether there is a file at ``path`` that would be answered."""
+    return _below(root.resolve(), path) is not None
+
+
 def _sent(request: Request, name: bytes) -> Iterable[bytes]:
     return (value for key, value in request.scope["headers"] if key == name)
 

@@ -24,7 +24,7 @@ _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 class Quickly(Protocol):
     """How an application answers what it holds ready."""
 
-    def __call__(self, path: str, headers: Iterable[Header], *, is_head: bool) -> Reply | None: ...
+    def __call__(self, path: str, headers: Iterable[Header]) -> Reply | None: ...
 
 
 class _Titled:
@@ -105,7 +105,7 @@ class Connection(HttpToolsProtocol):
         path = self.url.partition(b"?")[0]
         if method not in (b"GET", b"HEAD") or not path.isascii():
             return None
-        return self._quickly(path.decode(), self.headers, is_head=method == b"HEAD")
+        return self._quickly(path.decode(), self.headers)
 
     def _send(self, reply: Reply) -> None:
         """What a cycle of uvicorn's would send, and leave behind."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gitboot.observe.refused import WhyNot
 from gitboot.serve.metrics import Metrics
+from gitboot.serve.readiness import why_not_ready
+from gitboot.serve.tree import PublishedTree
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -18,8 +21,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class Exposition(Collector):
     """Everything is read when it is asked for."""
 
-    def __init__(self, metrics: Metrics, status: Callable[[], Mapping[str, Any]], ready: Callable[[], bool]) -> None:
-        self._metrics, self._status, self._ready = metrics, status, ready
+    def __init__(self, metrics: Metrics, refused: Mapping[WhyNot, int], tree: PublishedTree) -> None:
+        self._metrics, self._refused, self._tree = metrics, refused, tree
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -34,14 +37,18 @@ class Exposition(Collector):
         for (kind, code), count in sorted(self._metrics.requests.items()):
             requests.add_metric([kind, str(code)], count)
         yield requests
-        unrecorded = CounterMetricFamily(
-            "gitboot_unrecorded_fetches", "Fetches that could not be recorded in time.", labels=["answered"]
+        refused = CounterMetricFamily(
+            "gitboot_boots_refused", "Boots that write a disk and were not given.", labels=["reason"]
         )
-        for answered, count in sorted(self._metrics.unrecorded.items()):
-            unrecorded.add_metric([answered], count)
-        yield unrecorded
-        yield GaugeMetricFamily("gitboot_ready", "Whether there is a published tree to answer from.", self._ready())
-        yield from _of_status(self._status())
+        for reason, count in sorted(self._refused.items()):
+            refused.add_metric([reason], count)
+        yield refused
+        if (off := self._tree.clock.off) is not None:
+            text = "How far the clock is ahead of the instance's, where that is too far."
+            yield GaugeMetricFamily("gitboot_clock_off_seconds", text, off.total_seconds())
+        is_ready = why_not_ready(self._tree) is None
+        yield GaugeMetricFamily("gitboot_ready", "Whether every boot is given that there is to give.", is_ready)
+        yield from _of_status(self._tree.status())
 
 
 def _of_status(status: Mapping[str, Any]) -> Iterator[Metric]:

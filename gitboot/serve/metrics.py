@@ -17,11 +17,10 @@ class Answered(StrEnum):
 
 
 class Metrics:
-    """Counts requests, and what could not be recorded."""
+    """Counts requests."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[Answered, int]] = Counter()  # by their status
-        self.unrecorded: Counter[str] = Counter()  # given all the same ("given"), or not ("fallback")
 
     def count(self, answered: Answered, status: int) -> None:
         self.requests[answered, status] += 1

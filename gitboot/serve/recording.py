@@ -5,20 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
+from gitboot.observe.given import Given, GivenBoots
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool
+from gitboot.observe.spool import Spool, identity
 
 _logger = logging.getLogger(__name__)
 _RESULT_S: Final = 1.0  # what has been written is told at once
 
 
+class Unrecordable(Exception):
+    """What a spool knows is unavailable: too late, or not to be read."""
+
+
 class Recording:
-    """Records each fetch within a deadline, or not at all."""
+    """Records each fetch within a deadline, or not at all; knows what was given, by whichever process."""
 
     def __init__(self, spool: Spool, deadline_s: float) -> None:
         self._spool, self._deadline_s = spool, deadline_s
+        self._given = GivenBoots(spool.folder)
+        self._giver: str | None = None
+
+    @property
+    def giver(self) -> str | None:
+        """The identity of the spool; None: it has none, and cannot be given one now."""
+        if self._giver is None:
+            with suppress(OSError):
+                self._giver = identity(self._spool.folder)
+        return self._giver
 
     async def record(self, observation: Observation) -> bool:
         """Whether it stands recorded in time; what does not is taken back."""
@@ -28,6 +45,15 @@ class Recording:
             _logger.error("a fetch of %s was not recorded within %s s", observation.server, self._deadline_s)
             return False
         return _stands(written, observation)
+
+    async def given(self, server: str, digest: str) -> Given | None:
+        """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
+        found = self._spool.call(partial(self._given.find, server, digest))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(found), self._deadline_s)
+        except (TimeoutError, OSError) as error:
+            _logger.error("what was given to %s cannot be read: %r", server, error)
+            raise Unrecordable from error
 
 
 def _stands(written: Future[None], observation: Observation) -> bool:

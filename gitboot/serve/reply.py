@@ -54,6 +54,7 @@ NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 TOO_LARGE: Final = _empty(413)
 FAULT: Final = _empty(500)
 NOT_YET: Final = _empty(503)
+NOT_NOW: Final = _empty(503, (b"retry-after", b"5"))  # the data of a direct boot, while its fetch cannot be recorded
 
 
 def names(if_none_match: bytes, etag: bytes) -> bool:

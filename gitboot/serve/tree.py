@@ -16,12 +16,16 @@ from gitboot.model.scalars import format_instant
 from gitboot.publish.index import parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.remedies import remedy
+from gitboot.render import terms
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
+from gitboot.render.terms import TERMS, Terms
+from gitboot.serve.clocks import ComparedClock
 from gitboot.status import Status
 
 _logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 1
+LOOK_S: Final = 1  # how often it is looked at whose tree it is
+_NO_TERMS: Final = Terms()
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Signature = tuple[int, int, int]  # inode, nanoseconds since 1970, bytes: whether a file is still the one that was read
@@ -72,6 +76,7 @@ class PublishedTree:
         self.head: Head | None = None
         self.answers = False  # whether its format is known, and its instance has not left the fleet to another
         self._condition: dict[str, Any] = {}
+        self.clock = ComparedClock(clock)  # beside the instance's
         self.look()
 
     # What is asked for
@@ -110,16 +115,20 @@ class PublishedTree:
         """The files that are no server's."""
         return self._parse(f"{self._root}/{SHARED}", parse_listing) or {}
 
+    @property
+    def terms(self) -> Terms:
+        """On which terms boots are given; where they are missing or damaged, nobody gives what is made once."""
+        try:
+            found: Terms | None = self._parse(f"{self._root}/{TERMS}", terms.parse)
+        except ValueError:
+            return _NO_TERMS
+        return found or _NO_TERMS
+
     def read(self, path: str, most_bytes: int | None = None) -> Read | None:
         """A file of the tree; None where there is none, or one that is larger."""
         return _read(f"{self._root}/{path}", most_bytes)
 
     # What the instance says of itself
-
-    def follow(self, wait: Callable[[float], bool]) -> None:
-        """Look again and again, until ``wait``, given seconds, says that it is to end."""
-        while not wait(_LOOK_S):
-            self.look()
 
     def look(self) -> None:
         """See whose tree it is, and whether it can be read; what is damaged there is answered from as it was before."""
@@ -135,7 +144,9 @@ class PublishedTree:
                 self._note(False, "Absent", f"{self._root}: nothing is published there")
             else:
                 self._note(True, "Read", f"{self._root}: of {self.head.stamp.commit}")
-        conditions = self._instance().get("conditions", ())
+        instance = self._instance()
+        self.clock.see(instance.get("clock"))
+        conditions = instance.get("conditions", ())
         stands_back = any(each["type"] == "LedgerNamed" and not each["status"] for each in conditions)
         self.answers = self.head is not None and not stands_back
 

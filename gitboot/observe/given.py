@@ -1,0 +1,82 @@
+"""What a spool says was given: a boot that is made once is given again for a moment, and then never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import files, parse, whole_lines
+from gitboot.plan import FETCH_GRACE
+from gitboot.render.paths import Role, kind_of
+
+
+class Given(NamedTuple):
+    """A boot that was given."""
+
+    first: Observation
+    is_over: bool  # whether the system that was booted has asked for its data since, or its installer reported
+
+    def again(self, at: datetime) -> bool:
+        """Whether it is given once more: to another NIC, after a failure, to GRUB after iPXE; it is the same boot."""
+        return not self.is_over and self.first.at <= at < self.first.at + FETCH_GRACE
+
+
+@dataclass(slots=True)
+class _File:
+    """A file of the spool, as far as it was read."""
+
+    offset: int = 0
+    observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server, by place
+
+    def read(self, path: Path) -> None:
+        """Take in what was added since the last time."""
+        for offset, line in whole_lines(path, self.offset):
+            self.offset = offset + len(line)
+            match parse(line):
+                case Observation() as found if found.digest is not None:
+                    self.observations.setdefault(found.server, {})[offset] = found
+                case int(taken_back):
+                    for each in self.observations.values():
+                        each.pop(taken_back, None)
+
+
+class GivenBoots:
+    """The boots that a spool knows of, whoever wrote them there; what the instance has deleted is known no more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+
+    def find(self, server: str, digest: str) -> Given | None:
+        """How a boot was given; None: it was not. Raises OSError where the spool cannot be read."""
+        self._look()
+        known = sorted(self._of(server), key=lambda each: each.at)
+        first = next((each for each in known if each.digest == digest and _role(each) is not Role.REPORT), None)
+        if first is None:
+            return None
+        is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.REPORT) for each in known)
+        return Given(first, is_over)
+
+    def _of(self, server: str) -> Iterator[Observation]:
+        for file in self._files.values():
+            yield from file.observations.get(server, {}).values()
+
+    def _look(self) -> None:
+        there = {path.name: path for path in files(self._folder)}
+        for name in self._files.keys() - there.keys():
+            del self._files[name]
+        for name, path in there.items():
+            with suppress(FileNotFoundError):  # the instance has deleted it just now
+                file = self._files.setdefault(name, _File())
+                if path.stat().st_size > file.offset:
+                    file.read(path)
+
+
+def _role(observation: Observation) -> Role | None:
+    kind = kind_of(observation.path)
+    return kind.role if kind is not None else None

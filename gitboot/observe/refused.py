@@ -1,0 +1,84 @@
+"""Boots that endpoints have not given, and why: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from gitboot.model.scalars import format_instant
+from gitboot.phrases import count, more
+
+KEPT: Final = timedelta(hours=1)  # how long it is told that a boot was not given
+MANY: Final = 5  # fetches that do not count: a person who looks is none
+
+
+class WhyNot(StrEnum):
+    """Why a boot that writes a disk was not given."""
+
+    CLOCK = "ClockOff"
+    NOT_COUNTED = "NotCounted"
+    ANOTHER_MACHINE = "AnotherMachine"
+    MISSING = "Missing"
+    ANOTHER_GIVER = "AnotherGiver"
+    NOT_RECORDED = "NotRecorded"
+    GIVEN = "Given"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotGiven:
+    """A boot that was not given."""
+
+    reason: WhyNot
+    server: str
+    words: str  # why
+    client: str  # the last that asked
+    at: datetime  # when it did
+    times: int
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "reason": self.reason,
+            "server": self.server,
+            "words": self.words,
+            "client": self.client,
+            "at": format_instant(self.at),
+            "times": self.times,
+        }
+
+
+_WORDS: Final = {
+    WhyNot.CLOCK: "the clock of an endpoint is not the instance's",
+    WhyNot.ANOTHER_MACHINE: "who asked is another machine than the document's",
+    WhyNot.MISSING: "what the boot would fetch next is not there",
+    WhyNot.ANOTHER_GIVER: "an endpoint was asked whose spool is not the instance's",
+    WhyNot.NOT_RECORDED: "the fetch could not be recorded",
+    WhyNot.NOT_COUNTED: "who asked does not count as a machine that boots",
+}
+
+
+def telling(refused: Iterable[NotGiven]) -> list[NotGiven]:
+    """What a person should know of: of fetches that do not count only many, of what was given once nothing."""
+    found = [each for each in refused if each.reason is not WhyNot.GIVEN]
+    uncounted = sum(each.times for each in found if each.reason is WhyNot.NOT_COUNTED)
+    return [each for each in found if each.reason is not WhyNot.NOT_COUNTED or uncounted >= MANY]
+
+
+def first_of(refused: Iterable[NotGiven]) -> tuple[WhyNot, str] | None:
+    """Why boots were not given, in a word and in words, each reason with its last server; None: all were."""
+    by_reason: dict[WhyNot, list[NotGiven]] = {}
+    for each in telling(refused):
+        by_reason.setdefault(each.reason, []).append(each)
+    words = [_said(reason, by_reason[reason]) for reason in _WORDS if reason in by_reason]
+    return (next(reason for reason in _WORDS if reason in by_reason), "; ".join(words)) if words else None
+
+
+def _said(reason: WhyNot, found: list[NotGiven]) -> str:
+    last = max(found, key=lambda each: each.at)
+    others = f" {more(len({each.server for each in found}) - 1, 'server')}"
+    return (
+        f"{_WORDS[reason]}: {last.server} was not given its boot ({last.words}; asked by {last.client} at "
+        f"{format_instant(last.at)}, {count(last.times, 'time')}){others}".rstrip()
+    )

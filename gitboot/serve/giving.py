@@ -1,0 +1,182 @@
+"""Whether a boot that writes a disk is given to who asks for it; where it is not, what is answered, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
+
+from gitboot.model.scalars import Digest, Malformed, SystemUuid, format_instant, is_placeholder_uuid, parse_uuid
+from gitboot.model.server import is_placeholder_serial
+from gitboot.observe.given import Given
+from gitboot.observe.observation import Observation
+from gitboot.observe.refused import WhyNot
+from gitboot.render.paths import Role
+from gitboot.serve.counting import Census
+from gitboot.serve.recording import Unrecordable
+from gitboot.serve.refusals import Refusal, Refusals
+from gitboot.serve.tree import PublishedTree
+
+_HEADER_LINES: Final = b"#!"
+
+
+class Recorder(Protocol):
+    """What fetches are recorded by, durably, before they are answered."""
+
+    @property
+    def giver(self) -> str | None:
+        """The identity of the spool; None: it cannot be written."""
+
+    async def record(self, observation: Observation) -> bool:
+        """Whether it stands recorded within a deadline; what does not never will."""
+
+    async def given(self, server: str, digest: str) -> Given | None:
+        """How a boot was given, by whichever process. Raises `Unrecordable`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guarded:
+    """What is looked at before a path is answered, and written down."""
+
+    server: str
+    path: str  # below the output directory
+    role: Role
+    digest: str | None  # what is written down of a fetch; None: nothing is
+    writes_disk: bool
+    once: bool
+    needs: tuple[str, ...]  # what it fetches next, below boot/
+    shows: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """Who asks, as far as it says so."""
+
+    client: str | None
+    agent: str
+    query: Mapping[str, str]
+    at: datetime
+    only_looks: bool  # HEAD: it spends nothing
+
+
+class Giving:
+    """Decides by the terms of a tree, by what is there, and by the spool; takes note of what is refused."""
+
+    def __init__(
+        self, tree: PublishedTree, recorder: Recorder | None, has: Callable[[str], bool], refusals: Refusals
+    ) -> None:
+        self._tree, self._recorder, self._has, self._refusals = tree, recorder, has, refusals
+        self._census = Census(tree.terms)
+
+    async def refusal(self, asked: Guarded, asking: Asking) -> Refusal | None:
+        """Why a path is not answered with what it has; None: it is, and stands recorded where that means something.
+
+        What writes no disk is answered whether it could be recorded or not.
+        """
+        if not asked.writes_disk:
+            if asked.digest is not None and self._why_not_counted(asked, asking) is None:
+                await self._recorded(asked, asking)
+            return None
+        refusal = self._at_once(asked, asking) or (await self._made_once(asked, asking) if asked.once else None)
+        if refusal is None and not asked.once:
+            await self._recorded(asked, asking)
+        if asking.only_looks:
+            return refusal
+        if refusal is None:
+            self._refusals.settle(asked.server)
+        else:
+            self._refusals.note(asked.server, refusal, asking.client or "unknown", asking.at)
+        return refusal
+
+    async def heard(self, asked: Guarded, asking: Asking, log: str) -> bool:
+        """Whether the word of an installer stands recorded, with the end of its log."""
+        return await self._recorded(asked, asking, log)
+
+    def _at_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
+        """What speaks against it without asking the spool."""
+        if asked.role is Role.DATA:
+            return None
+        if (off := self._tree.clock.off) is not None:
+            return Refusal(WhyNot.CLOCK, f"the clock here and the instance's differ by {off.total_seconds():+.0f} s")
+        if asked.role is Role.ENTRY:
+            if (why := self._why_not_counted(asked, asking)) is not None:
+                return Refusal(WhyNot.NOT_COUNTED, why)
+            if (other := _another_machine(asked.shows, asking.query)) is not None:
+                return Refusal(WhyNot.ANOTHER_MACHINE, other)
+        if (missing := next((path for path in asked.needs if not self._has(path)), None)) is not None:
+            return Refusal(WhyNot.MISSING, f"{missing} is not there")
+        return None
+
+    async def _made_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
+        recorder, digest = self._recorder, asked.digest
+        if recorder is None or digest is None:
+            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
+        if (giver := recorder.giver) is None:
+            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool cannot be written")
+        if self._tree.is_foreign or giver != self._tree.terms.giver:
+            return Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
+        if asked.role is Role.DATA and self._why_not_counted(asked, asking) is not None:
+            return None
+        try:
+            given = await recorder.given(asked.server, digest) if asked.role is not Role.DATA else None
+        except Unrecordable:
+            return Refusal(WhyNot.NOT_RECORDED, "what the spool knows could not be read in time")
+        if given is not None and not given.again(asking.at):
+            first = given.first
+            return Refusal(WhyNot.GIVEN, f"given once, at {format_instant(first.at)} to {first.client}")
+        if asked.role is Role.OFFER or asking.only_looks or await self._recorded(asked, asking):
+            return None
+        return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
+
+    async def _recorded(self, asked: Guarded, asking: Asking, log: str | None = None) -> bool:
+        """Whether a fetch stands recorded."""
+        if self._recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
+            return False
+        observation = Observation(
+            server=asked.server,
+            path=asked.path,
+            digest=Digest(asked.digest),
+            client=asking.client or "unknown",
+            at=asking.at,
+            log=log,
+        )
+        return await self._recorder.record(observation)
+
+    def _why_not_counted(self, asked: Guarded, asking: Asking) -> str | None:
+        if self._census.terms != self._tree.terms:
+            self._census = Census(self._tree.terms)
+        return self._census.why_not(asking.client, asking.agent, asked.role)
+
+
+def explained(content: bytes, refusal: Refusal, server: str) -> bytes:
+    """A script with a comment that says why it is answered in place of another; all loaders' begin with #."""
+    words = "".join(each if each.isprintable() and each.isascii() else "?" for each in refusal.words)
+    comment = (
+        f"# gitboot: not given: {words} ({refusal.reason}); look with: gitboot entry {server} --tree OUTPUT\n".encode()
+    )
+    first, newline, rest = content.partition(b"\n")
+    return first + newline + comment + rest if first.startswith(_HEADER_LINES) else comment + content
+
+
+def _another_machine(known: Mapping[str, tuple[str, ...]], said: Mapping[str, str]) -> str | None:
+    """What who asks says of itself, where it is not the machine; what nobody has set tells nothing."""
+    told = {"uuid": _uuid(said.get("uuid", "")), "serial": _serial(said.get("serial", ""))}
+    names = {"uuid": known.get("uuid", ()), "serial": tuple(map(_serial, known.get("serial", ())))}
+    compared = {what: value for what, value in told.items() if value is not None and any(names[what])}
+    if not compared or any(value in names[what] for what, value in compared.items()):
+        return None
+    return ", ".join(f"its {what} is {value}, not {names[what][0]}" for what, value in sorted(compared.items()))
+
+
+def _uuid(text: str) -> str | None:
+    try:
+        found: SystemUuid = parse_uuid(text)
+    except Malformed:
+        return None
+    return None if is_placeholder_uuid(found) else found
+
+
+def _serial(text: str) -> str | None:
+    found = text.strip()[:64].upper()
+    return None if not found or is_placeholder_serial(found) else found

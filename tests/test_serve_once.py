@@ -1,0 +1,353 @@
+"""A boot that writes a disk and is made once: given once, to the machine, by one endpoint, never without a record."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli import cli
+from gitboot.model.scalars import format_instant
+from gitboot.observe.spool import take
+from gitboot.render.state import state_path
+from gitboot.render.terms import TERMS
+from gitboot.status import Status
+from tests.fleets import maintenance, policy, server
+from tests.instance import Repository, eventually, running
+from tests.serving import (
+    ALWAYS,
+    BEFORE,
+    BY_UUID,
+    ENTRY,
+    GRUB,
+    IPXE,
+    LOADER,
+    LOOKUPS,
+    ONCE,
+    SEED,
+    START,
+    TEMPLATES,
+    UUID,
+    Site,
+    get,
+    planned,
+    site,
+)
+from tests.test_serve_supervise import served
+
+ROOT = Path(__file__).parent.parent
+GIVEN = "(Network)"
+DISK = "boots its local disk"
+FLEET = planned(*ONCE)
+DATA = next(f"/{path}" for path in FLEET.boot_files if "/data/" in path).replace("//", "/")
+ELSEWHERE = {"x-forwarded-for": "10.12.0.99"}  # from where an unknown client counts
+
+
+@pytest.fixture
+def here() -> Iterator[Site]:
+    with site(FLEET) as made:
+        yield made
+
+
+# Once given
+
+
+def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> None:
+    with here.serve() as url:
+        for seconds, expected in ((0, GIVEN), (59, GIVEN), (60, DISK), (86400, DISK)):
+            here.now = BEFORE + timedelta(seconds=seconds)
+            assert all(expected in get(url + path).text for path in LOOKUPS), seconds
+        text = get(url + ENTRY).text
+    assert text.startswith("#!ipxe\n# gitboot: not given: given once, at 2")
+    assert "look with: gitboot entry web01" in text.splitlines()[1]
+
+
+@pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
+def test_what_the_system_asks_for_ends_what_was_given(here: Site, closing: str) -> None:
+    """Its own path does; a document that anybody may ask for by a UUID does not."""
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        assert get(url + closing, headers={"user-agent": "Ignition/2.15"}).status_code == 200
+        assert (DISK if closing == DATA else GIVEN) in get(url + GRUB).text
+
+
+def test_a_clock_that_is_set_back_gives_nothing_again(here: Site) -> None:
+    """E4: it was ahead at the first fetch."""
+    with here.serve() as url:
+        here.now = BEFORE + timedelta(hours=2)
+        assert GIVEN in get(url + ENTRY).text
+        here.now = BEFORE
+        assert DISK in get(url + ENTRY).text
+
+
+def test_e31_a_restarted_endpoint_knows_what_was_given_until_a_tree_does(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+    take(here.spool, {})  # the instance has read it, and could not publish
+    here.now += timedelta(minutes=2)
+    with here.serve() as url:
+        assert DISK in get(url + ENTRY).text
+
+
+def test_several_workers_share_what_was_given(here: Site) -> None:
+    with here.serve() as one, here.serve() as other:
+        assert GIVEN in get(one + ENTRY).text
+        assert GIVEN in get(other + BY_UUID).text
+        here.now += timedelta(minutes=1)
+        assert DISK in get(other + ENTRY).text
+
+
+def test_a_higher_number_is_given_though_another_was(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        here.now += timedelta(minutes=2)
+        assert DISK in get(url + ENTRY).text
+        here.publish(planned(ONCE[0], server("web01", "role: web", "provision: 2"), *ONCE[2:]), commit="2")
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
+    with site(planned(*ONCE, now=datetime.now(UTC))) as here:
+        arguments = ("--spool", str(here.spool))
+        for expected in (GIVEN, DISK, DISK):
+            with served(here.root, *arguments) as (url, process):
+                assert expected in get(url + ENTRY).text
+                if expected == GIVEN:  # an installer's last word before the machine asks once more
+                    assert get(url + DATA).status_code == 200
+                process.send_signal(signal.SIGKILL)
+        assert [each.path for each in take(here.spool, {}).observations] == [f"boot{ENTRY}", f"boot{DATA}"]
+
+
+# By whom
+
+
+def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: Path) -> None:
+    with site(FLEET) as other, other.serve() as url:
+        (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
+        text = get(url + ENTRY).text
+        assert DISK in text
+        assert "another endpoint gives it" in text
+        assert other.observed() == []
+
+
+def test_a_tree_that_names_no_spool_has_nothing_given(here: Site) -> None:
+    facts = json.loads((here.root / TERMS).read_bytes())
+    for damaged in (json.dumps({**facts, "giver": None}), json.dumps({**facts, "format": 9}), "", None):
+        (here.root / TERMS).unlink()
+        if damaged is not None:
+            (here.root / TERMS).write_text(damaged)
+        with here.serve() as url:
+            assert DISK in get(url + ENTRY).text
+        (here.root / TERMS).touch()
+
+
+def test_e35_a_state_of_another_format_has_nothing_given(here: Site) -> None:
+    path = here.root / state_path("web01")
+    path.write_text(path.read_text().replace('"format":2', '"format":3'))
+    with here.serve() as url:
+        assert {get(url + path).status_code for path in LOOKUPS} == {500}
+
+
+# To whom
+
+
+@pytest.mark.parametrize(
+    ("agent", "from_elsewhere", "counts"),
+    [
+        pytest.param("iPXE/1.0.0+", False, True, id="iPXE, through a proxy that does not say for whom"),
+        pytest.param("GRUB 2.12", False, True, id="GRUB"),
+        pytest.param("UefiHttpBoot/1.0", True, True, id="firmware"),
+        pytest.param("Syslinux/6.04", True, True, id="PXELINUX"),
+        pytest.param("curl/8.5.0", True, False, id="curl"),
+        pytest.param("Wget/1.21", True, False, id="wget"),
+        pytest.param("Mozilla/5.0 (X11; Linux x86_64)", True, False, id="a browser"),
+        pytest.param("Prometheus/2.50", True, False, id="a monitor"),
+        pytest.param("my-loader 1", True, True, id="a loader that nobody knows"),
+        pytest.param("", True, True, id="one that says nothing"),
+        pytest.param("my-loader 1", False, False, id="the same on this host"),
+        pytest.param("", False, False, id="who says nothing, on this host"),
+    ],
+)
+def test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing(
+    here: Site, agent: str, from_elsewhere: bool, counts: bool
+) -> None:
+    headers = {"user-agent": agent} | (ELSEWHERE if from_elsewhere else {})
+    with here.serve() as url:
+        text = get(url + ENTRY, headers=headers).text
+        assert (GIVEN if counts else DISK) in text
+        assert len(here.observed()) == counts
+        assert ("(NotCounted)" in text) != counts
+        assert GIVEN in get(url + ENTRY).text, "the machine is given it"
+
+
+CLIENTS = ONCE[0].replace("baseURL:", "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL:")
+
+
+@pytest.mark.parametrize(
+    ("client", "counts"),
+    [("10.12.0.13", True), ("10.12.9.1", False), ("10.13.0.1", False), ("fd00:12::13", False)],
+)
+def test_where_clients_are_named_only_they_count(here: Site, client: str, counts: bool) -> None:
+    here.publish(planned(CLIENTS, *ONCE[1:]))
+    for agent in (IPXE, "curl/8.5.0"):
+        with here.serve() as url:
+            text = get(url + ENTRY, headers={"user-agent": agent, "x-forwarded-for": client}).text
+        assert (GIVEN if counts else DISK) in text
+
+
+def test_the_addresses_of_this_host_are_its_own(here: Site) -> None:
+    from gitboot.serve.counting import _is_own
+
+    assert _is_own("127.0.0.9")
+    assert _is_own("::1")
+    assert not _is_own("192.0.2.200")
+    assert not _is_own("10.99.99.99")
+
+
+@pytest.mark.parametrize(
+    ("query", "given"),
+    [
+        pytest.param("", True, id="nothing"),
+        pytest.param("?uuid=&serial=", True, id="what is not set"),
+        pytest.param(f"?uuid={UUID}&serial=Other", True, id="its UUID"),
+        pytest.param(f"?uuid={UUID.upper()}", True, id="its UUID in upper case"),
+        pytest.param(f"?uuid={'0' * 8}-0000-0000-0000-{'0' * 12}&serial=None", True, id="placeholders"),
+        pytest.param("?uuid=4c4c4544-0034-4a10-8056-b9c04f4d3732", False, id="another UUID"),
+        pytest.param("?uuid=nonsense&serial=ABC1234", True, id="a serial number where the document has none"),
+    ],
+)
+def test_e25_another_machine_is_given_the_fallback(here: Site, query: str, given: bool) -> None:
+    with here.serve() as url:
+        text = get(url + ENTRY + query).text
+        assert (GIVEN if given else DISK) in text
+        assert len(here.observed()) == given
+
+
+# What comes next
+
+
+def test_e7_nothing_is_given_whose_files_are_not_there(here: Site, tmp_path: Path) -> None:
+    assets = tmp_path / "assets"
+    with here.serve(assets=assets) as url:
+        for name in ("kernel", "initrd"):
+            text = get(url + ENTRY).text
+            assert DISK in text
+            assert re.search(r"assets/flatcar-1/\w+ is not there \(Missing\)", text)
+            assert here.observed() == []
+            (assets / "flatcar-1").mkdir(parents=True, exist_ok=True)
+            (assets / "flatcar-1" / name).touch()
+        assert GIVEN in get(url + ENTRY).text
+
+
+# Headers
+
+
+def test_e5_a_proxy_has_nothing_to_revalidate(here: Site) -> None:
+    for fleet in (FLEET, planned(*ALWAYS)):  # once, and at each boot
+        here.publish(fleet)
+        with here.serve() as url:
+            for ask in ({}, {"if-none-match": "*"}, {"if-modified-since": "Fri, 20 Nov 2026 21:00:00 GMT"}):
+                for method in ("GET", "HEAD"):
+                    found = httpx.request(method, url + ENTRY, headers=LOADER | ask)
+                    assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
+                    assert "etag" not in found.headers
+
+
+@pytest.mark.parametrize("agent", [IPXE, "curl/8"])
+def test_head_has_the_headers_of_what_this_client_would_get(here: Site, agent: str) -> None:
+    with here.serve() as url:
+        head = httpx.head(url + ENTRY, headers={"user-agent": agent})
+        assert here.observed() == []
+        found = get(url + ENTRY, headers={"user-agent": agent})
+    assert head.headers["content-length"] == str(len(found.content))
+
+
+# Clocks
+
+
+def say(here: Site, clock: datetime) -> None:
+    here.say({**Status().facts(), "clock": format_instant(clock)})
+
+
+@pytest.mark.parametrize("off", [timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=31)])
+def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(here: Site, off: timedelta) -> None:
+    for fleet in (FLEET, planned(*ALWAYS)):
+        here.publish(fleet)
+        here.now = BEFORE + off
+        say(here, BEFORE - timedelta(minutes=1))
+        with here.serve() as url:
+            httpx.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            say(here, BEFORE)
+            httpx.get(f"{url}/api/v1/status")
+            assert "(ClockOff)" in get(url + ENTRY).text
+            assert httpx.get(f"{url}/readyz").status_code == 503
+            assert f"{off.total_seconds():+.0f} s" in httpx.get(f"{url}/readyz").text
+            assert f"gitboot_clock_off_seconds {off.total_seconds()}" in httpx.get(f"{url}/metrics").text
+            here.now = BEFORE + timedelta(seconds=1)
+            say(here, BEFORE + timedelta(seconds=2))
+            httpx.get(f"{url}/api/v1/status")
+            assert GIVEN in get(url + ENTRY).text
+            assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
+    say(here, BEFORE - timedelta(hours=5))
+    with here.serve() as url:
+        httpx.get(f"{url}/api/v1/status")
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_a_clock_that_is_set_back_opens_no_window_that_was_left(here: Site) -> None:
+    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
+    seen = []
+    with here.serve() as url:
+        for hour in (0, 1, 0, 1, 3, 1, 0):
+            here.now = START + timedelta(hours=hour, minutes=-30)
+            seen.append("repair" if "memtest-7" in get(url + ENTRY).text else "web")
+    assert seen == ["web", "repair", "web", "repair", "web", "web", "web"]
+
+
+# What is seen of it
+
+
+def test_e6_no_page_tells_a_reader_to_fetch_an_entry() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "example-repo").rglob("*.md")]
+    asked = re.compile(
+        r"(?:curl|wget|GET)\b[^\n]*(?:/v1/boot/[^\s/]+/(?:boot\.ipxe|grub\.cfg)|/ipxe/[^\s/]|grub\.cfg-)"
+    )
+    assert len(pages) > 20
+    assert [page.name for page in pages for _ in asked.findall(page.read_text())] == []
+
+
+def test_an_entry_is_printed_without_being_spent(here: Site) -> None:
+    result = CliRunner().invoke(cli, ["entry", "web01", "--tree", str(here.root), "--at", format_instant(BEFORE)])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("# given once, to the machine: ") == 2, "for iPXE and for GRUB"
+    assert result.output.count(GIVEN) == 2
+    with here.serve() as url:
+        assert get(url + ENTRY).text in result.output
+    assert CliRunner().invoke(cli, ["entry", "web02", "--tree", str(here.root)]).exit_code != 0
+
+
+def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    documents = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
+    repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    with running(repository.bare, tmp_path, "--assets", str(assets), records="fresh") as instance:
+        eventually(lambda: "(Missing)" in instance.get(ENTRY).text)
+        found = eventually(
+            lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"], within_s=30
+        )
+        assert instance.status()["records"] == {"Pending": 1}
+    assert (found[0]["status"], found[0]["reason"]) == (False, "Missing")
+    assert "assets/flatcar-1/initrd is not there" in found[0]["message"]
+    assert found[0]["remedy"].startswith("gitboot entry web01")
