@@ -369,7 +369,7 @@ def test_a_diskless_fleet_boots_on_whatever_is_recorded(tmp_path: Path) -> None:
         for _ in range(3):
             plan = bench.reconcile()
             assert plan is not None and (plan.phase, plan.key) == (Phase.NETWORK, None)
-            assert not plan.is_made_once
+            assert not plan.writes_disk
             bench.wait(minutes=1)
         false = [each for each in bench.instance.reconciler.status.conditions if not each.status]
         assert false == []

@@ -18,7 +18,6 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
     for number, output in enumerate(fleet.spec.outputs):
         if output in (Output.MIRROR, Output.PAGES):
             yield _later(repository, f"the output {output}", key, "spec", "outputs", number)
-    provisioning = fleet.spec.provisioning
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
