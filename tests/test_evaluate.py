@@ -311,6 +311,18 @@ def test_a_command_that_takes_more_than_it_may_says_so(
     assert "Traceback" not in done.stderr
 
 
+def test_a_command_that_reads_what_an_instance_accepted_is_held_to_its_limits_too(
+    tmp_path: Path, repository: Repository
+) -> None:
+    place = ("--output", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
+    assert gitboot("run", str(repository.bare), *place, "--once").returncode == 0
+    for command in (("records", "show"), ("bmc", "get")):
+        done = gitboot(*command, *place[2:])
+        assert (done.returncode, done.stderr) == (0, "")
+        done = gitboot(*command, *place[2:], "--commit-memory", "1")
+        assert (done.returncode, Code.LIMITS in done.stderr) == (3, True), done
+
+
 def test_a_command_within_its_limits_is_as_it_always_was(repository: Repository) -> None:
     done = gitboot("validate", str(repository.bare))
     assert (done.returncode, done.stderr) == (0, f"{repository.bare}: 1 server, 2 images, no errors\n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
 from gitboot.phrases import count, some
@@ -40,6 +41,7 @@ def command() -> None:
 @state_option
 @credentials_option
 @output_option("text", "json")
+@bounded
 def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs: tuple[OutputOption, ...]) -> None:
     """Read the BMCs of SERVERS, or of all, and show what is wanted, seen, recorded and proven there.
 
@@ -56,6 +58,7 @@ def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs
 @credentials_option
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where a BMC is not as it is wanted.")
 @output_option("text", "json")
+@bounded
 def diff(
     servers: tuple[str, ...],
     state: Path,
@@ -77,6 +80,7 @@ def diff(
 @command.command("apply", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
 @state_option
+@bounded
 def apply(servers: tuple[str, ...], state: Path) -> None:
     """Let the running instance see to the BMCs of SERVERS, or of all, now instead of when they are due.
 
@@ -106,6 +110,7 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
 @click.option("--same", "word", flag_value="same", help="What the BMC shows now is SERVER all the same.")
 @click.option("--replace", "word", flag_value="replace", help="What somebody else has set there may be replaced.")
 @_reason_option
+@bounded
 def resolve(server: str, state: Path, word: str | None, reason: str) -> None:
     """Say what only a person can know of the BMC of SERVER.
 

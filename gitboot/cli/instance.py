@@ -6,14 +6,16 @@ import getpass
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from gitboot.cli.bounded import evaluating
 from gitboot.errors import UsageError
-from gitboot.instance.build import Look, carried_out, looked_at
+from gitboot.instance import build
+from gitboot.instance.build import Look, carried_out
 from gitboot.instance.commit import Commit
 from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, running
 from gitboot.instance.requests import REFUSED
@@ -26,6 +28,15 @@ from gitboot.plan import Decision
 __all__ = ["Look", "chosen", "decision_of", "looked_at", "request"]
 
 _PATIENCE_S: Final = 30
+
+
+@contextmanager
+def looked_at(state: Path, at: datetime) -> Iterator[Look]:
+    """The instance on ``state`` as it is; what its commit takes to be read is limited."""
+    with ExitStack() as stack:
+        with evaluating() as begun:
+            look = stack.enter_context(build.looked_at(state, at, begun=begun))
+        yield look
 
 
 def decision_of(look: Look, server: str) -> Decision:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import OutputOption, document, now, output_option, state_option
 from gitboot.phrases import count
 
@@ -39,6 +40,7 @@ def command() -> None:
 @click.argument("servers", nargs=-1)
 @state_option
 @output_option("text", "json")
+@bounded
 def show(servers: tuple[str, ...], state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Show what is known of SERVERS, or of all, beside what is planned; the unknown ones first.
 
@@ -62,6 +64,7 @@ def show(servers: tuple[str, ...], state: Path, outputs: tuple[OutputOption, ...
 @click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
 @state_option
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@bounded
 def begin(what: str, state: Path, yes: bool) -> None:
     """Say once what is installed, to a ledger that cannot know: a new, restored, foreign or damaged one.
 
@@ -114,6 +117,7 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
 @state_option
 @_reason_option
 @click.option("--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal.")
+@bounded
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
     """Say that SERVERS are provisioned as their plans want it (provisioned), or that they are not (pending).
 
@@ -179,6 +183,7 @@ def _go_on(*, yes: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @state_option
 @_reason_option
+@bounded
 def import_records(file: Path, state: Path, reason: str) -> None:
     """Replace what is known of the servers in FILE, an ops/records.json, all or none of them."""
     from gitboot.cli.instance import looked_at, request

@@ -312,8 +312,11 @@ class Look:
 
 
 @contextmanager
-def looked_at(directory: Path, at: datetime) -> Iterator[Look]:
-    """The instance on ``directory`` as it is, running or not; nothing there is changed."""
+def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None) -> Iterator[Look]:
+    """The instance on ``directory`` as it is, running or not; nothing there is changed.
+
+    ``begun`` is called with how many files its commit has, before that is read.
+    """
     if not state.has_ledger(directory):
         raise state.never_ran(directory)
     with ExitStack() as stack:
@@ -323,7 +326,9 @@ def looked_at(directory: Path, at: datetime) -> Iterator[Look]:
             store = stack.enter_context(open_ledger(copy / state.LEDGER))
         except LedgerError as error:  # of the copy, whose path says nothing to anyone
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
-        repository = load(accepted_snapshot(directory))
+        snapshot = accepted_snapshot(directory)
+        begun(len(snapshot.blobs))
+        repository = load(snapshot)
         commit = commit_of(repository, decide(repository))
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
         yield Look(commit=commit, knowledge=learn(_known_and_published(store), batch, at).knowledge)
