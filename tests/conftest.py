@@ -25,6 +25,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lives", type=int, default=6, help="How many lives of a machine are searched for each BMC.")
     parser.addoption("--boots", action="store_true", help="Boot real firmware as well (tests/boots).")
+    parser.addoption("--write-hardware", action="store_true", help="Write what diff prints to docs/hardware.md.")
     parser.addoption("--write-boots", action="store_true", help="Write what was booted to docs/boots.md.")
 
 

@@ -13,7 +13,7 @@ from gitboot.instance.build import running
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN
-from gitboot.instance.settings import GitSettings, Settings
+from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.ledger import requests
 from gitboot.ledger.store import Store
 from gitboot.source import Reader, Source
@@ -39,6 +39,7 @@ def in_process(
     allow_rewind: bool = False,
     limits: Limits | None = None,
     initial: str | None = None,
+    credentials: Path | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator[Parts]:
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet."""
@@ -46,6 +47,7 @@ def in_process(
         output=folder / "output",
         state=folder / "state",
         git=GitSettings(repository=str(repository)),
+        bmc=BmcSettings(credentials=credentials, jitter=0),
         limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
         listen="by the test itself",
         spool=folder / "spool",
