@@ -402,6 +402,7 @@ class Record:
     consumed_at: datetime | None = None  # an override was consumed, and no evidence has followed
     consumed_key: str | None = None  # the key that it was set for
     runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> the last that was made
+    offered_at: datetime | None = None  # when a boot was offered anew: who had fetched it was not the machine
     attempts: tuple[InstallAttempt, ...] = ()  # at the key that was wanted last, in their order
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
 
@@ -512,6 +513,7 @@ class BootPlan:
     user_data: UserDataFiles | None  # what a system that was booted by it may ask for
     override: BootOverride | None
     next_transition: datetime | None
+    offered_at: datetime | None = None  # what was given before was given of another offer
     digest: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -547,4 +549,5 @@ class BootPlan:
             "boot": self.boot.facts() if self.boot else None,
             "userData": self.user_data.facts() if self.user_data else None,
             "override": self.override.facts() if self.override else None,
+            **({"offeredAt": format_instant(self.offered_at)} if self.offered_at is not None else {}),
         }

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.audit.explain import explain
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.resolve.attempts import step_of
+from gitboot.resolve.records import exported, imported
 from tests.bench import NOON, Bench
-from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
@@ -30,14 +32,14 @@ class Installing(Bench):
     ) -> BootPlan | None:
         provisioning = f"evidence: {evidence}, attempts: {attempts}, monitors: [10.9.0.0/24]"
         asks = "userData: {format: CloudInit, template: t}" if data else ""
-        self.decide(
+        self.documents = (
             fleet(f"baseURL: 'http://boot.test', provisioning: {{{provisioning}}}"),
             server("web01", "role: web", f"provision: {provision}"),
             image("flatcar-1", f"userData: CloudInit, boots: {boots}"),
             profile("web", "flatcar-1", asks),
             policy("web", often="Once"),
-            files=FILES,
         )
+        self.decide(*self.documents, files=FILES)
         return self.reconcile()
 
     def entry(self, plan: BootPlan | None, client: str = NIC, at: datetime | None = None) -> BootPlan | None:
@@ -146,7 +148,8 @@ def test_data_is_there_for_two_hours_after_the_boot_was_given(web01: Installing)
 
 
 def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: Installing) -> None:
-    web01.entry(web01.install(evidence="Reported"))
+    first = web01.install(evidence="Reported")
+    web01.entry(first)
     web01.wait(hours=1)
     item = {"uuid": uuid_of("web01"), "server": "web01", "provisionedAt": web01.now.isoformat(), "runs": {}}
     nothing = ("provision", "image", "pool", "decisionDigest", "evidence", "graceUntil", "consumedAt", "consumedKey")
@@ -155,6 +158,9 @@ def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: I
     web01.fetch(web01.servers["web01"].plan, NIC, ENTRY, NOON + timedelta(minutes=59))
     web01.asked("data/TOKEN/user-data", at=NOON + timedelta(minutes=59))
     assert (web01.step, web01.boots) == ("Pending", (*OFFERED, "provision/1"))
+    again = web01.servers["web01"].plan
+    assert first is not None and again is not None
+    assert again.digest != first.digest  # by which an endpoint knows what it has given
 
 
 def test_a_clock_that_steps_back_does_not_give_the_boot_again(web01: Installing) -> None:
@@ -235,7 +241,8 @@ def test_an_installer_that_boots_twice_is_given_two_boots_and_no_third(web01: In
     web01.wait(minutes=10)
     web01.entry(web01.servers["web01"].plan)
     assert (web01.step, web01.given) == ("Provisioned", [2])
-    web01.wait(minutes=2)
+    assert web01.boots[:2] == OFFERED  # a minute for the second boot, too
+    web01.data()
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
 
 
@@ -248,6 +255,30 @@ def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing)
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1/boot/2"
 
 
+def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported"))
+    web01.wait(seconds=9)
+    web01.data()
+    summary = web01.servers["web01"].published.summary
+    assert summary["step"] == "Started"
+    assert summary["cause"] == "its installation has started, and nothing has shown its end"
+    (attempt,) = summary["provisioned"]["attempts"]
+    assert (attempt["step"], attempt["failed"]) == ("Started", None)
+    assert attempt["boots"] == [{"at": "2026-11-20T12:00:00Z", "client": NIC, "path": ENTRY}]
+    assert attempt["started"]["at"] == "2026-11-20T12:00:09Z"
+    assert imported(exported(web01.knowledge.records), "records.json") == web01.knowledge.records
+
+
+def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported", attempts=2))
+    web01.fails("no disk found")
+    decision, record = web01.decisions.servers["web01"], web01.record
+    found = explain(repository(*web01.documents, files=FILES), decision, web01.servers["web01"].plan, record)
+    (reason,) = (each for each in found.reasons if each.field == "step")
+    said = '10.0.0.7 said so at 2026-11-20T12:00:00Z ("no disk found")'
+    assert (reason.value, reason.rule, reason.why) == ("Pending", "R5", f"attempt 1, boot 1: {said}")
+
+
 # A step that lasts
 
 
@@ -256,7 +287,7 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
     assert web01.due is not None
     web01.wait(minutes=29, seconds=59)
     web01.reconcile()
-    assert web01.condition("BootsProven") == (True, "Proven", "no boot that was made waits for evidence")
+    assert web01.condition("BootsProven") == (True, "Proven", "no boot waits for evidence")
     assert web01.due == NOON + timedelta(minutes=30)
     web01.wait(seconds=1)
     web01.reconcile()

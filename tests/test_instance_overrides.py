@@ -185,9 +185,12 @@ def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(si
         == "web01: 10.0.0.99 fetched boot/v1/boot/m/boot.ipxe, but the override still stands: another client"
     )
     assert event.facts == {"server": "web01", "client": "10.0.0.99"}
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    again = site.bench.reconcile()
+    assert shown(again) == TO_INSTALL
+    assert plan is not None and again is not None
+    assert again.digest != plan.digest  # by which an endpoint knows what it has given
     site.boot()  # the real one
-    site.bench.fetch(plan)
+    site.bench.fetch(again)
     site.bench.reconcile()
     assert site.bench.told("Provisioned") == ["Provisioned"]
 

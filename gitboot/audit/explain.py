@@ -9,7 +9,8 @@ from typing import Any
 from gitboot.load import FleetRepository, Id
 from gitboot.model.policy import Maintenance, Method
 from gitboot.model.server import Lifecycle
-from gitboot.plan import Boot, BootPlan, Decision
+from gitboot.plan import Boot, BootPlan, Decision, Record
+from gitboot.resolve.attempts import step_of, what_was_seen
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import (
     Lost,
@@ -51,14 +52,18 @@ class Explanation:
     lost: tuple[Lost, ...]
 
 
-def explain(repository: FleetRepository, decision: Decision, plan: BootPlan | None) -> Explanation:
-    """Why ``plan`` is what ``decision`` comes to; both are of this repository."""
-    return _Explaining(repository, decision, plan).explained()
+def explain(
+    repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
+) -> Explanation:
+    """Why ``plan`` is what ``decision`` comes to, knowing ``record``; both are of this repository."""
+    return _Explaining(repository, decision, plan, record).explained()
 
 
 class _Explaining:
-    def __init__(self, repository: FleetRepository, decision: Decision, plan: BootPlan | None) -> None:
-        self._repository, self._decision, self._plan = repository, decision, plan
+    def __init__(
+        self, repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None
+    ) -> None:
+        self._repository, self._decision, self._plan, self._record = repository, decision, plan, record
         self._server = repository.servers[decision.server]
         self._id = Id("Server", decision.server)
         self._lost: list[Lost] = []
@@ -112,6 +117,8 @@ class _Explaining:
             yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
             return
         yield self._reason("phase", plan.phase, "R5", plan.cause)
+        if (seen := what_was_seen(self._decision, self._record)) is not None:
+            yield self._reason("step", step_of(self._decision, self._record), "R5", seen)
         self._maintenances_that_lost(plan)
         if plan.maintenance is not None:
             yield from self._under_maintenance(plan, self._repository.maintenances[plan.maintenance])

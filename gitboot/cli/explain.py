@@ -55,7 +55,8 @@ def command(
 
     fleet = planned_fleet(path, rev, at or now(), records)
     decision = fleet.decision(subject)
-    found = explain(fleet.repository, decision, plan(decision, fleet.at, fleet.records.get(decision.uuid)))
+    record = fleet.records.get(decision.uuid)
+    found = explain(fleet.repository, decision, plan(decision, fleet.at, record), record)
     if field is not None:
         found = _narrowed(found, field)
     blame = open_blame(path, rev)

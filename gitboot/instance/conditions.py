@@ -206,7 +206,7 @@ def _of_the_boots(standing: Standing, at: datetime) -> Condition:
     """Whether every boot that is made once came, or may still come, to the end that it was made for."""
     found = _unproven(standing, at)
     if not found:
-        return _condition("BootsProven", True, "Proven", "no boot that was made waits for evidence", at)
+        return _condition("BootsProven", True, "Proven", "no boot waits for evidence", at)
     message = "; ".join(f"{_UNPROVEN[reason]}: {_each(servers)}" for reason, servers in found.items())
     return _condition(
         "BootsProven",

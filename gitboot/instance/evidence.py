@@ -152,7 +152,7 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
         message = f"{offer.server}: {client} fetched {observation.path}, but the override still stands: another client"
         facts = {"server": offer.server, "client": client}
         learning.events.append(Event(at=at, type="FetchIgnored", message=message, facts=facts))
-        record_taken_back(learning, offer, observation)
+        record_taken_back(learning, offer, observation, at)
         learning.judge(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
         learning.judge(pending, _prove(learning, offer, observation, kind, at))

@@ -19,6 +19,7 @@ from gitboot.bmc.override import (
     Override,
     OverrideRecord,
     Set,
+    State,
     Step,
     Wait,
     Wanted,
@@ -32,13 +33,18 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import shared_values, wanted_by
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid, format_instant
-from gitboot.plan import BootPlan, Cause, Decision, Record
+from gitboot.plan import BootPlan, Cause, Decision, InstallStep, Phase, Record
 from gitboot.remedies import remedy
 from gitboot.resolve import plan
-from gitboot.resolve.attempts import is_provisioned
+from gitboot.resolve.attempts import step_of
 
 PARALLEL: Final = 32
-_DOUBTS: Final = {Cause.CONSUMED: ("BootsProven", "NeedsOperator"), Cause.UNKNOWN: ("RecordsKnown", "UnknownServers")}
+_DOUBTS: Final = {
+    Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
+    Cause.FAILED: ("BootsProven", "Failed"),
+    Cause.OVERWRITTEN: ("RecordsKnown", "UnknownServers"),
+    Cause.UNKNOWN: ("RecordsKnown", "UnknownServers"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,21 +67,30 @@ class Subject:
     @property
     def evidence(self) -> str:
         """What is known of the boot that the plan is about, in a word or two."""
-        policy = self.decision.policy if self.decision is not None else None
-        match self.record:
-            case None:
-                return "unseen" if self.unseen else "unknown"
-            case Record(consumed_key=str()) as record if self.plan is not None and record.consumed_key == self.plan.key:
-                return "consumed"
-            case record if policy is not None and policy.boot is not None and not is_provisioned(policy, record):
-                return "pending"
-        return self.record.evidence or "-"
+        record = self.record
+        if record is None or self.decision is None:
+            return "unseen" if self.unseen else "unknown"
+        if self.is_lost:
+            return "lost"
+        step = step_of(self.decision, record)
+        if step is InstallStep.PENDING and self.plan is not None and record.consumed_key == self.plan.key is not None:
+            return "consumed"
+        return (record.evidence or "-") if step is InstallStep.PROVISIONED else step.lower()
 
     @property
-    def doubt(self) -> Cause | None:
-        """Why only a person can tell what is on the machine's disks."""
-        cause = self.plan.cause if self.plan is not None else None
-        return cause if cause in (Cause.CONSUMED, Cause.UNKNOWN) and not self.unseen else None
+    def is_lost(self) -> bool:
+        """Whether the override for the boot that is still to be made is gone without a trace."""
+        plan = self.plan
+        if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
+            return False
+        return any(each.reason == plan.key and each.state is State.LOST for each in self.overrides)
+
+    @property
+    def doubt(self) -> tuple[str, str] | None:
+        """Why only a person can tell what is on the machine's disks: the condition that says so, and its reason."""
+        if self.plan is None or self.unseen:
+            return None
+        return _DOUBTS.get(Cause.CONSUMED if self.is_lost else self.plan.cause)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +164,7 @@ class Inspection:
             return None
         if isinstance(self.step, AskOperator):
             return remedy(f"Bmc/{name}", self.step.condition)
-        return remedy(*_DOUBTS[doubt], {"SERVERS": name}) if doubt is not None else None
+        return remedy(*doubt, {"SERVERS": name}) if doubt is not None else None
 
     @property
     def next(self) -> str:

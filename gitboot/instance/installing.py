@@ -19,7 +19,12 @@ def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
 
 
 def started(offer: Offer, record: Record, seen: Seen) -> Record:
-    """The record once the system that was booted has asked for its data; that its boot was given goes with it."""
+    """The record once the system that was booted has asked for its data; that its boot was given goes with it.
+
+    From then on the boot is given to nobody more, where it was for a moment.
+    """
+    if record.grace_until is not None and record.attempts and seen.at >= record.attempts[-1].boots[-1].at:
+        return replace(_with(record, replace(record.attempts[-1], started=seen)), grace_until=None)
     given = attempted(offer, record, seen)
     last = _last(offer, given)
     if last is None or last.failed is not None or _is_over(offer, record, seen):

@@ -10,7 +10,7 @@ from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
 from gitboot.plan import FETCH_GRACE, WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run
 from gitboot.render.schedule import ServerState
-from gitboot.resolve.attempts import numbers_of, provision_reason
+from gitboot.resolve.attempts import last_attempt, numbers_of, provision_reason
 from gitboot.resolve.instant import is_made
 from gitboot.resolve.records import ran
 
@@ -113,6 +113,8 @@ def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) 
     reached = record.provision is not None and record.provision >= offer.provision
     if reached and (not offer.on_image_change or record.image == offer.image):
         return record, ""
+    last = last_attempt(record, offer.base or offer.key)
+    runs = last is not None and last.started is not None and last.started.at >= last.boots[-1].at
     now = replace(
         record,
         provision=max(offer.provision, record.provision or 0),
@@ -121,7 +123,7 @@ def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) 
         decision=offer.decision,
         evidence=evidence,
         provisioned_at=made_at,
-        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" and not offer.shows_start else None,
+        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" and not runs else None,
         consumed_at=None,
         consumed_key=None,
         overwritten_by=None,

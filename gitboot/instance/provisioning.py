@@ -223,13 +223,15 @@ def complete(learning: Learning, offer: Offer, evidence: str, at: datetime) -> N
         record_boot(learning, offer, record.attempts[-1].last_seen.at, evidence, at)
 
 
-def record_taken_back(learning: Learning, offer: Offer, observation: Observation) -> None:
-    """Record that what was seen of an installation was another client's."""
+def record_taken_back(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
+    """Record that what was fetched went to another client: the machine's boot is offered anew, as another offer.
+
+    Whoever gave it goes by the digest of its plan, and would not give that again.
+    """
     record = learning.record(offer.uuid)
     if record is not None:
         seen = Seen(observation.at, observation.path, observation.client)
-        if (now := taken_back(record, seen)) != record:
-            learning.write_record(offer.uuid, offer.server, now)
+        learning.write_record(offer.uuid, offer.server, replace(taken_back(record, seen), offered_at=at))
 
 
 def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:

@@ -45,7 +45,7 @@ def _or_none(at: datetime | None) -> str | None:
 
 RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
-    " overwritten_by, attempts"
+    " overwritten_by, offered_at, attempts"
 )
 RUN: Final = "uuid, maintenance, run, made_at, window_end"
 
@@ -54,13 +54,13 @@ def of_record(record: Record) -> tuple[Any, ...]:
     return (
         *(record.provision, record.image, record.pool, record.decision, record.evidence),
         *map(_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
-        *(record.consumed_key, record.overwritten_by),
+        *(record.consumed_key, record.overwritten_by, _or_none(record.offered_at)),
         json_of([attempt_facts(each) for each in record.attempts]),
     )
 
 
 def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
-    provision, image, pool, decision, evidence, *instants, consumed_key, overwritten_by, attempts = row
+    provision, image, pool, decision, evidence, *instants, consumed_key, overwritten_by, offered_at, attempts = row
     provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
     return Record(
         provision=provision,
@@ -73,6 +73,7 @@ def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         consumed_at=consumed_at,
         consumed_key=consumed_key,
         runs=runs,
+        offered_at=instant_or_none(offered_at),
         attempts=tuple(map(attempt_of, json.loads(attempts))),
         overwritten_by=overwritten_by,
     )

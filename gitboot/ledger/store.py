@@ -78,6 +78,7 @@ _MIGRATIONS: Final = (
     ALTER TABLE overrides ADD COLUMN writes_disk INTEGER NOT NULL DEFAULT 1;
     CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
     ALTER TABLE records ADD COLUMN overwritten_by TEXT;
+    ALTER TABLE records ADD COLUMN offered_at TEXT;
     ALTER TABLE records ADD COLUMN attempts TEXT NOT NULL DEFAULT '[]';
     ALTER TABLE runs ADD COLUMN window_end TEXT;
     """,

@@ -29,6 +29,7 @@ from gitboot.render.plans import document, summary
 from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn, state_path
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan, transition
+from gitboot.resolve.attempts import step_of
 from gitboot.resolve.instant import fallback
 from gitboot.resolve.records import drift, record_facts
 
@@ -106,6 +107,7 @@ def server_state(
             "site": about.site,
             "role": about.labels.get("role"),
             "labels": dict(about.labels),
+            "step": step_of(decision, record),
             "provisioned": record_facts(record) if record is not None else None,
             "drift": drift(decision, record),
         },

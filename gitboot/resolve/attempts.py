@@ -106,4 +106,17 @@ def attempt_of(decision: Decision, record: Record | None) -> InstallAttempt | No
     return last_attempt(record, provision_reason(decision.policy, record))
 
 
+def what_was_seen(decision: Decision, record: Record | None) -> str | None:
+    """By what the step is known that the wanted installation has come to, in words; None: nothing was seen of it."""
+    if record is None or decision.policy is None or decision.token is None:
+        return None
+    if is_provisioned(decision.policy, record):
+        last = record.attempts[-1] if record.attempts else None
+    else:
+        last = last_attempt(record, provision_reason(decision.policy, record))
+    if last is None:
+        return None
+    return f"attempt {last.number}, boot {len(last.boots)}: {last.failed or last.last_seen}"
+
+
 _BEGUN: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED})

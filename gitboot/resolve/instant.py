@@ -66,6 +66,7 @@ def plan(decision: Decision, at: datetime, record: Record | None, *, stopped: bo
         user_data=state.user_data,
         override=state.override,
         next_transition=transition(decision, at, record, stopped=stopped),
+        offered_at=_offered_at(state, record),
     )
 
 
@@ -75,6 +76,14 @@ def transition(decision: Decision, at: datetime, record: Record | None, *, stopp
     now = _state(decision, at, record, stopped=stopped)
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
     return next((each for each in later if _state(decision, each, record, stopped=stopped) != now), None)
+
+
+def _offered_at(state: _State, record: Record | None) -> datetime | None:
+    """Since when a boot that is made once is offered, if it was before: it is another offer, by its plan's digest."""
+    if state.boot is None or state.key is None or record is None:
+        return None
+    since = [record.offered_at, record.provisioned_at if state.phase is Phase.NETWORK else None]
+    return max((each for each in since if each is not None), default=None)
 
 
 def _boot_of(decision: Decision, state: _State) -> Boot | None:

@@ -157,6 +157,7 @@ def record_facts(record: Record) -> dict[str, Any]:
             for name, run in sorted(record.runs.items())
         },
         "overwrittenBy": record.overwritten_by,
+        "offeredAt": instant(record.offered_at),
         "attempts": [attempt_facts(each) for each in record.attempts],
     }
 
@@ -196,6 +197,7 @@ def record_of(item: Mapping[str, Any]) -> Record:
         consumed_key=optional(text, "consumedKey"),
         runs={name: _run(made) for name, made in item["runs"].items()},
         overwritten_by=optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
+        offered_at=optional(_instant, "offeredAt") if "offeredAt" in item else None,
         attempts=tuple(map(attempt_of, item.get("attempts", ()))),
     )
 

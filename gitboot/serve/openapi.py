@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import models_json_schema
 
 from gitboot import __version__
-from gitboot.plan import Phase
+from gitboot.plan import InstallStep, Phase
 from gitboot.problems.problem import Severity
 from gitboot.serve.pages import FILTERS, MOST, ROOT
 
@@ -41,6 +41,7 @@ class ServerItem(_Model):
     site: str | None
     role: str | None  # its label of that name
     labels: Mapping[str, str]
+    step: InstallStep  # how far the installation has come that is wanted
 
 
 class Servers(_Document):

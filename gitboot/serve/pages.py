@@ -18,12 +18,12 @@ from gitboot.serve.tree import PublishedTree, Signature, signature
 
 ROOT: Final = "/api/v1"
 MOST: Final = 500  # on a page
-FILTERS: Final = ("site", "role", "phase", "image")
+FILTERS: Final = ("site", "role", "phase", "image", "step")
 
 _MOST_HELD: Final = 10_000  # items; one is about 600 bytes
 _ITEM: Final = (
     *("server", "uuid", "macs", "phase", "cause", "policy", "maintenance", "image", "version", "nextTransition"),
-    *("site", "role", "labels"),
+    *("site", "role", "labels", "step"),
 )
 
 
