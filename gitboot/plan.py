@@ -266,6 +266,7 @@ class Decision:
     serial: str | None = None  # that a loader may look it up by
     replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
     stopped: bool = False  # whether no boot that writes disks is offered, whatever asks for it
+    endpoint: str | None = None  # the URL of who gives what is made once, for trees that cannot; None: nobody is named
     digest: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -303,6 +304,7 @@ class Decision:
             **({"serial": self.serial} if self.serial is not None else {}),
             **({"replaces": self.replaces} if self.replaces is not None else {}),
             **({"stopped": True} if self.stopped else {}),
+            **({"endpoint": self.endpoint} if self.endpoint is not None else {}),
         }
 
 

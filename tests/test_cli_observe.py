@@ -20,6 +20,7 @@ SUMMARY = {
     "apiVersion": "gitboot.dev/v1alpha1",
     "read": 3,
     "observed": 1,
+    "backwards": 0,
     "ignored": {"not a GET": 1, "not in the published format": 1},
 }
 
@@ -59,6 +60,17 @@ def test_twice_is_as_once_and_again_only_what_is_new(log: Path, spool: Path) -> 
         file.write(LINE)
     assert json.loads(observe(log, log, "--spool", spool, "--json").stdout)["observed"] == 1
     assert take(spool, {}).observations == [OBSERVED, OBSERVED]
+
+
+def test_e38_a_mirror_that_goes_backwards_is_reported(log: Path, spool: Path) -> None:
+    assert json.loads(observe(log, "--spool", spool, "--json").stdout)["backwards"] == 0
+    older = {**NGINX, "modified": "Thu, 19 Nov 2026 22:00:00 GMT"}
+    with log.open("a") as file:
+        file.write(LINE + json.dumps(older) + "\n")
+    done = observe(log, "--spool", spool, "--json")
+    assert json.loads(done.stdout) == {**SUMMARY, "read": 2, "observed": 2, "backwards": 1, "ignored": {}}
+    told = json.loads(done.stderr)
+    assert (told["type"], told["path"]) == ("MirrorBackwards", OBSERVED.path)
 
 
 def test_standard_input_is_read_to_its_end(log: Path, spool: Path) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from gitboot.cli import cli
 from gitboot.model.scalars import format_instant
 from gitboot.observe.spool import take
+from gitboot.plan import Record
 from gitboot.render.state import state_path
 from gitboot.render.terms import TERMS
 from gitboot.status import Status
@@ -35,6 +36,7 @@ from tests.serving import (
     START,
     TEMPLATES,
     UUID,
+    Fleet,
     Site,
     get,
     planned,
@@ -104,6 +106,16 @@ def test_several_workers_share_what_was_given(here: Site) -> None:
         assert DISK in get(other + ENTRY).text
 
 
+def test_what_a_person_says_is_pending_is_given_once_more(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        for minute in (10, 20):
+            here.now = BEFORE + timedelta(minutes=minute)
+            assert DISK in get(url + ENTRY).text
+            here.publish(planned(*ONCE, records={"web01": Record(provisioned_at=here.now)}), commit=str(minute))
+            assert GIVEN in get(url + ENTRY).text
+
+
 def test_a_higher_number_is_given_though_another_was(here: Site) -> None:
     with here.serve() as url:
         assert GIVEN in get(url + ENTRY).text
@@ -153,6 +165,62 @@ def test_e35_a_state_of_another_format_has_nothing_given(here: Site) -> None:
     path.write_text(path.read_text().replace('"format":2', '"format":3'))
     with here.serve() as url:
         assert {get(url + path).status_code for path in LOOKUPS} == {500}
+
+
+# Where nothing can be recorded
+
+NAMED = ONCE[0].replace(
+    "baseURL:", "endpoint: 'http://gives.test:8080', outputs: [ipxe, grub, pxelinux, uuid], baseURL:"
+)
+
+
+def entries(fleet: Fleet) -> dict[str, str]:
+    """A server's entries as they lie in the tree."""
+    roles = {path for path, turns in fleet.servers["web01"].published.paths.items() if turns[0].role == "entry"}
+    return {path: fleet.files[path].content.decode() for path in roles}
+
+
+def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> None:
+    fleet = planned(NAMED, *ONCE[1:])
+    found = entries(fleet)
+    assert len(found) == 8
+    for path, text in found.items():
+        assert "flatcar-1/kernel" not in text, path
+        asked = f"http://gives.test:8080/{path.removeprefix('boot/')}" if "ipxe" in path else None
+        if "pxelinux.cfg" in path:
+            assert DISK in text
+        elif asked is not None:
+            assert f"imgfetch --name given {asked}?uuid=${{uuid}}&serial=${{serial:uristring}}&hop=1 " in text
+        else:
+            assert f"(http,gives.test:8080)/{path.removeprefix('boot/')}?hop=1" in text
+    assert fleet.servers["web01"].entries == {
+        path: digest for path, digest in fleet.servers["web01"].entries.items() if path not in found
+    }, "what only sends on proves nothing by being fetched from a mirror"
+
+
+def test_e29_where_none_is_named_the_boot_itself_lies_there_and_every_whole_200_counts() -> None:
+    state = FLEET.servers["web01"]
+    found = entries(FLEET)
+    assert all("flatcar-1/kernel" in text for text in found.values())
+    assert found.keys() <= state.entries.keys()
+
+
+def test_a_site_may_name_an_endpoint_of_its_own() -> None:
+    site = "sites: [{name: fra1, baseURL: 'http://fra1.test', endpoint: 'http://fra1.test:8080', select: All}]"
+    found = entries(planned(NAMED.replace("baseURL:", f"{site}, baseURL:"), *ONCE[1:]))
+    assert all("http://fra1.test:8080/" in text for path, text in found.items() if "boot.ipxe" in path)
+
+
+def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_gives(here: Site) -> None:
+    here.publish(planned(NAMED, *ONCE[1:]))
+    with here.serve() as gives, here.serve(records=False) as other:
+        for path in LOOKUPS:
+            assert "gives.test:8080" in get(other + path).text
+            assert DISK in get(f"{other}{path}?hop=1").text, "nobody is sent in circles"
+            assert GIVEN in get(f"{gives}{path}?hop=1").text
+        assert httpx.get(f"{other}/api/v1/status").status_code == 200
+        refused = httpx.get(f"{other}/metrics").text
+    assert 'gitboot_boots_refused_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
 
 
 # To whom

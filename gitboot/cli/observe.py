@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.stopping import Stop, stopped_by_signal
+from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
+from gitboot.status import Event
 
 if TYPE_CHECKING:
     from gitboot.observe.spool import SpoolFile
+    from gitboot.observe.versions import SentVersions
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
@@ -41,6 +44,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
     """
     from gitboot.observe.logfile import LogFile
     from gitboot.observe.spool import SpoolFile
+    from gitboot.observe.versions import SentVersions
 
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
@@ -52,14 +56,17 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
         written = SpoolFile(spool)
         stack.callback(written.close)
         if logs == (_STDIN,):
-            _observe(sys.stdin.buffer, spool, written, outcomes)
+            _observe(sys.stdin.buffer, spool, written, outcomes, None)
         else:
             stop = stopped_by_signal() if follow else None
-            files = [stack.enter_context(LogFile(log, spool)) for log in dict.fromkeys(logs)]
+            files = [
+                (stack.enter_context(LogFile(log, spool)), SentVersions(log, spool)) for log in dict.fromkeys(logs)
+            ]
             for _ in _passes(stop):
-                for file in files:
+                for file, sent in files:
                     with closing(file.lines()) as lines:
-                        _observe(lines, spool, written, outcomes)
+                        _observe(lines, spool, written, outcomes, sent)
+                    sent.write()
     if as_json:
         click.echo(json.dumps(_facts(outcomes), indent=2, sort_keys=True))
     else:
@@ -75,9 +82,12 @@ def _passes(stop: Stop | None) -> Iterator[None]:
 
 
 _OBSERVED: Final = "observed"
+_BACKWARDS: Final = "backwards"
 
 
-def _observe(lines: Iterable[bytes], spool: Path, written: SpoolFile, outcomes: Counter[str]) -> None:
+def _observe(
+    lines: Iterable[bytes], spool: Path, written: SpoolFile, outcomes: Counter[str], sent: SentVersions | None
+) -> None:
     from gitboot.observe.accesslog import Ignored, read
     from gitboot.observe.spool import line_of
 
@@ -91,19 +101,33 @@ def _observe(lines: Iterable[bytes], spool: Path, written: SpoolFile, outcomes: 
         except OSError as error:
             raise UsageError(f"{spool} cannot be written: {error.strerror}") from error
         outcomes[_OBSERVED] += 1
+        if sent is not None and sent.goes_back(found):
+            outcomes[_BACKWARDS] += 1
+            message = f"{found.path}: the mirror sent {found.client} an older version than before; it went backwards"
+            facts = {"path": found.path, "client": found.client}
+            tell(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))
 
 
 def _facts(outcomes: Counter[str]) -> dict[str, object]:
-    ignored = {reason: count for reason, count in sorted(outcomes.items()) if reason != _OBSERVED}
     return {
         "apiVersion": "gitboot.dev/v1alpha1",
-        "read": outcomes.total(),
+        "read": _read(outcomes),
         "observed": outcomes[_OBSERVED],
-        "ignored": ignored,
+        "backwards": outcomes[_BACKWARDS],
+        "ignored": _ignored(outcomes),
     }
 
 
 def _as_text(outcomes: Counter[str]) -> str:
-    reasons = [f"{count} {reason}" for reason, count in sorted(outcomes.items()) if reason != _OBSERVED]
+    reasons = [f"{count} {reason}" for reason, count in _ignored(outcomes).items()]
     ignored = f"; ignored: {', '.join(reasons)}" if reasons else ""
-    return f"{outcomes.total()} lines read, {outcomes[_OBSERVED]} observed{ignored}"
+    return f"{_read(outcomes)} lines read, {outcomes[_OBSERVED]} observed{ignored}"
+
+
+def _read(outcomes: Counter[str]) -> int:
+    """How many lines there were: each had one outcome, but for what is told besides."""
+    return outcomes.total() - outcomes[_BACKWARDS]
+
+
+def _ignored(outcomes: Counter[str]) -> dict[str, int]:
+    return {reason: count for reason, count in sorted(outcomes.items()) if reason not in (_OBSERVED, _BACKWARDS)}

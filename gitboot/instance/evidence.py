@@ -54,11 +54,14 @@ class Reading:
 
 
 def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datetime) -> None:
-    """Take in what was fetched since the last time, but for what monitors asked for."""
+    """Take in what was fetched since the last time, but for what monitors asked for.
+
+    A mirror, which knows no server's name, has sent what it has to whoever asked: it was given.
+    """
     spec = commit.fleet.provisioning
     monitors = [ip_network(network) for network in spec.monitors]
     for fetch in fetched:
-        if not _is_in(fetch.observation.client, monitors):
+        if not fetch.observation.server or not _is_in(fetch.observation.client, monitors):
             _take(learning, fetch, commit, spec.evidence, at)
 
 

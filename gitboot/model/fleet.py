@@ -55,6 +55,9 @@ class Site(Struct):
     name: NameField = Field(description="The site's name.")
     select: Select = Field(description="Which servers are there.")
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under from there.")
+    endpoint: BaseUrl | None = Field(
+        default=None, description="Who gives from there what is made once. Default: the Fleet's endpoint."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -137,6 +140,11 @@ class FleetSpec(Struct):
     """What holds for every server."""
 
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under.")
+    endpoint: BaseUrl | None = Field(
+        default=None,
+        description="The URL of gitboot's endpoint, where mirrors or TFTP serve files too: they cannot record a fetch. "
+        "What is made once is given by it alone. Default: whoever has the files gives it.",
+    )
     sites: tuple[Site, ...] = Field(default=(), description="Nearer mirrors, first match wins. Default: none.")
     unknown_servers: UnknownServers = Field(
         default="LocalDisk",

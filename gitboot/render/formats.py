@@ -8,8 +8,8 @@ from typing import Final
 from gitboot.model.fleet import Output
 from gitboot.plan import BootPlan, Decision
 from gitboot.render import dnsmasq, grub, httpboot, ipxe, kea, mirrors, paths, provisioned, pxelinux, userdata
-from gitboot.render.paths import PathKind
-from gitboot.render.tree import File
+from gitboot.render.paths import PathKind, Role
+from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
 
 Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
@@ -42,6 +42,35 @@ def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None
     return {
         path: file for made, render in RENDERERS if made.asked_by in asking for path, file in render(decision, plan)
     }
+
+
+def lying(decision: Decision, files: Files, instead: Files) -> dict[str, File]:
+    """The files of a boot that is made once as they lie in a tree, where somebody is named who can record fetches.
+
+    Its entries send on to there. What cannot is what boots ``instead``: a loader that knows no such thing, firmware.
+    """
+    found = {**files}
+    for path in files:
+        kind = paths.kind_of(path)
+        if kind is None or kind.role not in (Role.ENTRY, Role.OFFER):
+            continue
+        other = instead.get(path)
+        if (file := _sent_on(kind, f"{decision.endpoint}/{path.removeprefix(paths.BOOT)}", other)) is not None:
+            found[path] = file
+        else:
+            del found[path]
+    return found
+
+
+def _sent_on(kind: PathKind, url: str, instead: File | None) -> File | None:
+    if instead is None:
+        return None
+    send = next((send for loader, send in _SENDERS if loader in kind.text), None)
+    text = send(url, instead.content.decode()) if send is not None and kind.role is Role.ENTRY else None
+    return File(text.encode(), instead.content_type) if text is not None else instead
+
+
+_SENDERS: Final = (("ipxe", ipxe.sent_on), ("grub.cfg", grub.sent_on))
 
 
 def shared_files(decisions: Decisions) -> dict[str, File]:

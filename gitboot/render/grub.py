@@ -65,6 +65,25 @@ def _booted(boot: Boot) -> str:
     return f"echo {grub_text(f'gitboot: {steps}')}\n" if isinstance(steps, str) else _retried(steps)
 
 
+def sent_on(url: str, instead: str) -> str | None:
+    """An entry that is fetched from who can record that; None where GRUB cannot ask there.
+
+    Where nobody answers, what boots ``instead`` follows.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "http":
+        return None
+    place = grub_word(f"(http,{parts.netloc}){parts.path}?{paths.HOP}=1")
+    return f"""\
+# gitboot: a boot that is made once, which only {url} gives
+insmod http
+for hop in 1 2 3; do
+  configfile {place}
+  sleep 2
+done
+{instead}"""
+
+
 class _NotForGrub(Exception):
     """A file that GRUB cannot fetch."""
 

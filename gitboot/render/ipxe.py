@@ -108,11 +108,32 @@ echo gitboot: no attempt succeeded, on to the local disk
 """
 
 
+def sent_on(url: str, instead: str) -> str:
+    """An entry that is fetched from who can record that; where nobody answers there, what boots ``instead``."""
+    _, _, otherwise = instead.partition("\n")
+    return f"""\
+#!ipxe
+# gitboot: a boot that is made once, which only {ipxe_text(url)} gives
+set hop:int32 1
+:hop
+imgfetch --name given {ipxe_url(url)}{_WHO}&{paths.HOP}=1 && goto given ||
+iseq ${{hop}} {_LOOKUPS} && goto otherwise ||
+inc hop
+sleep 2
+goto hop
+:otherwise
+{otherwise}exit 0
+:given
+imgexec --autofree given && exit 0 || exit 1
+"""
+
+
 # The shared scripts.
 
 
 _LOOKUPS: Final = 3
 _NICS: Final = 16
+_WHO: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
 
 
 def first_script(prefix: str = "") -> str:
@@ -131,18 +152,18 @@ set lookup:int32 1
 set nic:int32 0
 :nic
 isset ${{net${{nic}}/mac}} || goto uuid
-imgfetch --name entry {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe && goto entry ||
+imgfetch --name entry {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{_WHO} && goto entry ||
 inc nic
 iseq ${{nic}} {_NICS} || goto nic
 :uuid
-imgfetch --name entry {prefix}ipxe/${{uuid}} && goto entry ||
+imgfetch --name entry {prefix}ipxe/${{uuid}}{_WHO} && goto entry ||
 iseq ${{lookup}} {_LOOKUPS} && goto serial ||
 inc lookup
 sleep 2
 goto lookup
 :serial
 isset ${{serial}} || goto unknown
-imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}} && goto entry ||
+imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}}{_WHO} && goto entry ||
 :unknown
 # Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
 imgfetch --name entry {prefix}unknown.ipxe && goto entry ||

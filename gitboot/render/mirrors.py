@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gitboot.render.paths import ARTIFACT_TYPES, BUNDLED, IGNITION
+from gitboot.render.paths import ARTIFACT_TYPES, BUNDLED, IGNITION, TABLE, Role
 from gitboot.render.tree import File
 
 
@@ -18,6 +18,7 @@ def shared() -> Iterator[tuple[str, File]]:
 def _filled(text: str) -> str:
     """A configuration with what the table of paths says in the place of its @marks@."""
     marks = {
+        "entries": "|".join(kind.expression for kind in TABLE if kind.role in (Role.ENTRY, Role.OFFER)),
         "ignition": IGNITION.text.partition("/")[0],
         "ignition_type": IGNITION.content_type,
         "bundled": "|".join(BUNDLED),
@@ -62,6 +63,7 @@ log_format gitboot escape=json
     '"complete":"$request_completion"}';
 
 map $uri $gitboot_cache {
+    "~^/(?:@entries@)$" "no-store";                 # what a machine boots: to be asked for each time
     ~^/o/ "public, max-age=31536000, immutable";    # named by its content
     ~/(data|failed|provisioned)/ "no-store";        # what only the machine asks for that is being installed
     default "no-cache";                             # changes in place
@@ -93,6 +95,15 @@ server {
     location / {
         default_type "text/plain; charset=utf-8";
         max_ranges 0;    # an entry is sent whole or not at all
+        try_files $uri @nothing;
+    }
+
+    # What a machine boots is sent anew each time, and so stands in the log each time.
+    location ~ "^/(?:@entries@)$" {
+        default_type "text/plain; charset=utf-8";
+        max_ranges 0;
+        etag off;
+        if_modified_since off;
         try_files $uri @nothing;
     }
 
@@ -192,6 +203,13 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 		header @immutable Cache-Control "public, max-age=31536000, immutable"
 		@installation path */data/* */failed/* */provisioned/*
 		header @installation Cache-Control no-store
+
+		# What a machine boots is sent anew each time, and so stands in the log each time.
+		@boot path_regexp ^/(?:@entries@)$
+		request_header @boot -If-None-Match
+		request_header @boot -If-Modified-Since
+		header @boot Cache-Control no-store
+		header @boot -Etag
 
 		# An entry is sent whole or not at all.
 		@entry not path /o/* /assets/*

@@ -119,6 +119,7 @@ PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Ki
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
 
+HOP: Final = "hop"  # in the query of who was sent on, so that it is sent to no third one
 FIRST_SCRIPT: Final = "boot/boot.ipxe"  # what every machine's iPXE starts with
 # What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).
 PXELINUX_CORE: Final = "ldlinux.c32"

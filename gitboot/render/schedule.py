@@ -11,7 +11,7 @@ from gitboot.load.machines import Machine
 from gitboot.model.scalars import Digest, byte_orders
 from gitboot.plan import Boot, BootPlan, Decision, Phase, Record
 from gitboot.render import state
-from gitboot.render.formats import server_files
+from gitboot.render.formats import lying, server_files
 from gitboot.render.paths import (
     BOOT,
     HTTP_BOOT,
@@ -68,7 +68,12 @@ class ServerState:
         return {
             path: Digest(version.digest)
             for path, version in found.items()
-            if version.since is None and version.digest is not None and version.role is not Role.OFFER
+            if version.since is None
+            and version.digest is not None
+            and version.role is not Role.OFFER
+            # What only sends on says nothing by being fetched from the tree.
+            and path in self.files
+            and self.files[path].sha256 == version.content
         }
 
     def holds(self, decision: Decision, record: Record | None, at: datetime, about: About = About()) -> bool:
@@ -97,7 +102,7 @@ def server_state(
     later = tuple(_later(decision, at, record))
     renderings = [_rendered(decisions, decision, about, instant, planned) for instant, planned in ((None, now), *later)]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
-    files = {**announced, **renderings[0].files}
+    files = {**announced, **renderings[0].lying}
     published = PublishedServer(
         server=decision.server,
         identities=tuple(sorted(_identities(decision, about))),
@@ -142,6 +147,7 @@ class _Rendering(NamedTuple):
     files: Mapping[str, File]
     instead: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
     plan: BootPlan | None
+    lying: Mapping[str, File]  # the files as they lie in the tree
     base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
 
 
@@ -155,7 +161,10 @@ def _rendered(
         if not _ends(planned, planned.boot, about.machine):
             files.pop(HTTP_BOOT.of(decision.uuid), None)
     base_url = decisions.base_url if decision.base_url == decisions.base_url else None
-    return _Rendering(since, files, instead, planned, base_url)
+    in_tree: Mapping[str, File] = files
+    if decision.endpoint is not None and planned is not None and planned.writes_disk and planned.key is not None:
+        in_tree = lying(decision, files, instead)
+    return _Rendering(since, files, instead, planned, in_tree, base_url)
 
 
 def _ends(planned: BootPlan, boot: Boot, machine: Machine | None) -> bool:
@@ -184,7 +193,7 @@ def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Turn, ...]]:
 def _version(path: str, rendering: _Rendering) -> Turn:
     kind = kind_of(path)
     assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
-    file, instead = rendering.files.get(path), rendering.instead.get(path)
+    file = rendering.files.get(path)
     digest = _evidence(kind, path, rendering.plan) if file is not None else None
     return Turn(
         since=rendering.since,
@@ -192,7 +201,7 @@ def _version(path: str, rendering: _Rendering) -> Turn:
         content_type=str(file.content_type if file is not None else kind.content_type),
         role=kind.role,
         digest=digest,
-        writes=_writes(kind, file, instead, digest, rendering) if file is not None else None,
+        writes=_writes(kind, path, file, digest, rendering) if file is not None else None,
         in_window=kind.role in (Role.ENTRY, Role.OFFER)
         and rendering.plan is not None
         and rendering.plan.phase is Phase.MAINTENANCE,
@@ -218,9 +227,7 @@ def _evidence(kind: PathKind, path: str, planned: BootPlan | None) -> Digest | N
     return planned.digest
 
 
-def _writes(
-    kind: PathKind, file: File, instead: File | None, digest: Digest | None, rendering: _Rendering
-) -> DiskWrite | None:
+def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, rendering: _Rendering) -> DiskWrite | None:
     """How what a path answers is given, if a disk is written by it."""
     planned = rendering.plan
     if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
@@ -234,8 +241,11 @@ def _writes(
             pass
         case _:
             return None
+    instead, lies = rendering.instead.get(path), rendering.lying.get(path)
+    sends_on = kind.role is Role.ENTRY and lies is not None and lies not in (file, instead)
     return DiskWrite(
         once=planned.key is not None,
+        hop=lies.sha256 if sends_on and lies is not None else None,
         fallback=instead.sha256 if instead is not None and kind.role is not Role.DATA else None,
         needs=_needs(file, planned.boot, rendering.base_url) if kind.role is not Role.DATA else (),
     )
@@ -259,7 +269,7 @@ def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[
     in_place = [
         file
         for each in renderings
-        for files in (each.files, each.instead)
+        for files in (each.files, each.instead, each.lying)
         for path, file in files.items()
         if path.startswith(BOOT) and not is_immutable(path)
     ]

@@ -28,6 +28,7 @@ class DiskWrite(NamedTuple):
 
     once: bool  # whether it is given for a key: only where that stands recorded
     fallback: str | None  # the sha256 of what is answered instead; None: 404
+    hop: str | None = None  # the sha256 of what sends on to who gives it; None: nobody is named, or there is no way
     needs: tuple[str, ...] = ()  # what it fetches next, below boot/, as far as who answers it may have that itself
 
 
@@ -144,4 +145,4 @@ def _parse_version(facts: Mapping[str, Any]) -> Turn:
 
 
 def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
-    return DiskWrite(once=facts["once"], fallback=facts["fallback"], needs=tuple(facts["needs"]))
+    return DiskWrite(once=facts["once"], fallback=facts["fallback"], hop=facts["hop"], needs=tuple(facts["needs"]))

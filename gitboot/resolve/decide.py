@@ -257,6 +257,7 @@ class _Deciding:
             declared=self._declared(server),
             replaces=server.spec.replaces,
             stopped=self.repository.fleet.spec.stopped is not None,
+            endpoint=(site.endpoint if site else None) or self.repository.fleet.spec.endpoint,
         )
 
     def _declared(self, server: Server) -> int | None:

@@ -46,6 +46,7 @@ class Answer:
     unchanged: Reply | None = None  # to who has it already
     guarded: Guarded | None = None  # None: anybody is given it, and nothing is written down
     instead: bytes | None = None  # where it is not given; None: 404
+    hop: bytes | None = None  # what sends on to who gives it
     content_type: str = ContentType.TEXT
     file: str  # that says so
     signature: Signature
@@ -127,6 +128,7 @@ class Answers:
             unchanged=unchanged(etag, cache_control) if etag is not None else None,
             guarded=guarded,
             instead=self._content(located, fallback) if fallback is not None else None,
+            hop=self._content(located, writes.hop) if writes is not None and writes.hop is not None else None,
             content_type=version.content_type,
             file=located.file,
             signature=located.signature,
@@ -228,6 +230,7 @@ def _guarded(located: Located, path: str, version: Turn) -> Guarded | None:
         once=writes is not None and writes.once,
         needs=writes.needs if writes is not None else (),
         shows=located.state.shows,
+        has_hop=writes is not None and writes.hop is not None,
     )
 
 

@@ -26,7 +26,7 @@ from gitboot.serve.artifacts import ServedFiles, is_below
 from gitboot.serve.body import end_of
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
-from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained
+from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, is_sent_on
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.refusals import Refusal, Refusals
@@ -182,7 +182,11 @@ class Endpoint:
                 return None
         asking = _asking(scope, self._client(scope), at)
         refusal = await self._giving.refusal(guarded, asking)
-        return self._counted(answer.counts_as, answer.reply if refusal is None else _instead(answer, guarded, refusal))
+        if refusal is None:
+            return self._counted(answer.counts_as, answer.reply)
+        if answer.hop is not None and is_sent_on(refusal, guarded, asking):
+            return self._counted(answer.counts_as, file_reply(answer.hop, answer.content_type, UNCACHED))
+        return self._counted(answer.counts_as, _instead(answer, guarded, refusal))
 
     def _counted(self, answered: Answered, reply: Reply) -> Reply:
         self._metrics.count(answered, reply.status_code)

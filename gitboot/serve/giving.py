@@ -12,13 +12,14 @@ from gitboot.model.server import is_placeholder_serial
 from gitboot.observe.given import Given
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import WhyNot
-from gitboot.render.paths import Role
+from gitboot.render.paths import HOP, Role
 from gitboot.serve.counting import Census
 from gitboot.serve.recording import Unrecordable
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.tree import PublishedTree
 
 _HEADER_LINES: Final = b"#!"
+_SENT_ON: Final = (WhyNot.ANOTHER_GIVER, WhyNot.NOT_RECORDED)  # by which another endpoint may give it
 
 
 class Recorder(Protocol):
@@ -47,6 +48,7 @@ class Guarded:
     once: bool
     needs: tuple[str, ...]  # what it fetches next, below boot/
     shows: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
+    has_hop: bool = False  # whether who may be given it elsewhere can be sent on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +83,7 @@ class Giving:
         refusal = self._at_once(asked, asking) or (await self._made_once(asked, asking) if asked.once else None)
         if refusal is None and not asked.once:
             await self._recorded(asked, asking)
-        if asking.only_looks:
+        if asking.only_looks or (refusal is not None and is_sent_on(refusal, asked, asking)):
             return refusal
         if refusal is None:
             self._refusals.settle(asked.server)
@@ -147,6 +149,11 @@ class Giving:
         if self._census.terms != self._tree.terms:
             self._census = Census(self._tree.terms)
         return self._census.why_not(asking.client, asking.agent, asked.role)
+
+
+def is_sent_on(refusal: Refusal, asked: Guarded, asking: Asking) -> bool:
+    """Whether who is not given a boot here is sent to who may give it; nobody is sent on twice."""
+    return asked.has_hop and refusal.reason in _SENT_ON and HOP not in asking.query
 
 
 def explained(content: bytes, refusal: Refusal, server: str) -> bytes:
