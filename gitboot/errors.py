@@ -29,6 +29,7 @@ Anything else is a bug of gitboot's own and ends in its traceback.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from gitboot.problems.problem import Problem
 
@@ -69,12 +70,19 @@ class HostUnreachable(TryAgain):
         super().__init__(message)
 
 
+class Orders(NamedTuple):
+    """What a commit's Fleet says that is obeyed at once, whether the commit is accepted or not."""
+
+    stopped: str | None  # why no boot that writes disks is to be offered
+    ledger: str | None  # of the instance that is to act; None: whichever
+
+
 class InvalidRepository(GitbootError):
     """A commit that does not hold together, with every problem in it, sorted by place."""
 
-    def __init__(self, problems: Iterable[Problem], *, stopped: str | None = None) -> None:
+    def __init__(self, problems: Iterable[Problem], *, orders: Orders | None = None) -> None:
         self.problems = tuple(sorted(problems))
-        self.stopped = stopped  # what its Fleet says, where that is well formed: it is obeyed anyway
+        self.orders = orders  # None: its Fleet is not well formed
         super().__init__("\n".join(map(str, self.problems)))
 
 

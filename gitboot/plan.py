@@ -409,6 +409,14 @@ class Record:
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
 
 
+class Halt(StrEnum):
+    """Which boots are stopped by something besides the commit."""
+
+    NONE = "none"
+    WRITING = "boots that write disks"
+    ALL = "all boots from the network"
+
+
 class Phase(StrEnum):
     NETWORK = "Network"
     MAINTENANCE = "Maintenance"
@@ -427,6 +435,7 @@ class Cause(StrEnum):
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
     OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"
     STOPPED = "boots that write disks are stopped"
+    ALL_STOPPED = "all boots from the network are stopped"
     INSTEAD = "in place of a boot that writes a disk"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     ATTEMPTED = "its boot was given, and is given no more by itself; nothing has shown that it started"

@@ -15,6 +15,7 @@ STATE: Final = "STATE"  # the state directory, which only the command knows that
 _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
+_ACT: Final = "provisioning: {ledger: LEDGER}  # in the Fleet, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records.json --state STATE  # or: adopt"
 
 # By condition and reason. Words in capitals stand for what `remedy` is given.
@@ -22,13 +23,17 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "Accepting": {"Suspended": "gitboot resume --state STATE"},
     "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
     "BootsGiven": {ANY: "gitboot entry SERVER --tree OUTPUT"},
+    "BootsOffered": {
+        "Stopped": "gitboot start --state STATE",
+        "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
+    },
     "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "Overdue": _RECORD},
     "CommitAccepted": {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
         "Invalid": "gitboot validate --rev COMMIT",
     },
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
-    "LedgerNamed": {"AnotherLedger": "provisioning: {ledger: LEDGER}  # in the Fleet, where this instance is to act"},
+    "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
     "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|hold:'"},
     "Published": {"ForeignTree": _ADOPT, ANY: _RETRY},

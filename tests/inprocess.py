@@ -19,7 +19,7 @@ from gitboot.ledger.store import Store
 from gitboot.source import Reader, Source
 from gitboot.status import Event
 from tests.doubles import UNGUARDED
-from tests.evaluated import Here
+from tests.evaluated import Here, Slow
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,13 @@ def in_process(
     limits: Limits | None = None,
     initial: str | None = None,
     credentials: Path | None = None,
+    evaluates: bool = True,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator[Parts]:
-    """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet."""
+    """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
+
+    One that does not evaluate never comes to an end with more than the commit that was accepted before.
+    """
     settings = Settings(
         output=folder / "output",
         state=folder / "state",
@@ -55,7 +59,7 @@ def in_process(
     events: list[Event] = []
 
     def here(state: Path) -> Evaluation:
-        return Here(Reader(state))
+        return Here(Reader(state)) if evaluates else Slow(Reader(state))
 
     with running(settings, tell=events.append, clock=clock, evaluation_of=here) as (instance, source):
         if initial is not None:

@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from tests.fleets import uuid_of
-from tests.instance import eventually
+from tests.instance import Instance, eventually
 from tests.rack import Done, Rack, boots, condition, typed, until_condition
 
 REASON = ("--reason", "INC-4711")
@@ -186,6 +186,32 @@ def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
     assert line == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
     assert "    looked at" not in lines
     assert "CommitAccepted  false   GuardTripped" in "\n".join(lines)
+
+
+# stop and start
+
+
+def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_started(rack: Rack) -> None:
+    web = rack.add("web09", provision=1)
+    rack.push()
+
+    def phase(instance: Instance) -> object:
+        """Looking at the entry would spend it."""
+        found = instance.get(f"/api/v1/servers/{web.name}")
+        return found.json()["phase"] if found.status_code == 200 else None
+
+    with rack.running() as instance:
+        eventually(lambda: phase(instance) == "Network")
+        said = rack.said("stop", *REASON)
+        assert said.startswith("boots that write disks are stopped by ") and said.endswith(": INC-4711\n")
+        eventually(lambda: phase(instance) == "Disk")
+        assert boots(instance, web) == "disk"
+        eventually(lambda: f"gitboot start --state {rack.state}" in rack.said("status"))
+    with rack.running() as instance:
+        assert phase(instance) == "Disk"
+        assert rack.said("start") == "boots are offered again\n1 server to boot from the network now: web09\n"
+        eventually(lambda: phase(instance) == "Network")
+    assert rack.said("start") == "nothing was stopped with gitboot stop\n"
 
 
 # suspend and resume

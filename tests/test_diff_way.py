@@ -40,6 +40,7 @@ def extent(old: State, new: State) -> Extent:
         reinstalls=raised,
         unknown=False,
         mutated_images=0,
+        takeover=False,
         areas=(area,),
     )
 

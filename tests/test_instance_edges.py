@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.diff.guard import Limits
+from gitboot.ledger import requests
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.status import Event, Held
@@ -204,8 +206,31 @@ class World:
     def held(self) -> Held | None:
         return self.parts.reconciler.status.held
 
+    def condition(self, type: str) -> tuple[bool, str] | None:
+        found = (each for each in self.parts.reconciler.status.conditions if each.type == type)
+        return next(((each.status, each.reason) for each in found), None)
+
+    def request(self, what: str, **given: object) -> None:
+        """Leave a request, as the command line does, and let it be carried out."""
+        requests.give(self.parts.ledger, self.now, "ada", what, given)
+        self.turn()
+
+    @contextmanager
+    def restarted(self, folder: Path, *, evaluates: bool = True) -> Iterator[World]:
+        """Another process over a copy of what this one has left behind."""
+        copy = folder / "copy"
+        for name in ("state", "output"):
+            shutil.copytree(folder / name, copy / name, symlinks=True)
+        with in_process(copy, self.repository.bare, limits=Limits(), evaluates=evaluates) as parts:
+            yield World(parts, self.repository, self.now)
+
     def told(self, type: str) -> list[Event]:
         return [event for event in self.parts.events if event.type == type]
+
+
+def held_digest(world: World) -> str:
+    assert world.held is not None
+    return world.held.digest
 
 
 @contextmanager
@@ -363,3 +388,113 @@ def test_e24_a_fleet_alone_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
         second = world.push(servers(), ONCE, message="The first servers")
         assert (world.applied, world.held) == (second, None)
         assert {shown(world.plan(name)) for name in NAMES} == {INSTALLS}
+
+
+# Standing back, and stopping
+
+BASE = "baseURL: 'http://boot.test'"
+DISK = (Phase.DISK, Cause.STOPPED)
+
+
+def files(spec: str, *more: str) -> dict[str, str]:
+    """A fleet with this said in its Fleet, of servers that are to be installed."""
+    wanting = servers(spec="provision: 1")
+    return {"fleet.yaml": "---\n".join((fleet(f"{BASE}{spec}"), *IMAGES, *PROFILES, wanting, ONCE, *more))}
+
+
+@pytest.fixture
+def wanting(tmp_path: Path) -> Iterator[World]:
+    """Twelve servers that are to be installed, whose windows need no acknowledgement."""
+    with world_of(tmp_path, Limits(max_update_percent=100), servers(), ONCE) as made:
+        yield made
+
+
+def test_e15_a_typo_in_the_ledgers_name_is_held_and_obeyed_and_taking_it_back_needs_nothing(wanting: World) -> None:
+    window = maintenance("m", "20T10:00 20T18:00")
+    before = wanting.push(servers(), ONCE, window)
+    assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    wanting.repository.push(files(f", provisioning: {{ledger: {uuid_of('typo')}}}", window))
+    wanting.turn()
+    assert wanting.held is not None
+    assert (wanting.applied, wanting.held.guards) == (before, ("allowTakeover",))
+    assert wanting.condition("LedgerNamed") == (False, "StandsBack")
+    assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
+    wanting.turn(hours=6)
+    assert shown(wanting.plan("web00")) == DISK  # its own windows end
+    assert wanting.parts.reconciler.standing.schedule.may_set is False
+    wanting.repository.push(files("", window))
+    wanting.turn()
+    assert wanting.held is None
+    assert wanting.condition("LedgerNamed") is None
+    assert shown(wanting.plan("web00")) == INSTALLS
+
+
+def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path, wanting: World) -> None:
+    ours = wanting.parts.reconciler.standing.knowledge.facts.identity
+    wanting.repository.push(files(f", provisioning: {{ledger: {ours}}}"))
+    wanting.turn()
+    assert wanting.held is None
+    with in_process(tmp_path / "other", wanting.repository.bare, limits=Limits()) as parts:
+        other = World(parts, wanting.repository, wanting.now)
+        other.turn()
+        assert other.condition("LedgerNamed") == (False, "AnotherLedger")
+        theirs = parts.reconciler.standing.knowledge.facts.identity
+        wanting.repository.push(files(f", provisioning: {{ledger: {theirs}}}"))
+        for each in (wanting, other):
+            each.turn()
+            assert each.held is not None
+            assert each.held.guards == ("allowTakeover",)
+        digest = held_digest(other)
+        assert shown(wanting.plan("web00")) == DISK
+        assert other.parts.reconciler.standing.plans.servers == {}
+        wanting.repository.push({}, f"Hand over\n\nGitboot-Ack: {digest} allowTakeover")
+        for each in (wanting, other):
+            each.turn()
+            assert each.held is None
+        assert wanting.condition("LedgerNamed") == (False, "StandsBack")
+        assert (other.condition("LedgerNamed"), shown(wanting.plan("web00"))) == (None, DISK)
+        assert len(other.parts.reconciler.standing.plans.servers) == len(NAMES)
+
+
+@pytest.mark.parametrize("how", ["accepted", "held", "invalid"])
+def test_e16_stopped_is_obeyed_at_once(tmp_path: Path, wanting: World, how: str) -> None:
+    before = wanting.applied
+    said = files(", stopped: smoke in fra1")
+    if how == "held":  # an image in use was edited
+        said["fleet.yaml"] = said["fleet.yaml"].replace("assets:flatcar-1/kernel", "assets:flatcar-1/vmlinuz")
+    commit = wanting.repository.push({**said, **({"bad.yaml": "kind: Nothing\n"} if how == "invalid" else {})})
+    wanting.turn()
+    assert wanting.applied == (commit if how == "accepted" else before)
+    assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
+    assert wanting.condition("BootsOffered") == (False, "StoppedByFleet")
+    with wanting.restarted(tmp_path, evaluates=False) as again:  # the newest commit is still being evaluated
+        again.turn()
+        assert {shown(again.plan(name)) for name in NAMES} == {DISK}
+
+
+def test_e16_going_on_is_held_and_lists_what_would_boot(wanting: World) -> None:
+    wanting.repository.push(files(", stopped: smoke in fra1"))
+    wanting.turn()
+    wanting.repository.push(files(""))
+    wanting.turn()
+    assert wanting.held is not None
+    assert "maxReinstalls" in wanting.held.guards
+    assert "12 servers would boot by it at once: web00, web01" in wanting.told("Held")[-1].message
+    assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
+
+
+def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None:
+    window = maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}")
+    wanting.push(servers(), ONCE, window)
+    wanting.request("stop", reason="smoke in fra1", everything=False)
+    assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert wanting.condition("BootsOffered") == (False, "Stopped")
+    wanting.request("stop", reason="all of it", everything=True)
+    assert shown(wanting.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
+    with wanting.restarted(tmp_path) as again:
+        again.turn()
+        assert {shown(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
+        again.request("start")
+        assert {shown(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
+        assert again.condition("BootsOffered") == (True, "Offered")

@@ -11,9 +11,9 @@ from gitboot.diff.guard import Limits, judge
 from gitboot.diff.returning import returning
 from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown, Since
-from gitboot.errors import InvalidRepository
+from gitboot.errors import InvalidRepository, Orders
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Cause, Decision, MaintenanceDecision, Phase, Record, Run
+from gitboot.plan import Cause, Decision, Halt, MaintenanceDecision, Phase, Record, Run
 from gitboot.resolve import plan
 from gitboot.resolve.instant import run_reason
 from gitboot.resolve.newcomers import Known, newcomer
@@ -23,6 +23,7 @@ from tests.fleets import (
     SEED,
     at,
     decision,
+    fleet,
     image,
     mac_of,
     maintenance,
@@ -328,7 +329,7 @@ def test_stopped_offers_what_is_left_without_boots_that_write_disks(
     decided = replace(
         decision("web01", *documents, server("web01", "role: web", "provision: 1")), stopped=by == "the commit"
     )
-    planned = plan(decided, at("20T23:00"), Record(), stopped=by != "the commit")
+    planned = plan(decided, at("20T23:00"), Record(), stop=Halt.NONE if by == "the commit" else Halt.WRITING)
     assert planned is not None
     assert (planned.boot.image if planned.boot is not None else None) == boots
     if boots is None:
@@ -342,22 +343,31 @@ def test_stopped_is_a_word_of_the_fleet() -> None:
     assert decided.digest != web01().digest
 
 
+BASE, NOBODY = "baseURL: 'http://boot.test'", "unknownServers: {profile: nobody}"
+
+
 @pytest.mark.parametrize(
-    ("what", "documents", "stopped"),
+    ("what", "documents", "orders"),
     [
         (
             "a document that is broken",
             (ONCE[0].replace("spec: {", "spec: {stopped: fire, "), "kind: Nonsense\n"),
-            "fire",
+            Orders("fire", None),
         ),
-        ("a boot that cannot be", (ONCE[0].replace("spec: {", "spec: {stopped: fire, "), server("web01")), "fire"),
-        ("a Fleet that says nothing of it", (ONCE[0], "kind: Nonsense\n"), None),
+        (
+            "a boot that cannot be",
+            (ONCE[0].replace("spec: {", "spec: {stopped: fire, "), server("web01")),
+            Orders("fire", None),
+        ),
+        ("a Fleet that names what is missing", (fleet(f"{BASE}, stopped: fire, {NOBODY}"),), Orders("fire", None)),
+        ("another ledger", (fleet(f"{BASE}, provisioning: {{ledger: {BEFORE}}}"), "kind: X\n"), Orders(None, BEFORE)),
+        ("a Fleet that says nothing of it", (ONCE[0], "kind: Nonsense\n"), Orders(None, None)),
         ("a Fleet that is broken", (ONCE[0].replace("spec: {", "spec: {stopped: fire, nonsense: 1, "),), None),
     ],
 )
 def test_stopped_is_told_of_a_commit_that_is_invalid(
-    what: str, documents: tuple[str, ...], stopped: str | None
+    what: str, documents: tuple[str, ...], orders: Orders | None
 ) -> None:
     with pytest.raises(InvalidRepository) as caught:
         read(snapshot(*documents))
-    assert caught.value.stopped == stopped
+    assert caught.value.orders == orders

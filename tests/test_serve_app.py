@@ -407,7 +407,7 @@ def test_a_tree_of_a_format_that_is_not_known_is_answered_from_by_nobody() -> No
 
 
 def test_an_instance_that_stands_back_is_not_answered_for(site: Site) -> None:
-    status = {"conditions": [{"type": "LedgerNamed", "status": False}]}
+    status = {"conditions": [{"type": "LedgerNamed", "status": False, "reason": "AnotherLedger"}]}
     site.say(status)
     with site.serve() as url, httpx.Client(base_url=url, headers=LOADER) as client:
         assert {client.get(path).status_code for path in (*LOOKUPS, "/boot.ipxe", "/readyz")} == {503}

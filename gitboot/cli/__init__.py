@@ -36,6 +36,8 @@ _COMMANDS: Final = {
     "approve": "Let a held commit pass, for a reason.",
     "suspend": "Accept and set nothing for a while, for a reason.",
     "resume": "End a suspension.",
+    "stop": "Offer no boot that writes disks, at once, for a reason.",
+    "start": "Offer again what was stopped.",
     "records": "Show or say what is known of provisioning.",
     "bmc": "Look at boot overrides, or see to them by hand.",
     "schema": "Print the JSON Schemas of the kinds, for editors and CI.",

@@ -122,6 +122,7 @@ def resolve(server: str, state: Path, word: str | None, reason: str) -> None:
     from gitboot.cli.instance import decision_of, looked_at, request
     from gitboot.errors import UsageError
     from gitboot.instance.requests import ACCEPT, REPLACE, RESOLVE
+    from gitboot.instance.stops import stop_of
     from gitboot.resolve import plan
 
     if word is None:
@@ -129,7 +130,8 @@ def resolve(server: str, state: Path, word: str | None, reason: str) -> None:
     at = now()
     with looked_at(state, at) as instance:
         decision = decision_of(instance, server)
-        planned = plan(decision, at, instance.knowledge.record(decision.uuid))
+        stop = stop_of(instance.knowledge, instance.commit, instance.knowledge.facts.orders)
+        planned = plan(decision, at, instance.knowledge.record(decision.uuid), stop=stop)
         bmc, pinned = instance.commit.machines[decision.uuid].bmc, instance.knowledge.pins.get(decision.uuid)
     override = planned.override if planned is not None else None
     key = override.reason if override is not None else planned.key if planned is not None else None

@@ -16,7 +16,7 @@ from gitboot.diff.less import is_less
 from gitboot.diff.matching import matched
 from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, reinstalls
 from gitboot.diff.risks import Risk, risks
-from gitboot.diff.shared import SharedChange, changes_all_files, shared_change, unknown_change
+from gitboot.diff.shared import SharedChange, changes_all_files, changes_ledger, shared_change, unknown_change
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.load import FleetRepository, Id
 from gitboot.load.machines import BmcAccess, machines
@@ -122,6 +122,7 @@ class Changes:
             reinstalls=len(self.of(Risk.REINSTALL)),
             unknown=self.unknown is not None,
             mutated_images=sum(image.mutated for image in self.images),
+            takeover=self.shared is not None and changes_ledger(self.shared),
             areas=self.areas,
         )
 

@@ -24,6 +24,7 @@ class Guard(StrEnum):
     MUTATED_IMAGES = "mutatedImages"
     ALLOW_EMPTY = "allowEmpty"
     ALLOW_REWIND = "allowRewind"
+    ALLOW_TAKEOVER = "allowTakeover"
     MAX_DELETES = "maxDeletes"
     MAX_DELETE_PERCENT = "maxDeletePercent"
     MAX_UPDATE_PERCENT = "maxUpdatePercent"
@@ -45,6 +46,7 @@ class Limits:
     mutated_images: int = 0
     allow_empty: bool = False
     allow_rewind: bool = False
+    allow_takeover: bool = False
 
     def tightened_by(self, guards: Guards) -> Limits:
         """These limits, or where the Fleet has a lower one that one: a repository loosens nothing."""
@@ -97,28 +99,37 @@ def judge(
     pending: int | None = None,
     returning: int = 0,
     rewound: bool = False,
+    takeover: bool | None = None,
 ) -> Verdict:
     """What of a commit's ``extent`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
 
     ``pending`` is how many servers an instance's records leave to be installed: by it a first commit is judged,
     which changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings
     back that the records know as installed, and that would be installed again. ``rewound`` says that the commit does
-    not descend from the accepted one.
+    not descend from the accepted one, ``takeover`` that by it the instance begins or ceases to act for the fleet; where
+    there is no instance, the commit alone says whether one may.
     """
+    taken = extent.takeover if takeover is None else takeover
+
     trips = (
         replace(trip, acknowledged=(extent.digest, trip.guard.value) in acknowledged)
-        for trip in _trips(extent, limits, pending, returning, rewound)
+        for trip in (*_of_branch(limits, rewound, taken), *_trips(extent, limits, pending, returning))
     )
     order = list(Guard)
     ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
     return Verdict(digest=extent.digest, limits=limits, trips=tuple(ordered))
 
 
-def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int, rewound: bool) -> Iterator[Trip]:
-    if extent.after == 0 and extent.before and not limits.allow_empty:
-        yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
+def _of_branch(limits: Limits, rewound: bool, takeover: bool) -> Iterator[Trip]:
     if rewound and not limits.allow_rewind:
         yield Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0)
+    if takeover and not limits.allow_takeover:
+        yield Trip(guard=Guard.ALLOW_TAKEOVER, what="instances that another takes over from", number=1, limit=0)
+
+
+def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int) -> Iterator[Trip]:
+    if extent.after == 0 and extent.before and not limits.allow_empty:
+        yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
     installs = pending if pending is not None else extent.installs
     yield from _more(Guard.MAX_INSTALLS, "first boots", installs, limits.max_installs)
     reinstalled = extent.reinstalls + returning

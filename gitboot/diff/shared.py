@@ -48,6 +48,12 @@ def changes_all_files(shared: SharedChange) -> bool:
     return shared.old is not None and any(shared.old[name] != shared.new[name] for name in deciding)
 
 
+def changes_ledger(shared: SharedChange) -> bool:
+    """Whether one instance was named that is to act, and is no more."""
+    named = shared.old["ledger"] if shared.old is not None else None
+    return named is not None and named != shared.new["ledger"]
+
+
 def _shared(
     decisions: Decisions | None,
     repository: FleetRepository | None,

@@ -72,7 +72,7 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
         for answer in told(evaluator.evaluate(Revision(question.revision), base)):
             answering.send(answer)
     except InvalidRepository as error:
-        answering.send(wire.Refused(error.problems, error.stopped))
+        answering.send(wire.Refused(error.problems, error.orders))
     except SourceError as error:
         answering.send(wire.Unreadable(str(error), isinstance(error, CorruptClone)))
     except MemoryError:

@@ -14,6 +14,7 @@ from typing import IO, Final
 import msgspec
 
 from gitboot.diff.extent import Extent
+from gitboot.errors import Orders
 from gitboot.evaluate.limits import Allowance
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Evidence, FleetSpec, Output
@@ -85,7 +86,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     """A commit that does not hold together."""
 
     problems: tuple[Problem, ...]
-    stopped: str | None = None  # what its Fleet says anyway
+    orders: Orders | None = None  # what its Fleet says anyway
 
 
 class Unreadable(msgspec.Struct, frozen=True, tag=True):

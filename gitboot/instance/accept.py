@@ -8,13 +8,15 @@ from datetime import datetime
 from typing import Protocol
 
 from gitboot.diff.guard import Guard, Limits, Verdict, trailer
-from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, SourceError, TryAgain
+from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, Orders, SourceError, TryAgain
 from gitboot.instance.commit import Commit
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, approvals
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.stops import released
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count, more, some
+from gitboot.plan import Halt
 from gitboot.problems.problem import Problem
 from gitboot.review import words
 from gitboot.status import Event, Held
@@ -57,6 +59,7 @@ class Attempt:
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by them
     attempted: Revision | None = None
     problems: tuple[Problem, ...] = ()  # of the attempted commit
+    orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     candidate: Candidate | None = None
     is_adopted: bool = False  # whether the clone knows which one is accepted
     trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
@@ -133,22 +136,26 @@ class Accepting:
         if attempt.attempted is None and self._accepted_before(knowledge) is not None:
             return attempt  # what was accepted before is still being evaluated
         latest, suspension = self._source.latest(), knowledge.facts.suspension
-        if latest is None or (suspension is not None and at < suspension.until):
-            return attempt
-        if latest == attempt.attempted and not _has_new_approvals(attempt, knowledge):
+        if latest is None or (latest == attempt.attempted and not _has_new_approvals(attempt, knowledge)):
             return attempt
         try:
             found = self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge)
         except Unfinished:
             return attempt
+        if suspension is not None and at < suspension.until:
+            return replace(attempt, orders=found.latest_orders)
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
             attempt = _accepted(found.reached, digests, found.introduced, events, at)
             events += _acknowledged(found.hops, at)
+        attempt = replace(attempt, orders=found.orders)
         if found.invalid is not None:
             return _refused(attempt, latest, found.invalid, events, at)
         if (held := found.candidate) is None:
             return attempt
+        accepted = attempt.accepted
+        if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
+            held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
         return replace(attempt, attempted=latest, problems=held.commit.decisions.warnings, candidate=held)
 
     def _ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> Ahead:
@@ -170,7 +177,8 @@ class Accepting:
             return _refused(attempt, before, error, events, at)
         if evaluated is None:
             return attempt
-        return self._adopted(_accepted(evaluated.commit, (), {}, events, at))  # what comes next is compared with it
+        accepted = replace(_accepted(evaluated.commit, (), {}, events, at), orders=attempt.orders)
+        return self._adopted(accepted)  # what comes next is compared with it
 
     def _accepted_before(self, knowledge: Knowledge) -> Revision | None:
         """The commit that was accepted last; the ledger knows it even where the clone was lost.
@@ -266,6 +274,8 @@ def held_message(held: Candidate) -> str:
             f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "
             f"{_trailers(verdict)}, or with: {approve}"
         )
+    if held.released:
+        message = f"{message}. {count(len(held.released), 'server')} would boot by it at once: {some(held.released)}"
     if len(held.steps) > 1:
         each = "; ".join(f"{revision[:12]} with {_trailers(step)}" for revision, step in held.steps)
         message = f"{message}. Or each merge by itself: {each}"

@@ -81,6 +81,10 @@ def _write_facts(tx: Transaction, news: News) -> None:
     facts.use_up(tx, news.used_up)
     if now.suspension != before.suspension:
         facts.suspend(tx, now.suspension)
+    if now.stoppage != before.stoppage:
+        facts.stop(tx, now.stoppage)
+    if now.orders != before.orders:
+        facts.order(tx, now.orders)
     facts.approve(tx, news.approved)
 
 

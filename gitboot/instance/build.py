@@ -15,7 +15,7 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pool import BmcPool, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
-from gitboot.instance.accept import Accepting, CommitSource
+from gitboot.instance.accept import Accepting, Attempt, CommitSource
 from gitboot.instance.bookkeeping import known, looked_around, write
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
@@ -121,7 +121,12 @@ def assembled(
     schedule = Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter)
     accepting = Accepting(outside.source, outside.evaluation, limits=settings.limits, published=outside.published)
     reconciler = Reconciler(
-        Standing(knowledge=knowledge, schedule=schedule, longest_step=timedelta(minutes=settings.step_minutes)),
+        Standing(
+            knowledge=knowledge,
+            attempt=Attempt(orders=knowledge.facts.orders),
+            schedule=schedule,
+            longest_step=timedelta(minutes=settings.step_minutes),
+        ),
         accepting=accepting,
         inbox=inbox,
         store=store,

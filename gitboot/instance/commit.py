@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gitboot.diff.extent import Extent
+from gitboot.errors import Orders
 from gitboot.load import FleetRepository, Revision
 from gitboot.load.machines import Machine, machines
 from gitboot.model.fleet import FleetSpec
@@ -30,6 +31,15 @@ class Commit:
     base: Revision | None = field(default=None, compare=False)  # what it was evaluated against
     # Servers of which it says anything else than its base, gone ones too.
     touched: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def is_for(self, ledger: str) -> bool:
+        """Whether the instance with this ledger may act for it."""
+        return self.fleet.provisioning.ledger in (None, ledger)
+
+    @property
+    def orders(self) -> Orders:
+        """What it says that is obeyed at once."""
+        return Orders(stopped=self.fleet.stopped, ledger=self.fleet.provisioning.ledger)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

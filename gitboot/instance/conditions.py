@@ -16,9 +16,11 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.standing import Standing
+from gitboot.instance.stops import in_words, stopped_by_fleet
 from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.phrases import count, more
+from gitboot.plan import Halt
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
 from gitboot.status import Condition, Endpoints, Event, Telling
@@ -38,6 +40,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
     found = [
         *_of_the_source(standing, at),
         *_of_the_ledger(standing, at),
+        *_of_stops(standing, at),
         *_of_the_fleet(standing, at),
         *_of_bmcs(standing.schedule, at),
         *_of_endpoints(standing.serving, at),
@@ -128,6 +131,12 @@ def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("LedgerWritable", False, "Failed", standing.unwritable, at)
     else:
         yield _condition("LedgerWritable", True, "Writable", "the ledger took all that was new", at)
+    if accepted is not None and standing.commit is not None and not standing.acts:
+        message = (
+            f"the Fleet names another ledger than this instance's, which is {knowledge.facts.identity}: nothing is set "
+            "any more, and no boot that writes disks is offered; windows end, and what was set is withdrawn"
+        )
+        yield _condition("LedgerNamed", False, "StandsBack", message, at)
     if accepted is not None and standing.commit is None:
         message = (
             f"the Fleet names the ledger {accepted.fleet.provisioning.ledger} as the one that publishes and sets, and "
@@ -138,6 +147,18 @@ def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _of_the_records(standing, accepted, at)
         if knowledge.settled is not None:
             yield _of_the_evidence(standing.plans, accepted, at)
+
+
+def _of_stops(standing: Standing, at: datetime) -> Iterator[Condition]:
+    stoppage = standing.knowledge.facts.stoppage
+    by_fleet = stopped_by_fleet(standing.attempt.accepted, standing.attempt.orders)
+    if stoppage is not None:
+        yield _condition("BootsOffered", False, "Stopped", in_words(stoppage), at)
+    elif by_fleet is not None:
+        message = f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
+        yield _condition("BootsOffered", False, "StoppedByFleet", message, at)
+    else:
+        yield _condition("BootsOffered", True, "Offered", "no boot is stopped", at)
 
 
 def _of_the_records(standing: Standing, commit: Commit, at: datetime) -> Condition:
@@ -289,6 +310,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "RecordsUnknown"
         case "LedgerNamed", _:
             return "StandsBack"
+        case "BootsOffered", _:
+            return "BootsStopped"
         case "BootsProven", _:
             return "NeedsOperator"
         case "Published", _:

@@ -136,8 +136,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
                 commit = parts.commit(revision, result)
                 come = tuple(commit.decisions.servers[name] for name in result.come)
                 return Evaluated(commit=commit, changes=result.extent, come=come)
-            case wire.Refused(problems=problems, stopped=stopped):
-                raise InvalidRepository(problems, stopped=stopped)
+            case wire.Refused(problems=problems, orders=orders):
+                raise InvalidRepository(problems, orders=orders)
             case wire.Unreadable(message=message, is_corrupt=is_corrupt):
                 raise CorruptClone(message) if is_corrupt else SourceError(message)
     raise EOFError

@@ -31,6 +31,7 @@ from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import shared_values, wanted_by
+from gitboot.instance.stops import stop_of
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, InstallStep, Phase, Record
@@ -183,12 +184,12 @@ class Inspection:
 
 def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
-    values = shared_values(knowledge)
+    values, stop = shared_values(knowledge), stop_of(knowledge, commit, knowledge.facts.orders)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
             continue
-        planned = plan(decision, at, record)
+        planned = plan(decision, at, record, stop=stop)
         yield Subject(
             name=decision.server,
             uuid=decision.uuid,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gitboot.diff.guard import Acknowledged, Limits, Unheeded, Verdict, judge
 from gitboot.diff.returning import returning
 from gitboot.diff.way import Hop, Leg, introduced, way
-from gitboot.errors import InvalidRepository
+from gitboot.errors import InvalidRepository, Orders
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.provisioning import left_to_install, strangers
@@ -49,6 +49,7 @@ class Candidate:
     steps: tuple[tuple[Revision, Verdict], ...]  # those that somebody has to acknowledge, where there are several
     approvals: Acknowledged  # what it was judged with
     unheeded: tuple[Unheeded, ...]  # acknowledgements that do not count
+    released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,32 @@ class Advance:
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest says nothing
+    orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
+
+    @property
+    def latest_orders(self) -> Orders | None:
+        """The same where nothing is accepted."""
+        return self.orders or (self.reached.orders if self.reached is not None else None)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Walk:
+    """What the commits ahead say, by their positions."""
+
+    commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
+    legs: list[Leg] = field(default_factory=list)
+    come: dict[int, tuple[Decision, ...]] = field(default_factory=dict)
+    orders: dict[int, Orders] = field(default_factory=dict)
+    invalid: InvalidRepository | None = None  # why the newest says nothing
+
+    def orders_after(self, reached: int) -> Orders | None:
+        """Those of the newest Fleet that is well formed, unless it is accepted."""
+        return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
+
+    def come_by(self, reached: int) -> Iterator[list[tuple[SystemUuid, int]]]:
+        """With which provision number machines came by then, commit by commit."""
+        for position in sorted(each for each in self.come if each <= reached):
+            yield [(each.uuid, each.provision) for each in self.come[position]]
 
 
 class Judging:
@@ -72,12 +99,10 @@ class Judging:
     def judge(self, ahead: Ahead, knowledge: Knowledge) -> Advance:
         """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`."""
         self._forget_all_but(ahead)
-        legs, commits, come, invalid = self._walked(ahead)
-        if invalid is not None:  # what led up to it is judged as if nothing had come after it
-            legs = legs[: max(commits)]
-        if not legs:
-            return Advance(invalid=invalid)
-        given = approvals(knowledge)
+        walk = self._walked(ahead)
+        commits, given = walk.commits, approvals(knowledge)
+        if not walk.legs:
+            return Advance(invalid=walk.invalid, orders=walk.orders_after(0))
 
         def judged(old: int, new: int) -> Verdict:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
@@ -87,8 +112,8 @@ class Judging:
         def named(hop: Hop) -> tuple[Revision, Verdict]:
             return ahead.merges[hop.new - 1][0], hop.verdict
 
-        found, candidate = way(legs, judged, given), None
-        if found.held is not None and invalid is None and (newest := commits[len(legs)]) is not None:
+        found, candidate = way(walk.legs, judged, given), None
+        if found.held is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
             candidate = Candidate(
                 commit=newest,
                 verdict=found.held.verdict,
@@ -97,28 +122,32 @@ class Judging:
                 unheeded=found.unheeded,
             )
         known = ahead.accepted.machines if ahead.accepted is not None else {}
-        by_then = ([(each.uuid, each.provision) for each in come[at]] for at in sorted(come) if at <= found.reached)
         return Advance(
             reached=commits[found.reached] if found.reached else None,
             hops=tuple(map(named, found.hops)),
-            introduced=introduced(known, by_then),
+            introduced=introduced(known, walk.come_by(found.reached)),
             candidate=candidate,
-            invalid=invalid,
+            invalid=walk.invalid,
+            orders=walk.orders_after(found.reached),
         )
 
-    def _walked(
-        self, ahead: Ahead
-    ) -> tuple[list[Leg], dict[int, Commit | None], dict[int, tuple[Decision, ...]], InvalidRepository | None]:
-        """Every commit, each beside the valid one before it; why the newest is invalid."""
-        legs, come, invalid = list[Leg](), dict[int, tuple[Decision, ...]](), None
-        commits: dict[int, Commit | None] = {0: ahead.accepted}
+    def _walked(self, ahead: Ahead) -> _Walk:
+        """Every commit, each beside the valid one before it."""
+        walk = _Walk(commits={0: ahead.accepted})
         for position, (revision, messages) in enumerate(ahead.merges, 1):
-            found = self._evaluated(revision, commits[max(commits)])
-            invalid = found if isinstance(found, InvalidRepository) else None
-            legs.append(Leg(revision=revision, valid=invalid is None, messages=tuple(messages)))
+            found = self._evaluated(revision, walk.commits[max(walk.commits)])
+            is_valid = isinstance(found, Evaluated)
+            walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
             if isinstance(found, Evaluated):
-                commits[position], come[position] = found.commit, found.come
-        return legs, commits, come, invalid
+                walk.commits[position], walk.come[position], walk.invalid = found.commit, found.come, None
+                walk.orders[position] = found.commit.orders
+            else:
+                walk.invalid = found
+                if found.orders is not None:
+                    walk.orders[position] = found.orders
+        if walk.invalid is not None:  # what led up to it is judged as if nothing had come after it
+            del walk.legs[max(walk.commits) :]
+        return walk
 
     def _evaluated(self, revision: Revision, base: Commit | None) -> Evaluated | InvalidRepository:
         key = base.revision if base is not None else None, revision
@@ -151,6 +180,7 @@ class Judging:
             limits = limits.tightened_by(base.fleet.guards)
         else:
             come = strangers(knowledge, come)
+        identity = knowledge.facts.identity
         if ahead.leaves_out is not None:
             changes = changes.taking_back(ahead.leaves_out, commit.revision)
         return judge(
@@ -160,6 +190,7 @@ class Judging:
             # No two commits tell what comes back: beside the one before it looks new.
             returning=len(returning(come, knowledge.records, knowledge.machines)),
             rewound=ahead.leaves_out is not None,
+            takeover=base is not None and base.is_for(identity) != commit.is_for(identity),
         )
 
 

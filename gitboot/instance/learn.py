@@ -8,6 +8,7 @@ from datetime import datetime
 
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
+from gitboot.errors import Orders
 from gitboot.instance import evidence, provisioning, requests
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import Fetch, Reading
@@ -25,6 +26,7 @@ class Batch:
     written: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # by jobs at BMCs; the ledger has it already
     requests: tuple[Request, ...] = ()
     accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
+    orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
     commit: Commit | None = None  # the accepted one, where this instance acts for it
     changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
@@ -54,6 +56,8 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         learning.note_override(uuid, record, stored=True)
     requests.carry_out(learning, batch.requests, batch.commit, at)
     learning.events += batch.events
+    if batch.accepted is not None:
+        learning.facts = replace(learning.facts, orders=batch.orders)
     if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
         revision, learning.used_up = batch.accepted
         learning.facts = replace(learning.facts, accepted=revision)

@@ -11,7 +11,7 @@ from gitboot.bmc.override import State
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.plan import Cause, Decision, InstallAttempt, Phase, Record
+from gitboot.plan import Cause, Decision, Halt, InstallAttempt, Phase, Record
 from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.resolve.attempts import attempt_of, is_overwritten, step_of
 from gitboot.resolve.records import drift
@@ -22,6 +22,7 @@ class Plans:
     """All servers as they were planned last, and how many there are of which."""
 
     commit: Commit | None = None  # that they are made of
+    stop: Halt = Halt.NONE  # with what stopped
     servers: Mapping[str, ServerState] = field(default_factory=dict)
     transitions: Agenda[str] = field(default_factory=Agenda)  # when which server's plan changes by itself
     planned_at: datetime | None = None
@@ -38,7 +39,7 @@ class Plans:
 
 
 def replanned(
-    before: Plans, commit: Commit, knowledge: Knowledge, changed: Collection[str], at: datetime
+    before: Plans, commit: Commit, knowledge: Knowledge, changed: Collection[str], at: datetime, stop: Halt = Halt.NONE
 ) -> tuple[Plans, frozenset[str]]:
     """The plans at ``at``, and the servers whose files may be others than before.
 
@@ -46,15 +47,17 @@ def replanned(
     """
     names = {*changed, *before.transitions.due(at)}
     set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
-    anew = set_back or before.commit is None or _changes_all_files(before.commit, commit)
+    anew = set_back or stop is not before.stop or before.commit is None or _changes_all_files(before.commit, commit)
     if anew:
         names = {*before.servers, *commit.decisions.servers}
     different = frozenset(
         names if anew else (each for each in names if not _holds(before, commit, knowledge, each, at))
     )
     if not names:
-        return replace(before, commit=commit), different
-    now = {name: _state(commit, knowledge, name, at) if name in different else before.servers[name] for name in names}
+        return replace(before, commit=commit, stop=stop), different
+    now = {
+        name: _state(commit, knowledge, name, at, stop) if name in different else before.servers[name] for name in names
+    }
     here = {name: state for name, state in now.items() if state is not None}
     servers = {**before.servers, **here}
     for name in now.keys() - here.keys():
@@ -62,6 +65,7 @@ def replanned(
     records = {name: knowledge.recorded(state.decision.uuid) for name, state in here.items()}
     return Plans(
         commit=commit,
+        stop=stop,
         servers=dict(sorted(servers.items())) if servers.keys() != before.servers.keys() else servers,
         transitions=before.transitions.moved(
             {name: state.transition if state is not None else None for name, state in now.items()}
@@ -131,10 +135,10 @@ def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: d
     return state.holds(decision, knowledge.record(decision.uuid), at, _about(commit, name))
 
 
-def _state(commit: Commit, knowledge: Knowledge, name: str, at: datetime) -> ServerState | None:
+def _state(commit: Commit, knowledge: Knowledge, name: str, at: datetime, stop: Halt) -> ServerState | None:
     if (decision := commit.decisions.servers.get(name)) is None:
         return None
-    return server_state(commit.decisions, decision, knowledge.record(decision.uuid), at, _about(commit, name))
+    return server_state(commit.decisions, decision, knowledge.record(decision.uuid), at, _about(commit, name), stop)
 
 
 def _about(commit: Commit, name: str) -> About:

@@ -16,7 +16,7 @@ from gitboot.instance.standing import TargetState
 from gitboot.ledger import evidence
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import Record
+from gitboot.plan import Halt, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import ContentType
@@ -99,7 +99,8 @@ def shared(plans: Plans, commit: Commit, knowledge: Knowledge, terms: Terms) -> 
     states = plans.servers.values()
     known = {state.decision.uuid: state.record for state in states if state.record is not None}
     records = known if knowledge.settled is not None else knowledge.published
-    return {**shared_files(commit.decisions), **render(terms), RECORDS: File(exported(records), ContentType.JSON)}
+    decisions = commit.decisions if plans.stop is not Halt.ALL else replace(commit.decisions, unknown=None)
+    return {**shared_files(decisions), **render(terms), RECORDS: File(exported(records), ContentType.JSON)}
 
 
 def _shares_other(
@@ -107,7 +108,12 @@ def _shares_other(
 ) -> bool:
     """Whether anything that files of the whole fleet are made of is another than in those that the target holds."""
     held = before.plans
-    if held.commit is None or not before.complete or before.in_doubt != (knowledge.settled is None):
+    if (
+        held.commit is None
+        or held.stop is not plans.stop
+        or not before.complete
+        or before.in_doubt != (knowledge.settled is None)
+    ):
         return True
     old, new = held.commit.decisions, commit.decisions
     return (

@@ -21,7 +21,8 @@ from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, j
 from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.publishing import Target, published
 from gitboot.instance.requests import BEGIN
-from gitboot.instance.standing import Fetched, Standing, TargetState, acts_for
+from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
+from gitboot.instance.stops import stop_of
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.terms import terms_of
@@ -112,8 +113,8 @@ class Reconciler:
             for result in heard.results
             for event in events_of(result, accepted.revision, at, first=result.uuid not in pins)
         )
-        batch = Batch(accepted=(accepted.revision, attempt.changes), events=(*events, *done))
-        if not acts_for(knowledge, accepted):
+        batch = Batch(accepted=(accepted.revision, attempt.changes), orders=attempt.orders, events=(*events, *done))
+        if not goes_by(knowledge, accepted):
             return batch
         settled = before.plans.commit if knowledge.settled is not None else None
         return replace(
@@ -187,7 +188,7 @@ class Reconciler:
     def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
         """Ask BMCs for what was published: a machine that resets at once finds its files."""
         knowledge, suspension = now.knowledge, now.knowledge.facts.suspension
-        may_set = now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
+        may_set = now.acts and now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
         schedule, machines = arranged(
             now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set
         )
@@ -229,8 +230,8 @@ class Reconciler:
 
 
 def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
-    """What of it is learned now: of machines only where this instance acts for the accepted commit."""
-    if attempt.accepted is not None and acts_for(knowledge, attempt.accepted):
+    """What of it is learned now: of machines only where this instance goes by the accepted commit."""
+    if attempt.accepted is not None and goes_by(knowledge, attempt.accepted):
         return taken
     return replace(taken, spooled=(), spool=knowledge.taken, results=())
 
@@ -251,7 +252,8 @@ def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, fro
     """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
     names = {commit.machines[uuid].name for uuid in now.unplanned if uuid in commit.machines}
     changed = names | changed_by(now.plans.commit, commit)
-    plans, different = replanned(now.plans, commit, now.knowledge, changed, at)
+    stop = stop_of(now.knowledge, commit, now.attempt.orders)
+    plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop)
     machines = _machines(changed | different, now.plans, plans)
     return replace(now, plans=plans, unplanned=now.unplanned | machines), different
 

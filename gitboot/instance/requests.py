@@ -15,7 +15,8 @@ from gitboot.instance.beginning import Beginning, begin
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import set_records
-from gitboot.ledger.entries import Approval, Request, Suspension
+from gitboot.instance.stops import in_words
+from gitboot.ledger.entries import Approval, Request, Stoppage, Suspension
 from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
 from gitboot.plan import Record
 from gitboot.resolve.records import record_of
@@ -30,6 +31,8 @@ BEGIN: Final = "begin"  # {"how", "commit", "items": [{"uuid", …a record}]}; w
 APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
 SUSPEND: Final = "suspend"  # {"reason", "until"}
 RESUME: Final = "resume"  # {}
+STOP: Final = "stop"  # {"reason", "everything"}
+START: Final = "start"  # {}
 
 REFUSED: Final = "refused: "  # how the outcome of one begins that was not carried out
 
@@ -78,6 +81,14 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
             was = learning.facts.suspension
             learning.facts = replace(learning.facts, suspension=None)
             return "resumed" if was is not None else "it was not suspended"
+        case "stop":
+            stoppage = Stoppage(request.who, str(facts["reason"]), bool(facts["everything"]))
+            learning.facts = replace(learning.facts, stoppage=stoppage)
+            return in_words(stoppage)
+        case "start":
+            stopped = learning.facts.stoppage
+            learning.facts = replace(learning.facts, stoppage=None)
+            return "boots are offered again" if stopped is not None else "nothing was stopped with gitboot stop"
     raise UsageError(f"this gitboot knows no request {request.what!r}")
 
 

@@ -11,6 +11,7 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
+from gitboot.instance.stops import is_named
 from gitboot.load import Revision
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.refused import NotGiven
@@ -69,9 +70,14 @@ class Standing:
 
     @property
     def commit(self) -> Commit | None:
-        """The accepted commit, where this instance may act for it: a Fleet may name the one ledger that does."""
+        """The accepted commit, where this instance goes by it: a Fleet may name the one ledger that acts."""
         accepted = self.attempt.accepted
-        return accepted if accepted is not None and acts_for(self.knowledge, accepted) else None
+        return accepted if accepted is not None and goes_by(self.knowledge, accepted) else None
+
+    @property
+    def acts(self) -> bool:
+        """Whether this instance may set anything, and offer boots that write disks."""
+        return is_named(self.knowledge, self.attempt.accepted, self.attempt.orders)
 
     def status(self) -> Status:
         """This instance at a glance."""
@@ -113,6 +119,9 @@ class Standing:
         return min((due for due in dues if due is not None), default=None)
 
 
-def acts_for(knowledge: Knowledge, commit: Commit) -> bool:
-    """Whether the instance with this ledger may act for a commit."""
-    return commit.fleet.provisioning.ledger in (None, knowledge.facts.identity)
+def goes_by(knowledge: Knowledge, commit: Commit) -> bool:
+    """Whether the instance with this ledger plans and publishes what a commit says.
+
+    One that another has taken over from goes on: it ends its windows, and withdraws what it has set.
+    """
+    return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None

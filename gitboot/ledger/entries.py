@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from gitboot.bmc.marks import Marks
+from gitboot.errors import Orders
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer
 
@@ -28,6 +29,14 @@ class Suspension(NamedTuple):
     who: str
     reason: str
     until: datetime
+
+
+class Stoppage(NamedTuple):
+    """No boot that writes disks is offered, or none at all from the network, until somebody ends that."""
+
+    who: str
+    reason: str
+    everything: bool
 
 
 class Approval(NamedTuple):
@@ -62,3 +71,5 @@ class Facts:
     heir_of: str | None = None  # the ledger whose tree it took over
     output: str | None = None  # where its instance publishes
     suspension: Suspension | None = None
+    stoppage: Stoppage | None = None
+    orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gitboot.errors import Orders
 from gitboot.ledger import rows
-from gitboot.ledger.entries import Approval, Facts, Suspension
+from gitboot.ledger.entries import Approval, Facts, Stoppage, Suspension
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import format_instant
 
@@ -23,6 +24,8 @@ def read(store: Store) -> Facts:
             heir_of=found.get("heirOf"),
             output=found.get("output"),
             suspension=_suspension(found.get("suspension")),
+            stoppage=Stoppage(**rows.json_value(found["stoppage"])) if "stoppage" in found else None,
+            orders=Orders(**rows.json_value(found["orders"])) if "orders" in found else None,
         )
 
 
@@ -78,6 +81,16 @@ def suspend(tx: Transaction, suspension: Suspension | None) -> None:
     if suspension is not None:
         facts = rows.json_of({**suspension._asdict(), "until": format_instant(suspension.until)})
     _put(tx, "suspension", facts)
+
+
+def stop(tx: Transaction, stoppage: Stoppage | None) -> None:
+    """Note what is stopped, and why; None: nothing is."""
+    _put(tx, "stoppage", rows.json_of(stoppage._asdict()) if stoppage is not None else None)
+
+
+def order(tx: Transaction, orders: Orders | None) -> None:
+    """Note what the newest Fleet says that is obeyed at once, for the time until it is read again after a start."""
+    _put(tx, "orders", rows.json_of(orders._asdict()) if orders is not None else None)
 
 
 def approvals(store: Store) -> dict[str, frozenset[str]]:

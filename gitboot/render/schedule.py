@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from gitboot.load.machines import Machine
 from gitboot.model.scalars import Digest, byte_orders
-from gitboot.plan import Boot, BootPlan, Decision, Phase, Record
+from gitboot.plan import Boot, BootPlan, Decision, Halt, Phase, Record
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files
 from gitboot.render.paths import (
@@ -51,6 +51,7 @@ class ServerState:
     decision: Decision
     record: Record | None
     about: About
+    stop: Halt
     plan: BootPlan | None
     later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plans from them on
     files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
@@ -76,12 +77,20 @@ class ServerState:
             and self.files[path].sha256 == version.content
         }
 
-    def holds(self, decision: Decision, record: Record | None, at: datetime, about: About = About()) -> bool:
+    def holds(
+        self,
+        decision: Decision,
+        record: Record | None,
+        at: datetime,
+        about: About = About(),
+        stop: Halt = Halt.NONE,
+    ) -> bool:
         """Whether planning anew at ``at``, not before this state was planned, gives the same."""
         return (
             self.decision.digest == decision.digest
             and self.record == record
             and self.about == about
+            and self.stop is stop
             and (self.transition is None or at < self.transition)
         )
 
@@ -92,14 +101,19 @@ AHEAD: Final = 4
 
 
 def server_state(
-    decisions: Decisions, decision: Decision, record: Record | None, at: datetime, about: About = About()
+    decisions: Decisions,
+    decision: Decision,
+    record: Record | None,
+    at: datetime,
+    about: About = About(),
+    stop: Halt = Halt.NONE,
 ) -> ServerState:
     """Plan and render one server for ``at`` and for the transitions after it.
 
     What they will name is among the files already, so that nothing is missing when they come.
     """
-    now = plan(decision, at, record)
-    later = tuple(_later(decision, at, record))
+    now = plan(decision, at, record, stop=stop)
+    later = tuple(_later(decision, at, record, stop))
     renderings = [_rendered(decisions, decision, about, instant, planned) for instant, planned in ((None, now), *later)]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
     files = {**announced, **renderings[0].lying}
@@ -125,6 +139,7 @@ def server_state(
         decision=decision,
         record=record,
         about=about,
+        stop=stop,
         plan=now,
         later=later,
         files={**files, state_path(decision.server): File(state.render(published), ContentType.JSON)},
@@ -132,11 +147,13 @@ def server_state(
     )
 
 
-def _later(decision: Decision, at: datetime, record: Record | None) -> Iterator[tuple[datetime, BootPlan | None]]:
+def _later(
+    decision: Decision, at: datetime, record: Record | None, stop: Halt
+) -> Iterator[tuple[datetime, BootPlan | None]]:
     for _ in range(AHEAD):
-        if (instant := transition(decision, at, record)) is None:
+        if (instant := transition(decision, at, record, stop=stop)) is None:
             return
-        yield instant, plan(decision, instant, record)
+        yield instant, plan(decision, instant, record, stop=stop)
         at = instant
 
 

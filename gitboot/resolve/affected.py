@@ -60,7 +60,8 @@ def struck(reach: Reach, made: Mapping[str, Made], servers: Iterable[str]) -> No
 
 def _for_all(fleet: FleetSpec) -> tuple[object, ...]:
     """What of the Fleet goes into each server's decision."""
-    return fleet.base_url, fleet.sites, fleet.serving.restrict, fleet.provisioning.evidence, fleet.require_policy
+    stopped, evidence = fleet.stopped is not None, fleet.provisioning.evidence
+    return fleet.base_url, fleet.sites, fleet.serving.restrict, evidence, fleet.require_policy, stopped
 
 
 def _selectors(name: str, *both: Mapping[str, Any]) -> list[Any]:

@@ -19,6 +19,7 @@ from gitboot.plan import (
     BootPlan,
     Cause,
     Decision,
+    Halt,
     InstallStep,
     MaintenanceDecision,
     OverrideTarget,
@@ -39,14 +40,12 @@ from gitboot.resolve.attempts import (
 )
 
 
-def plan(decision: Decision, at: datetime, record: Record | None, *, stopped: bool = False) -> BootPlan | None:
+def plan(decision: Decision, at: datetime, record: Record | None, *, stop: Halt = Halt.NONE) -> BootPlan | None:
     """What ``decision`` boots at ``at``, knowing ``record`` (None: nothing is known).
 
-    None where there is no plan: parked, retired, or neither a policy nor an active maintenance. ``stopped``: boots
-    that write disks are stopped by something besides the commit.
+    None where there is no plan: parked, retired, or neither a policy nor an active maintenance.
     """
-    stopped = stopped or decision.stopped
-    state = _state(decision, at, record, stopped=stopped)
+    state = _state(decision, at, record, stop)
     if state is None:
         return None
     return BootPlan(
@@ -65,17 +64,16 @@ def plan(decision: Decision, at: datetime, record: Record | None, *, stopped: bo
         boot=_boot_of(decision, state),
         user_data=state.user_data,
         override=state.override,
-        next_transition=transition(decision, at, record, stopped=stopped),
+        next_transition=transition(decision, at, record, stop=stop),
         offered_at=_offered_at(state, record),
     )
 
 
-def transition(decision: Decision, at: datetime, record: Record | None, *, stopped: bool = False) -> datetime | None:
+def transition(decision: Decision, at: datetime, record: Record | None, *, stop: Halt = Halt.NONE) -> datetime | None:
     """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
-    stopped = stopped or decision.stopped
-    now = _state(decision, at, record, stopped=stopped)
+    now = _state(decision, at, record, stop)
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
-    return next((each for each in later if _state(decision, each, record, stopped=stopped) != now), None)
+    return next((each for each in later if _state(decision, each, record, stop) != now), None)
 
 
 def _offered_at(state: _State, record: Record | None) -> datetime | None:
@@ -167,11 +165,16 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
             yield made.at + FETCH_GRACE
 
 
-def _state(decision: Decision, at: datetime, record: Record | None, *, stopped: bool) -> _State | None:
+def _state(decision: Decision, at: datetime, record: Record | None, stop: Halt) -> _State | None:
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
     state = _asked(decision, at, record)
-    if stopped and state is not None and state.boot is not None and state.boot.writes_disk:
+    if state is None or state.boot is None:
+        return state
+    if stop is Halt.ALL:
+        policy = decision.policy
+        return _disk(policy, Cause.ALL_STOPPED) if policy is not None else _nothing(Cause.ALL_STOPPED)
+    if (decision.stopped or stop is Halt.WRITING) and state.boot.writes_disk:
         return _instead(decision.policy)
     return state
 
@@ -187,11 +190,15 @@ def _asked(decision: Decision, at: datetime, record: Record | None) -> _State | 
 def _instead(policy: PolicyDecision | None) -> _State:
     """What boots in place of a boot that writes disks: the policy's Always boot if that writes none, else the disk."""
     if policy is None:
-        return _State(Phase.DISK, Cause.STOPPED, None, None, None, None)
+        return _nothing(Cause.STOPPED)
     boot = policy.boot
     if policy.network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.writes_disk:
         return replace(_always(policy, boot), cause=Cause.STOPPED)
     return _disk(policy, Cause.STOPPED)
+
+
+def _nothing(cause: Cause) -> _State:
+    return _State(Phase.DISK, cause, None, None, None, None)
 
 
 def _under_maintenance(maintenance: MaintenanceDecision, at: datetime, record: Record | None) -> _State:

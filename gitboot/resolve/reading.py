@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gitboot.errors import InvalidRepository
+from gitboot.errors import InvalidRepository, Orders
 from gitboot.load import Flawed, ParseCache, Snapshot, examine
+from gitboot.model.fleet import FleetSpec
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.decide import Decided, decide_all
@@ -22,11 +23,17 @@ def read(snapshot: Snapshot, cache: ParseCache | None = None) -> Decided:
     found = examine(snapshot, cache)
     if isinstance(found, Flawed):
         problems = dict.fromkeys((*found.problems, *_besides(found)))
-        raise InvalidRepository(problems, stopped=found.well_formed.fleet.spec.stopped)
+        is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
+        orders = _orders(found.well_formed.fleet.spec) if is_there else None
+        raise InvalidRepository(problems, orders=orders)
     try:
         return decide_all(found)
     except InvalidRepository as error:
-        raise InvalidRepository(error.problems, stopped=found.fleet.spec.stopped) from None
+        raise InvalidRepository(error.problems, orders=_orders(found.fleet.spec)) from None
+
+
+def _orders(fleet: FleetSpec) -> Orders:
+    return Orders(stopped=fleet.stopped, ledger=fleet.provisioning.ledger)
 
 
 def _besides(flawed: Flawed) -> Iterator[Problem]:

@@ -147,7 +147,10 @@ class PublishedTree:
         instance = self._instance()
         self.clock.see(instance.get("clock"))
         conditions = instance.get("conditions", ())
-        stands_back = any(each["type"] == "LedgerNamed" and not each["status"] for each in conditions)
+        stands_back = any(
+            (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
+            for each in conditions
+        )
         self.answers = self.head is not None and not stands_back
 
     def status(self) -> dict[str, Any]:
