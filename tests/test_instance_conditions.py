@@ -11,6 +11,7 @@ import pytest
 
 from gitboot.bmc.job import Outcome
 from gitboot.diff.guard import Limits
+from gitboot.errors import Orders
 from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, carried, conditions
@@ -18,7 +19,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Appointment, Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.standing import Fetched, Standing, TargetState
-from gitboot.ledger.entries import Facts, Suspension
+from gitboot.ledger.entries import Facts, Stoppage, Suspension
 from gitboot.load import Id, Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems.codes import Code
@@ -59,6 +60,7 @@ FINE = Standing(
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
     fetched=Fetched(),
 )
+STOPPED = Knowledge(facts=replace(FINE.knowledge.facts, stoppage=Stoppage("ada", "fire", everything=False)))
 DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
 PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
@@ -137,8 +139,26 @@ def same(standing: Standing) -> Standing:
         ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
         ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
         ("the Fleet names no ledger", same, "LedgerNamed", None),
-        ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "AnotherLedger")),
-        ("another ledger acts", with_(attempt=accepted(ANOTHERS)), "Published", None),
+        ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "StandsBack")),
+        (
+            "it names another, and this one never acted",
+            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
+            "LedgerNamed",
+            (False, "AnotherLedger"),
+        ),
+        ("an operator has stopped boots", with_(knowledge=STOPPED), "BootsOffered", (False, "Stopped")),
+        (
+            "a Fleet that is not accepted has",
+            with_(attempt=replace(accepted(COMMIT), orders=Orders("fire", None))),
+            "BootsOffered",
+            (False, "StoppedByFleet"),
+        ),
+        (
+            "another ledger acts",
+            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
+            "Published",
+            None,
+        ),
         ("every server is known", same, "RecordsKnown", (True, "Known")),
         ("one is unknown", with_(plans=Plans(unknown=frozenset({"web01"}))), "RecordsKnown", (False, "UnknownServers")),
         ("an older copy", known(facts=DOUBTED), "RecordsKnown", (False, "RestoredLedger")),
