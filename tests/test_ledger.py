@@ -38,7 +38,7 @@ from gitboot.ledger.store import VERSION, Store
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, Phase, Record, Run
+from gitboot.plan import Failure, InstallAttempt, Offer, Phase, Record, Run, Seen
 from gitboot.status import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
@@ -368,6 +368,15 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
 
 INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+SEEN = st.builds(Seen, INSTANTS, TEXTS, TEXTS)
+ATTEMPTS = st.builds(
+    InstallAttempt,
+    key=TEXTS,
+    number=st.integers(1, 10**6),
+    boots=st.lists(SEEN, min_size=1, max_size=3).map(tuple),
+    started=st.none() | SEEN,
+    failed=st.none() | st.builds(Failure, INSTANTS, TEXTS, TEXTS),
+)
 RECORDS = st.builds(
     Record,
     provision=st.none() | st.integers(0, 10**18),
@@ -378,6 +387,9 @@ RECORDS = st.builds(
     provisioned_at=st.none() | INSTANTS,
     grace_until=st.none() | INSTANTS,
     consumed_at=st.none() | INSTANTS,
+    overwritten_by=st.none() | TEXTS,
+    offered_at=st.none() | INSTANTS,
+    attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
     runs=st.dictionaries(TEXTS, st.builds(Run, st.integers(0, 10**9), INSTANTS, st.none()), max_size=3),
 )
 BMCS = st.builds(

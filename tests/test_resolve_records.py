@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Record, Run
+from gitboot.plan import Failure, InstallAttempt, Record, Run, Seen
 from gitboot.resolve.records import adopted, ahead, exported, first_records, imported
 from tests.fleets import SEED, at, decision, policy, profile, server, uuid_of
 from tests.test_ledger import RECORDS
@@ -154,6 +156,11 @@ EARLY, LATE = at("20T10:00"), at("20T12:00")
 CONSUMED = Record(consumed_at=LATE, consumed_key="provision/1")
 
 
+GIVEN = InstallAttempt(key="provision/1", boots=(Seen(EARLY, "boot/x", "10.0.0.7"),))
+FAILED = replace(GIVEN, failed=Failure(EARLY + timedelta(minutes=1), "10.0.0.7", ""))
+TAKEN_BACK = Record(offered_at=EARLY + timedelta(seconds=9))
+
+
 @pytest.mark.parametrize(
     ("case", "published", "known", "reasons", "is_ahead"),
     [
@@ -189,6 +196,10 @@ CONSUMED = Record(consumed_at=LATE, consumed_key="provision/1")
             (),
             False,
         ),
+        ("its boot was given since", Record(attempts=(GIVEN,)), Record(), (), True),
+        ("it has failed since", Record(attempts=(FAILED,)), Record(attempts=(GIVEN,)), (), True),
+        ("the ledger knows that another client had fetched it", Record(attempts=(GIVEN,)), TAKEN_BACK, (), False),
+        ("the ledger was told that it is pending", Record(attempts=(FAILED,)), Record(provisioned_at=LATE), (), False),
         ("it was set and consumed since", CONSUMED, Record(), (), True),
         ("it was set, and is resolved since", CONSUMED, Record(), ("provision/1",), False),
     ],

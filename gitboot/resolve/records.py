@@ -97,12 +97,18 @@ def ahead(
     )
 
 
-def _progress(record: Record | None) -> tuple[bool, datetime, datetime]:
+def _progress(record: Record | None) -> tuple[bool, datetime, datetime, datetime]:
     """What only ever grows in a server's record."""
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
-        return (False, beginning, beginning)
-    return (True, record.provisioned_at or beginning, max((run.at for run in record.runs.values()), default=beginning))
+        return (False, beginning, beginning, beginning)
+    ran = max((run.at for run in record.runs.values()), default=beginning)
+    seen = max((_last_instant(attempt) for attempt in record.attempts), default=beginning)
+    return (True, record.provisioned_at or beginning, ran, max(seen, record.offered_at or beginning))
+
+
+def _last_instant(attempt: InstallAttempt) -> datetime:
+    return attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
 
 
 def drift(decision: Decision, record: Record | None) -> dict[str, str]:
