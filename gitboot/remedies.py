@@ -57,7 +57,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "Contended": _ASK,
         "ForeignOverride": "gitboot bmc resolve SERVER --replace --state STATE --reason '…'",
         "NeedsOperator": "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # or: --not-set",
-        "Overdue": _ASK,
+        "Overdue": f"{_ASK}  # or, where the BMC is gone for good: gitboot bmc resolve SERVER --consumed",
         "Stalled": _ASK,
         "Unsupported": "gitboot explain SERVER",
         "Waiting": _ASK,

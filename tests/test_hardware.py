@@ -6,6 +6,7 @@ Where `diff` says something else than the page: ``pytest tests/test_hardware.py 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -21,12 +22,13 @@ from gitboot.diff.guard import Limits
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Record
+from gitboot.remedies import with_state
 from gitboot.render.state import parse, turn_of
 from gitboot.status import Condition
 from tests.doubles import note_fetch
 from tests.fleets import at
 from tests.inprocess import Parts, in_process
-from tests.rack import typed
+from tests.rack import Done, typed
 from tests.redfish.double import Machine
 from tests.redfish.profiles import ENABLED, TARGET
 from tests.redfish.server import RedfishServer
@@ -152,13 +154,17 @@ class Hall:
         """A machine behind a BMC at an address of the page."""
         made = Machine("web01", **{"uuid": OLD, "serial": "7M2XKQ3", "sku": "", **machine})
         made.now = self.machines[0].now if self.machines else made.now
-        server = self._opened.enter_context(RedfishServer(Service(made, credentials={"root": "root"})))
-        self.addresses[address] = server.url
+        self._server = self._opened.enter_context(RedfishServer(Service(made, credentials={"root": "root"})))
+        self.addresses[address] = self._server.url
         self.machines.append(made)
         return made
 
     def here(self, text: str) -> str:
         return re.sub(r"(?<=address: )\S+", lambda found: self.addresses.get(found[0], found[0]), text)
+
+    def unplug(self) -> None:
+        """Take web01's BMC away."""
+        self._server.__exit__(None, None, None)
 
     def merge(self, title: str) -> None:
         """Merge a section's commit, acknowledged as `diff` says where a guard holds it."""
@@ -386,6 +392,51 @@ def test_another_bmc_that_the_document_does_not_name_so_is_another_machine(hall:
     assert found is not None and found.reason == "AnotherMachine"
     assert line in found.message
     assert hall.machine.writes == []
+
+
+# What stays behind
+
+
+def settled(hall: Hall, reason: str) -> Done:
+    """The way out that status prints for web01's BMC, typed."""
+    found = hall.condition("Bmc/web01")
+    assert found is not None and (found.status, found.reason) == (False, reason), found
+    assert found.remedy is not None
+    words = shlex.split(with_state(found.remedy, str(hall.folder / "state")), comments=True)
+    return typed(*words[1:])
+
+
+def test_a_machine_that_was_taken_away_with_its_bmc_while_an_override_stood_can_be_forgotten(hall: Hall) -> None:
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    hall.unplug()
+    (hall.work.path / "maintenances" / "rescue-web01.yaml").unlink()
+    hall.merge("Out of the fleet")
+    hall.wait(hall.now + timedelta(minutes=10))
+    asked = settled(hall, "Overdue")
+    assert asked.code == 0, asked
+    done = typed("bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "scrapped")
+    assert done.code == 0, done
+    hall.reconcile()
+    assert hall.condition("Bmc/web01") is None
+    gone = typed("bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "again")
+    assert (gone.code, "no server 'web01'" in gone.err) == (64, True)
+
+
+@pytest.mark.parametrize("word", ["--same", "--consumed", "--not-set"])
+def test_a_board_that_left_with_its_override_does_not_keep_the_new_one_waiting(hall: Hall, word: str) -> None:
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    hall.machine.uuid, hall.machine.serial = NEW, "9ZZ1QQ7"  # and nobody wrote the old one into it
+    hall.machine.write(**{ENABLED: "Disabled", TARGET: "None"})
+    hall.merge("A new board, and an empty disk")
+    found = hall.condition("Bmc/web01")
+    assert found is not None and found.reason == "AnotherMachine"
+    assert hall.override == "Disabled"
+    done = typed("bmc", "resolve", "web01", word, "--state", hall.folder / "state", "--reason", "scrapped")
+    assert done.code == 0, done
+    hall.reconcile()
+    assert (hall.override, hall.condition("Bmc/web01")) == ("Continuous Pxe", None)
 
 
 WALKS: dict[str, Callable[[Hall], None]] = {

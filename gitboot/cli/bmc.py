@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,9 @@ from gitboot.phrases import count, some
 
 if TYPE_CHECKING:
     from gitboot.bmc.override import OverrideRecord
+    from gitboot.cli.instance import Look
     from gitboot.instance.inspect import Inspection
+    from gitboot.model.scalars import SystemUuid
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
@@ -86,7 +89,7 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
-    from gitboot.cli.instance import decision_of, looked_at, request
+    from gitboot.cli.instance import looked_at, machines_of, request
     from gitboot.errors import UsageError
     from gitboot.instance.directory import running
     from gitboot.instance.requests import RETRY
@@ -96,10 +99,9 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
             f"no gitboot runs with the state directory {state}: begin with `gitboot run`, or run it --once"
         )
     with looked_at(state, now()) as instance:
-        decisions = [decision_of(instance, name) for name in servers] or list(
-            instance.commit.decisions.servers.values()
-        )
-    click.echo(request(state, RETRY, {"uuids": [each.uuid for each in decisions]}))
+        all_of_them = instance.commit.machines.keys() | instance.knowledge.overrides.keys()
+        uuids = [uuid for name in servers for uuid in machines_of(instance, name)] or sorted(all_of_them)
+    click.echo(request(state, RETRY, {"uuids": uuids}))
 
 
 @command.command("resolve", context_settings=_SETTINGS)
@@ -119,34 +121,44 @@ def resolve(server: str, state: Path, word: str | None, reason: str) -> None:
     word installs it twice, or never. --same: the machine that the BMC shows is SERVER (condition AnotherMachine).
     --replace: somebody else's override gives way to what the plan wants (condition ForeignOverride).
     """
-    from gitboot.cli.instance import decision_of, looked_at, request
+    from gitboot.cli.instance import looked_at, machines_of, request
     from gitboot.errors import UsageError
-    from gitboot.instance.requests import ACCEPT, REPLACE, RESOLVE
-    from gitboot.instance.stops import stop_of
-    from gitboot.resolve import plan
 
     if word is None:
         raise click.UsageError("Missing option '--consumed', '--not-set', '--same' or '--replace'.")
     at = now()
     with looked_at(state, at) as instance:
-        decision = decision_of(instance, server)
-        stop = stop_of(instance.knowledge, instance.commit, instance.knowledge.facts.orders)
-        planned = plan(decision, at, instance.knowledge.record(decision.uuid), stop=stop)
-        bmc, pinned = instance.commit.machines[decision.uuid].bmc, instance.knowledge.pins.get(decision.uuid)
+        meant = (_resolved(instance, uuid, server, word, at) for uuid in machines_of(instance, server))
+        asked = [each for each in meant if each is not None]
+    if not asked:
+        raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {server}")
+    for kind, facts in asked:
+        click.echo(request(state, kind, facts | {"server": server, "reason": reason}))
+
+
+def _resolved(
+    look: Look, uuid: SystemUuid, server: str, word: str, at: datetime
+) -> tuple[str, dict[str, object]] | None:
+    """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
+    from gitboot.instance.requests import ACCEPT, REPLACE, RESOLVE
+    from gitboot.instance.stops import stop_of
+    from gitboot.resolve import plan
+
+    machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
+    decision = look.commit.decisions.servers[server] if machine is not None else None
+    stop = stop_of(look.knowledge, look.commit, look.knowledge.facts.orders)
+    planned = plan(decision, at, look.knowledge.record(uuid), stop=stop) if decision is not None else None
     override = planned.override if planned is not None else None
     key = override.reason if override is not None else planned.key if planned is not None else None
-    facts: dict[str, object] = {"uuid": decision.uuid, "server": server, "reason": reason}
     match word:
         case "same":
             if pinned is None:
-                raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {server}")
-            kind, facts = ACCEPT, facts | {"shown": [pinned.seen.uuid, pinned.seen.serial]}
+                return None
+            return ACCEPT, {"uuid": uuid, "shown": [pinned.seen.uuid, pinned.seen.serial]}
         case "replace":
-            kind, facts = REPLACE, facts | {"key": key}
-        case _:
-            place = list(bmc.place) if bmc is not None else None
-            kind, facts = RESOLVE, facts | {"consumed": word == "consumed", "key": key, "bmc": place}
-    click.echo(request(state, kind, facts))
+            return REPLACE, {"uuid": uuid, "key": key}
+    place = list(machine.bmc.place) if machine is not None and machine.bmc is not None else None
+    return RESOLVE, {"uuid": uuid, "consumed": word == "consumed", "key": key, "bmc": place}
 
 
 def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) -> list[Inspection]:

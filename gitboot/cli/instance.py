@@ -22,10 +22,11 @@ from gitboot.instance.requests import REFUSED
 from gitboot.ledger import requests
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import Store
+from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import did_you_mean
 from gitboot.plan import Decision
 
-__all__ = ["Look", "chosen", "decision_of", "looked_at", "request"]
+__all__ = ["Look", "chosen", "decision_of", "looked_at", "machines_of", "request"]
 
 _PATIENCE_S: Final = 30
 
@@ -46,6 +47,22 @@ def decision_of(look: Look, server: str) -> Decision:
         hint = did_you_mean(server, servers, "gitboot plan lists those that there are")
         raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
     return found
+
+
+def machines_of(look: Look, server: str) -> tuple[SystemUuid, ...]:
+    """The machine of a server, and those of this name that left the fleet while an override of theirs stood.
+
+    Raises `UsageError` where there is none.
+    """
+    knowledge, described = look.knowledge, look.commit.machines
+    left = tuple(
+        uuid
+        for uuid in sorted(knowledge.overrides.keys() & knowledge.machines.keys() - described.keys())
+        if knowledge.machines[uuid].name == server and any(each.state.is_open for each in knowledge.overrides_of(uuid))
+    )
+    if left and server not in look.commit.decisions.servers:
+        return left
+    return (*left, decision_of(look, server).uuid)
 
 
 def chosen(names: Iterable[str], look: Look) -> frozenset[str] | None:
