@@ -17,12 +17,16 @@ from gitboot.cli import cli
 from gitboot.model.scalars import format_instant
 from gitboot.observe.spool import take
 from gitboot.plan import Record
+from gitboot.problems.codes import Code
 from gitboot.render.state import state_path
 from gitboot.render.terms import TERMS
+from gitboot.resolve import decide
 from gitboot.status import Status
-from tests.fleets import maintenance, policy, server
+from tests.fleets import fleet as fleet_document
+from tests.fleets import image, maintenance, policy, profile, repository, server
 from tests.instance import Repository, eventually, running
 from tests.serving import (
+    ADDRESS,
     ALWAYS,
     BEFORE,
     BY_UUID,
@@ -223,6 +227,67 @@ def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_giv
     assert 'gitboot_boots_refused_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
 
 
+# What firmware boots directly
+
+BMC = "bmc: {address: 'https://bmc.test', credentials: bmc}"
+
+
+def direct(artifact: str, spec: str = "", config: str = "None") -> Fleet:
+    """A server whose firmware boots an artifact, once, by what DHCP names to it."""
+    settings = f"configFrom: {config}" + (", userData: Ignition/3.4" if config == "SystemUUID" else "")
+    data = ", userData: {format: Ignition/3.4, template: t}" if config == "SystemUUID" else ""
+    documents = (
+        server("web01", "role: web", spec).replace('"}]', f'", addresses: [{ADDRESS}]}}]'),
+        image("flatcar-1", settings, artifact),
+        profile("web", "flatcar-1", f"httpBoot: {artifact}{data}", method="UefiHttp"),
+        policy("web", often="Once", spec="override: Once" if spec else "override: None"),
+    )
+    return planned(SEED[0], *documents)
+
+
+def asked_by_dhcp(url: str) -> list[int]:
+    """How a DHCP server is answered, by both of its paths."""
+    by_address = get(f"{url}/httpboot", headers={"user-agent": "Go-http-client/1.1", "x-forwarded-for": ADDRESS})
+    by_uuid = get(f"{url}/httpboot/{UUID}.json", headers={"user-agent": "Go-http-client/1.1"})
+    return [by_address.status_code, by_uuid.status_code]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "expected"),
+    [
+        pytest.param(direct("uki"), 404, id="nothing would show that it was booted"),
+        pytest.param(direct("iso", BMC), 200, id="a BMC shows it"),
+        pytest.param(direct("uki", config="SystemUUID"), 200, id="its data shows it"),
+    ],
+)
+def test_what_dhcp_names_is_offered_where_something_ends_it(here: Site, fleet: Fleet, expected: int) -> None:
+    here.publish(fleet)
+    with here.serve() as url:
+        for _ in range(3):
+            assert asked_by_dhcp(url) == [expected] * 2
+        assert here.observed() == [], "it spends nothing"
+    with here.serve(records=False) as url:
+        assert asked_by_dhcp(url) == [404] * 2
+
+
+def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
+    here.publish(direct("uki", config="SystemUUID"))
+    with here.serve() as url:
+        assert asked_by_dhcp(url) == [200, 200]
+        assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
+        assert [each.path for each in here.observed()] == [f"boot/ignition/{UUID}"]
+        assert asked_by_dhcp(url) == [404, 404]
+        here.now += timedelta(minutes=10)
+        assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
+
+
+def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be_recorded(here: Site) -> None:
+    here.publish(direct("uki", config="SystemUUID"))
+    with here.serve(records=False) as url:
+        found = get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"})
+    assert (found.status_code, found.headers["retry-after"], found.content) == (503, "5", b"")
+
+
 # To whom
 
 
@@ -268,6 +333,22 @@ def test_where_clients_are_named_only_they_count(here: Site, client: str, counts
         with here.serve() as url:
             text = get(url + ENTRY, headers={"user-agent": agent, "x-forwarded-for": client}).text
         assert (GIVEN if counts else DISK) in text
+
+
+@pytest.mark.parametrize(
+    ("url", "clients", "is_told"),
+    [
+        ("http://[fd00::1]:8080", "10.12.0.0/16", True),
+        ("http://[fd00::1]:8080", "10.12.0.0/16, 'fd00::/8'", False),
+        ("http://[fd00::1]:8080", "", False),
+        ("http://192.0.2.1", "10.12.0.0/16", False),
+        ("http://boot.test", "10.12.0.0/16", False),
+    ],
+)
+def test_clients_of_ipv6_who_would_not_count_are_a_warning(url: str, clients: str, is_told: bool) -> None:
+    documents = fleet_document(f"baseURL: '{url}', provisioning: {{clients: [{clients}]}}")
+    warnings = decide(repository(documents, *ONCE[1:], files=TEMPLATES)).warnings
+    assert [each.code for each in warnings if each.code == Code.NO_IPV6_CLIENTS] == [Code.NO_IPV6_CLIENTS] * is_told
 
 
 def test_the_addresses_of_this_host_are_its_own(here: Site) -> None:

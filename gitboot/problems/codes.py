@@ -361,6 +361,13 @@ class Code(StrEnum):
         "While it stands in Git, whatever boots is written; a forgotten document would do so in years.",
         "Give its window an end.",
     )
+    NO_IPV6_CLIENTS = (
+        "GB2020",
+        "Machines that boot by IPv6 do not count as machines",
+        "All of provisioning.clients is IPv4, and a base URL has an address of IPv6: what is made once would "
+        "be given to nobody who asks there.",
+        "Add the machines' networks of IPv6 to provisioning.clients.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "A template that cannot be read",

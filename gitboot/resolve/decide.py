@@ -28,6 +28,7 @@ from gitboot.resolve.checked import (
     declared,
 )
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+from gitboot.resolve.families import left_out
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
@@ -216,7 +217,7 @@ class _Deciding:
         else:
             self.pools, self.problems = pools(repository)
         if not only_servers:
-            self.problems += not_yet(repository)
+            self.problems += [*not_yet(repository), *left_out(repository)]
         self._found: list[DecisionFinding] = []  # of the server at hand
         self._of: dict[Id, None] = {}  # what its decision is made of, each once
         self._interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}  # most servers are made of the same
