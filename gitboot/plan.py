@@ -436,6 +436,7 @@ class Cause(StrEnum):
     OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"
     STOPPED = "boots that write disks are stopped"
     ALL_STOPPED = "all boots from the network are stopped"
+    UNHEARD = "its maintenance has no end, and nothing was heard of the instance for an hour"
     INSTEAD = "in place of a boot that writes a disk"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     ATTEMPTED = "its boot was given, and is given no more by itself; nothing has shown that it started"

@@ -15,10 +15,12 @@ from gitboot.diff.guard import Limits
 from gitboot.ledger import requests
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase
+from gitboot.serve.answers import Answers
+from gitboot.serve.tree import PublishedTree
 from gitboot.status import Event, Held
 from tests.bench import Bench
 from tests.doubles import note_fetch
-from tests.fleets import SEED, at, fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository
 
@@ -498,3 +500,91 @@ def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None
         again.request("start")
         assert {shown(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
         assert again.condition("BootsOffered") == (True, "Offered")
+
+
+# A word for what is installed at every boot
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "code"),
+    [
+        ("a policy", policy("web", "All", "reinstall: Never"), "GB2018"),
+        (
+            "a maintenance's defaults",
+            maintenance("m", "20T10:00 20T18:00", boots="bios").replace(", reinstall: EveryBoot", ""),
+            "GB2018",
+        ),
+        ("a maintenance without an end", maintenance("m", "20T10:00 -", "networkBoot: Once", boots="bios"), "GB2019"),
+    ],
+)
+def test_e18_what_would_install_at_every_boot_is_refused_and_the_last_commit_goes_on(
+    world: World, what: str, text: str, code: str
+) -> None:
+    before = world.applied
+    world.push(servers(), *([] if what == "a policy" else [ONCE]), text)
+    assert [problem.code for problem in world.parts.reconciler.status.problems] == [code]
+    assert (world.applied, world.condition("CommitAccepted")) == (before, (False, "Invalid"))
+    assert {shown(world.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.PROVISIONED)}
+
+
+# An endpoint without its instance
+
+
+def answered(folder: Path, name: str, instant: datetime) -> str:
+    """What an endpoint over the tree that is left behind answers a server's loader then."""
+    tree = PublishedTree(folder / "output", clock=lambda: instant)
+    path = f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
+    answer = Answers(tree).find(path, lambda: "10.0.0.7", instant)
+    assert answer is not None
+    text = bytes(answer.reply.body).decode()
+    return next((each for each in ("memtest-7", "bios-2", "flatcar-1") if f"assets/{each}" in text), "disk")
+
+
+def test_e14_every_window_that_an_endpoint_opens_is_ended_by_it(tmp_path: Path) -> None:
+    nights = [
+        maintenance(f"night{day}", f"{day}T22:00 {day + 1}T04:00", "networkBoot: Always", select="{servers: [web00]}")
+        for day in range(20, 27)
+    ]
+    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+        world.install("web00")
+        world.push(servers("web00"), ONCE, *nights)
+        world.now = at("20T23:00")
+        world.turn()
+    opened = [answered(tmp_path, "web00", at(f"{day}T23:00")) for day in range(20, 27)]
+    assert opened[:3] == ["memtest-7"] * 3
+    ended = {answered(tmp_path, "web00", at(f"{day}T04:00")) for day in range(21, 28)}
+    assert ended == {"disk"}
+    assert answered(tmp_path, "web00", at("20T23:00") + timedelta(hours=720)) == "disk"
+
+
+@pytest.mark.parametrize(
+    ("window", "instant", "boots"),
+    [
+        ("20T10:00 -", "20T12:40", "memtest-7"),
+        ("20T10:00 -", "20T13:00", "disk"),
+        ("20T10:00 -", "21T13:00", "disk"),
+        ("20T12:30 -", "20T12:40", "memtest-7"),
+        ("20T12:30 -", "20T13:15", "disk"),
+        ("20T13:30 -", "20T14:00", "disk"),  # it would be opened by nobody who is alive
+    ],
+)
+def test_e14_a_maintenance_without_an_end_ends_without_its_instance(
+    tmp_path: Path, window: str, instant: str, boots: str
+) -> None:
+    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+        world.install("web00")
+        world.push(servers("web00"), ONCE, maintenance("m", window))
+    assert answered(tmp_path, "web00", at(instant)) == boots
+
+
+def test_e14_a_maintenance_without_an_end_goes_on_while_the_instance_is_alive(tmp_path: Path) -> None:
+    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+        world.install("web00")
+        world.push(servers("web00"), ONCE, maintenance("m", "20T13:30 -"))
+        while world.now < at("20T19:00"):
+            due = world.parts.reconciler.reconcile(world.now)
+            assert due is not None
+            assert due > world.now
+            world.now = due
+            world.parts.reconciler.reconcile(due)
+            assert answered(tmp_path, "web00", due) == ("memtest-7" if due >= at("20T13:30") else "disk")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Final, NamedTuple
 
 from gitboot.load.machines import Machine
 from gitboot.model.scalars import Digest, byte_orders
-from gitboot.plan import Boot, BootPlan, Decision, Halt, Phase, Record
+from gitboot.plan import Boot, BootPlan, Cause, Decision, Halt, Phase, Record
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files
 from gitboot.render.paths import (
@@ -56,11 +57,13 @@ class ServerState:
     later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plans from them on
     files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
     published: PublishedServer  # what its state says
+    refresh_at: datetime | None = None  # when it is to be rendered anew, though its plan is the same
 
     @property
     def transition(self) -> datetime | None:
-        """The next instant at which the plan changes by itself."""
-        return self.later[0][0] if self.later else None
+        """The next instant at which the plan changes by itself, or is to be rendered anew."""
+        dues = (self.later[0][0] if self.later else None, self.refresh_at)
+        return min((due for due in dues if due is not None), default=None)
 
     @property
     def entries(self) -> dict[str, Digest]:
@@ -113,7 +116,7 @@ def server_state(
     What they will name is among the files already, so that nothing is missing when they come.
     """
     now = plan(decision, at, record, stop=stop)
-    later = tuple(_later(decision, at, record, stop))
+    later, refresh_at = _bounded(decision, now, tuple(_later(decision, now, at, record, stop)), at)
     renderings = [_rendered(decisions, decision, about, instant, planned) for instant, planned in ((None, now), *later)]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
     files = {**announced, **renderings[0].lying}
@@ -144,17 +147,45 @@ def server_state(
         later=later,
         files={**files, state_path(decision.server): File(state.render(published), ContentType.JSON)},
         published=published,
+        refresh_at=refresh_at,
     )
 
 
 def _later(
-    decision: Decision, at: datetime, record: Record | None, stop: Halt
+    decision: Decision, planned: BootPlan | None, at: datetime, record: Record | None, stop: Halt
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
-    for _ in range(AHEAD):
+    """The next transitions; the last of them opens no window, where windows have ends."""
+    for number in count():
+        if number >= AHEAD and (planned is None or planned.maintenance is None):
+            return
         if (instant := transition(decision, at, record, stop=stop)) is None:
             return
-        yield instant, plan(decision, instant, record, stop=stop)
+        planned = plan(decision, instant, record, stop=stop)
+        yield instant, planned
         at = instant
+
+
+def _bounded(
+    decision: Decision, now: BootPlan | None, later: tuple[tuple[datetime, BootPlan | None], ...], at: datetime
+) -> tuple[tuple[tuple[datetime, BootPlan | None], ...], datetime | None]:
+    """What comes next, where a maintenance without an end comes last: it is answered for an hour, and then no more.
+
+    An instance that is alive renders it anew before that. The hour is counted from a full quarter of one, so that
+    rendering twice gives the same.
+    """
+    opens, last = later[-1] if later else (None, now)
+    if last is None or last.maintenance is None or last.boot is None:
+        return later, None
+    until = at - (at - _EPOCH) % _QUARTER + _HOUR
+    if opens is not None and opens >= until:  # whoever is alive then will open it
+        return later[:-1], opens - _HOUR + _QUARTER
+    unheard = replace(fallback(decision, last), cause=Cause.UNHEARD)
+    return (*later, (until, unheard)), until - _HOUR + _QUARTER
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR: Final = timedelta(hours=1)
+_QUARTER: Final = timedelta(minutes=15)
 
 
 class _Rendering(NamedTuple):
