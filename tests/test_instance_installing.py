@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.audit.explain import explain
+from gitboot.instance.installing import attempted, started, taken_back
+from gitboot.instance.offers import offer_of
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
-from gitboot.plan import BootPlan, Cause, Phase
+from gitboot.plan import BootPlan, Cause, Phase, Record, Seen
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.records import exported, imported
 from tests.bench import NOON, Bench
@@ -167,6 +169,22 @@ def test_a_clock_that_steps_back_does_not_give_the_boot_again(web01: Installing)
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(hours=-1)
     assert web01.boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
+
+
+def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_started(web01: Installing) -> None:
+    plan = web01.install()
+    state = web01.servers["web01"]
+    assert plan is not None
+    offer = offer_of(state.decision, plan, state.record)
+    assert offer is not None
+    entry, data = Seen(NOON, ENTRY, NIC), Seen(NOON + timedelta(seconds=20), f"{ENTRY}/data", NIC)
+    given = attempted(offer, Record(), entry)
+    begun = started(offer, given, data)
+    assert taken_back(given, entry) == Record()
+    assert taken_back(given, Seen(NOON, ENTRY, OTHER_NIC)) == given
+    assert taken_back(begun, entry) == begun  # the disks may be written by now
+    assert taken_back(begun, data) == given
+    assert started(offer, Record(), data).attempts[0].boots == (data,)
 
 
 # Who begins it again

@@ -219,6 +219,34 @@ def test_data_is_answered_and_observed_as_the_start_of_the_installation(site: Si
     assert (observed.path, observed.digest, observed.is_start, observed.is_report) == (DATA, TOKEN, True, False)
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(state(decisions(web01=server("web01", "role: web", "provision: 2"))), id="provision was raised"),
+        pytest.param(state(decisions(), None), id="it became unknown"),
+        pytest.param(state(decisions(web01=server("web01", spec="lifecycle: Parked"))), id="it was parked"),
+    ],
+)
+def test_an_installation_that_has_begun_goes_on_whatever_is_committed_meanwhile(
+    site: Site, client: httpx.Client, now: ServerState
+) -> None:
+    assert DATA not in now.files
+    for _ in range(2):
+        site.publish(Fleet(servers={"web01": now}, shared={}), at=BEFORE)
+        found = client.get(DATA.removeprefix("boot"))
+        assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
+        assert found.headers["content-type"] == "application/vnd.coreos.ignition+json"
+    assert [(each.path, each.digest, each.is_start) for each in site.observed()] == [(DATA, TOKEN, True)] * 2
+    later = BEFORE + timedelta(days=7)
+    site.publish(Fleet(servers={"web01": now}, shared={}), at=later)
+    assert client.get(DATA.removeprefix("boot")).status_code == 404
+
+
+def test_a_window_that_opens_leaves_the_data_there(site: Site, client: httpx.Client) -> None:
+    site.now = START
+    assert client.get(DATA.removeprefix("boot")).status_code == 200
+
+
 @pytest.mark.parametrize("path", [PATH, ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
 def test_only_a_failure_may_be_posted(site: Site, client: httpx.Client, path: str) -> None:
     found = client.post(path.removeprefix("boot"), content=b"x")

@@ -158,6 +158,8 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
         record_taken_back(learning, offer, observation, at)
         learning.judge(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
+        if offer.phase is not Phase.MAINTENANCE:  # an earlier fetch may have been taken back, and it with that
+            record_step(learning, offer, observation, at)
         learning.judge(pending, _prove(learning, offer, observation, kind, at))
     elif pending.marks is None:  # it is being installed: set now, it would be once more
         learning.note(pending._replace(marks=seen.marks))

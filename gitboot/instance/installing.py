@@ -45,10 +45,15 @@ def failed(offer: Offer, record: Record, failure: Failure) -> Record:
 
 
 def taken_back(record: Record, seen: Seen) -> Record:
-    """The record once what was seen has proven to be of another client than the machine."""
+    """The record once what was seen has proven to be of another client than the machine.
+
+    A boot whose system has asked for its data since was made all the same, by whomever.
+    """
     if not record.attempts:
         return record
     *before, last = record.attempts
+    if last.started is not None and not _is_same(last.started, seen) and last.started.at >= seen.at:
+        return record
     boots = last.boots[:-1] if _is_same(last.boots[-1], seen) else last.boots
     started = None if last.started is not None and _is_same(last.started, seen) else last.started
     now = [replace(last, boots=boots, started=started)] if boots else []

@@ -231,7 +231,8 @@ def record_taken_back(learning: Learning, offer: Offer, observation: Observation
     record = learning.record(offer.uuid)
     if record is not None:
         seen = Seen(observation.at, observation.path, observation.client)
-        learning.write_record(offer.uuid, offer.server, replace(taken_back(record, seen), offered_at=at))
+        if (now := taken_back(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
+            learning.write_record(offer.uuid, offer.server, replace(now, offered_at=at))
 
 
 def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:

@@ -15,7 +15,7 @@ from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import Shard
 from gitboot.publish.reindex import Pair, reindexed, reindexed_wholly
 from gitboot.publish.tree import Tree, is_record
-from gitboot.render.paths import is_immutable
+from gitboot.render.paths import is_content
 from gitboot.render.state import Listed, parse, server_of, state_path
 from gitboot.render.tree import File, Files
 
@@ -40,7 +40,7 @@ class TreeChanges:
     at: datetime  # UTC, in whole seconds
     digests: Mapping[str, str | None]  # of the states that the manifest lists anew, by server; None: no more
     shared: Mapping[str, Listed] | None  # what the manifest says of shared files; None: what it says now
-    content: Mapping[str, tuple[str, ...]]  # what each server names in o/ from now on
+    content: Mapping[str, tuple[str, ...]]  # what the entries of each server name from now on
     planned: int  # files that were looked at
     written: tuple[str, ...]
     states: tuple[str, ...]  # of those written, in the order in which no identity is without its server
@@ -63,7 +63,7 @@ class TreeChanges:
 
 
 class NamedContent:
-    """Which content in o/ each server names: it goes when nobody does any more."""
+    """Which content each server names: it goes when nobody does any more."""
 
     def __init__(self) -> None:
         self._by_server: dict[str, tuple[str, ...]] = {}
@@ -158,7 +158,7 @@ class _Decision:
         path = state_path(server)
         now = files[path].sha256
         self._planned += len(files)
-        self._content[server] = tuple(filter(is_immutable, files))
+        self._content[server] = tuple(filter(is_content, files))
         self._identities[server] = parse(files[path].content).identities
         if now != digest:
             self._digests[server] = now
@@ -195,7 +195,7 @@ class _Decision:
         if now != before:
             self._shared = now
         self._planned += len(files)
-        self._content[SHARED] = tuple(filter(is_immutable, files))
+        self._content[SHARED] = tuple(filter(is_content, files))
         self._owned |= before.keys()
         differing = files
         if self._wanted.complete:
@@ -236,7 +236,7 @@ class _Decision:
         for path in sorted(self._left_over({*self._owned, *self._tree.pending_files})):
             if not _is_file_at(self._disk, path):
                 continue
-            if not is_immutable(path):
+            if not is_content(path):
                 self._withdrawn.append(path)
             elif path in self._owned or path not in self._tree.retired:
                 self._retired.append(path)

@@ -20,7 +20,7 @@ from gitboot.publish.index import Shard, render_shard
 from gitboot.publish.manifest import STATUS, Stamp
 from gitboot.publish.reindex import Pair
 from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
-from gitboot.render.paths import is_immutable
+from gitboot.render.paths import is_content
 from gitboot.render.tree import File, Files
 
 
@@ -152,12 +152,12 @@ class Directory:
             disk.sync()
             self._stage({**content, **batch, **joined, **manifest}, changes.at)
             disk.sync()
-            self._place(path for path in content if is_immutable(path))
+            self._place(path for path in content if is_content(path))
             disk.sync()
             self._place(joined)
             self._place(changes.states)
             states = set(changes.states)
-            self._place(path for path in (*content, *batch) if not is_immutable(path) and path not in states)
+            self._place(path for path in (*content, *batch) if not is_content(path) and path not in states)
             if parted:
                 self._stage(parted, changes.at)
                 disk.sync()

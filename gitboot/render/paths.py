@@ -188,6 +188,11 @@ def is_immutable(path: str) -> bool:
     return path.startswith(IMMUTABLE)
 
 
+def is_content(path: str) -> bool:
+    """Whether entries name it: it stands before they do, and for a while after none does any more."""
+    return is_immutable(path) or means(path) is DATA
+
+
 def asked_for(path: str) -> Iterator[Asked]:
     """What a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
     for kind, expression in _ANY_SPELLING:

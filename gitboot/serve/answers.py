@@ -15,6 +15,7 @@ from gitboot.canonical import canonical, digest
 from gitboot.render.paths import (
     BOOT,
     CHAIN,
+    DATA,
     HTTP_BOOT,
     IMMUTABLE,
     Asked,
@@ -24,6 +25,7 @@ from gitboot.render.paths import (
     artifact_type,
     asked_for,
     identity_of,
+    token_in,
 )
 from gitboot.render.state import Turn, turn_of
 from gitboot.serve.giving import Guarded
@@ -105,8 +107,14 @@ class Answers:
         for asked in asked_for(path):
             if asked.identity not in located:
                 located[asked.identity] = self._tree.find(asked.identity)
-            if (server := located[asked.identity]) is not None and asked.path in server.state.paths:
-                return self._of_server(server, asked, at)
+            if (server := located[asked.identity]) is None:
+                continue
+            if asked.path in server.state.paths and (answer := self._of_server(server, asked, at)) is not None:
+                return answer
+            if asked.kind is DATA:
+                return self._left_over(server, asked)
+            if asked.path in server.state.paths:
+                return None
         return self._shared(CHAIN if path == "ipxe/" else BOOT + path)
 
     # One server's
@@ -134,6 +142,30 @@ class Answers:
             signature=located.signature,
             since=version.since,
             until=until,
+        )
+
+    def _left_over(self, located: Located, asked: Asked) -> Answer | None:
+        """Data that an entry named until a commit or a window came: an installation that has begun goes on."""
+        if (found := self._tree.read(asked.path, MOST_BYTES)) is None:
+            return None
+        content_type = artifact_type(asked.path.rpartition("/")[2])
+        return Answer(
+            counts_as=Answered.ENTRY,
+            reply=file_reply(found.content, content_type, UNCACHED),
+            guarded=Guarded(
+                server=located.state.server,
+                path=asked.path,
+                role=Role.DATA,
+                digest=token_in(asked.path),
+                writes_disk=False,
+                once=False,
+                needs=(),
+                shows=located.state.shows,
+                has_hop=False,
+            ),
+            content_type=content_type,
+            file=found.file,
+            signature=found.signature,
         )
 
     def _turn(self, versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
