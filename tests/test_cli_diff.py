@@ -325,6 +325,20 @@ def test_e19_a_branch_that_is_put_on_top_commit_by_commit_is_acknowledged_as_one
     assert diff("main..topic", "--each-merge").exit_code == 4
 
 
+def test_e19_a_merge_that_an_instance_would_hold_is_not_hidden_by_the_one_before(work: Work) -> None:
+    """Parked and taken back, a server is what it was; an instance that looks in between sees it come back."""
+    path = "servers/fra1-db02.yaml"
+    before = work.git("show", f"main:{path}")
+    work.git("branch", "--force", "accepted", "main")
+    merged(work, {path: before.replace("spec: {", "spec: {lifecycle: Parked, ")})
+    merged(work, {path: before})
+    assert diff("accepted..main").exit_code == 0
+    assert diff("accepted..main", "--each-merge").exit_code == 4
+    acks = [line.split("  # ")[0] for line in lines("accepted..main", "--each-merge")]
+    work.git("commit", "--quiet", "--allow-empty", "-m", "\n".join(["Look at it", "", *acks]))
+    assert diff("accepted..main", "--each-merge").exit_code == 0
+
+
 def test_a_commit_in_between_that_is_invalid_is_no_step(work: Work) -> None:
     work.git("branch", "--force", "accepted", "main")
     work.commit({"servers/fra1-db01.yaml": "kind: Nonsense\n"})

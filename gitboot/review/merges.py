@@ -58,7 +58,9 @@ def judged_by_steps(
     if found.held is None:
         trips = tuple(trip for hop in found.hops for trip in hop.verdict.trips)  # each of which is acknowledged
         return replace(verdict, trips=trips), (), found.unheeded
-    return verdict, tuple(_steps(found.steps, line)), found.unheeded
+    # What the commits change together may be harmless where one of them is not: an instance may look in between.
+    holding = verdict if verdict.held else found.held.verdict
+    return holding, tuple(_steps(found.steps, line)), found.unheeded
 
 
 def tightened(limits: Limits, *sides: Side) -> Limits:

@@ -167,7 +167,7 @@ def review(
     given = acknowledgements(messages, changes.digest)
     verdict = judge(changes.extent, tightened(limits, base, head), given.given)
     steps, unheeded = tuple[HeldStep, ...](), given.unheeded
-    if verdict.held and len(line) > 1:
+    if len(line) > 1:
         verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
