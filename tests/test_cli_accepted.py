@@ -15,6 +15,7 @@ from gitboot.cli.accepted import accepted_by
 from gitboot.errors import HostUnreachable, UsageError
 from tests.instance import eventually
 from tests.rack import Rack, typed, until_condition
+from tests.repositories import Work
 
 
 @pytest.fixture
@@ -146,3 +147,13 @@ def test_an_instance_that_has_accepted_nothing_says_so(rack: Rack) -> None:
         eventually(lambda: instance.status()["attempted"]["commit"])
         with pytest.raises(UsageError, match="names no commit that was accepted"):
             accepted_by(instance.url)
+
+
+def test_a_commit_that_the_clone_does_not_have_is_said(rack: Rack, tmp_path: Path) -> None:
+    rack.add("web01")
+    accepted = rack.push()
+    rack.once(records="adopt")
+    other = Work(tmp_path / "other")
+    other.commit({"fleet.yaml": "x"})
+    done = typed("diff", "main", other.path, "--accepted", rack.output)
+    assert (done.code, f"has no commit {accepted}" in done.err) == (64, True)

@@ -245,7 +245,8 @@ class Hall:
 
 
 @pytest.fixture
-def hall(tmp_path: Path) -> Iterator[Hall]:
+def hall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hall]:
+    monkeypatch.setattr("gitboot.cli.instance._PATIENCE_S", 0)  # it is this process that would take a request up
     with ExitStack() as opened:
         handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which commands wake the instance: this process
         opened.callback(signal.signal, signal.SIGUSR1, handler)
@@ -255,7 +256,7 @@ def hall(tmp_path: Path) -> Iterator[Hall]:
         yield made
 
 
-def test_a_new_board_and_an_empty_disk(hall: Hall) -> None:
+def test_e12_a_new_board_and_an_empty_disk(hall: Hall) -> None:
     hall.machine.uuid = NEW
     hall.merge("A new board, and an empty disk")
     assert (hall.override, hall.entry(NEW_MAC), hall.entry()) == ("Once Pxe", "flatcar", "nothing")
@@ -266,7 +267,7 @@ def test_a_new_board_and_an_empty_disk(hall: Hall) -> None:
     assert (hall.entry(NEW_MAC), hall.override, len(hall.machine.writes)) == ("disk", "Disabled", 1)
 
 
-def test_a_new_board_and_the_old_disks(hall: Hall) -> None:
+def test_e12_a_new_board_and_the_old_disks(hall: Hall) -> None:
     hall.machine.uuid = NEW
     hall.merge("A new board, and the old disks")
     assert (hall.record(NEW), hall.entry(NEW_MAC), hall.override) == (None, "disk", "Disabled")
@@ -323,7 +324,7 @@ def test_out_of_the_fleet(hall: Hall) -> None:
     assert (hall.record(), hall.entry(), hall.override) == (before, "disk", "Disabled")
 
 
-def test_wiped(hall: Hall) -> None:
+def test_e12_wiped(hall: Hall) -> None:
     hall.merge("Wiped")
     assert (hall.entry(), hall.override) == ("disk", "Disabled")
     hall.wait(OPEN)
@@ -440,14 +441,14 @@ def test_a_board_that_left_with_its_override_does_not_keep_the_new_one_waiting(h
 
 
 WALKS: dict[str, Callable[[Hall], None]] = {
-    "A new board, and an empty disk": test_a_new_board_and_an_empty_disk,
-    "A new board, and the old disks": test_a_new_board_and_the_old_disks,
+    "A new board, and an empty disk": test_e12_a_new_board_and_an_empty_disk,
+    "A new board, and the old disks": test_e12_a_new_board_and_the_old_disks,
     "Another network card": test_another_network_card,
     "Another rack": test_another_rack,
     "Another name": test_another_name,
     "Retired": test_retired,
     "Out of the fleet": test_out_of_the_fleet,
-    "Wiped": test_wiped,
+    "Wiped": test_e12_wiped,
     "Rescued": test_rescued,
     "A BIOS update": test_a_bios_update,
     "From another repository": test_from_another_repository,
