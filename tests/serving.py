@@ -28,7 +28,7 @@ from gitboot.render.schedule import ServerState, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
-from gitboot.serve.app import DEADLINE_S, Clients, Endpoint
+from gitboot.serve.app import Clients, Endpoint
 from gitboot.serve.recording import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
@@ -143,7 +143,7 @@ class Site:
 
     @contextmanager
     def serve(
-        self, listen: str = "127.0.0.1:0", *, records: bool = True, deadline_s: float = DEADLINE_S, **more: Any
+        self, listen: str = "127.0.0.1:0", *, records: bool = True, deadline_s: float = 20, **more: Any
     ) -> Iterator[str]:
         """The base URL of an endpoint."""
         assets = more.pop("assets", None)

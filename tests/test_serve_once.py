@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -129,6 +131,25 @@ def test_a_higher_number_is_given_though_another_was(here: Site) -> None:
         assert GIVEN in get(url + ENTRY).text
 
 
+def test_e3_a_ledger_that_cannot_be_written_gives_nothing_twice(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    documents = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
+    repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
+    with running(repository.bare, tmp_path, records="fresh") as instance:
+        eventually(lambda: instance.status()["records"] == {"Pending": 1})
+        lock = sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        first = instance.get(ENTRY).text
+        assert GIVEN in first
+        data = re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+)", first)[0]
+        assert instance.get(data).status_code == 200
+        for _ in range(3):
+            assert "(Given)" in instance.get(ENTRY).text
+        lock.execute("ROLLBACK")
+        lock.close()
+        eventually(lambda: instance.status()["records"] == {"Provisioned": 1})
+
+
 def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
     with site(planned(*ONCE, now=datetime.now(UTC))) as here:
         arguments = ("--spool", str(here.spool))
@@ -151,6 +172,18 @@ def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: 
         assert DISK in text
         assert "another endpoint gives it" in text
         assert other.observed() == []
+
+
+def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_reads(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        shutil.rmtree(here.spool)
+        assert "(NotRecorded)" in get(url + ENTRY).text
+        here.spool.mkdir()
+        assert "(AnotherGiver)" in get(url + ENTRY).text, "the tree names the one that was lost"
+        here.publish(FLEET, commit="2")
+        assert GIVEN in get(url + ENTRY).text
+        assert [each.path for each in take(here.spool, {}).observations] == [f"boot{ENTRY}"]
 
 
 def test_a_tree_that_names_no_spool_has_nothing_given(here: Site) -> None:

@@ -58,8 +58,8 @@ class SpoolFile:
 
     def append(self, lines: bytes) -> int:
         """Write whole lines, durably; return where they begin in their file. Raises OSError where none of it counts."""
-        if self._fd is None or self._size >= self._most_bytes:
-            self._begin()
+        if self._fd is None or self._size >= self._most_bytes or not os.fstat(self._fd).st_nlink:
+            self._begin()  # what has no name any more nobody would read
         assert self._fd is not None  # noqa: S101
         try:
             if os.write(self._fd, lines) < len(lines):

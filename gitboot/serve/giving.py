@@ -27,7 +27,7 @@ class Recorder(Protocol):
 
     @property
     def giver(self) -> str | None:
-        """The identity of the spool; None: it cannot be written."""
+        """The identity of the spool, as it was at the last look."""
 
     async def record(self, observation: Observation) -> bool:
         """Whether it stands recorded within a deadline; what does not never will."""
@@ -114,16 +114,16 @@ class Giving:
         recorder, digest = self._recorder, asked.digest
         if recorder is None or digest is None:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
-        if (giver := recorder.giver) is None:
-            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool cannot be written")
-        if self._tree.is_foreign or giver != self._tree.terms.giver:
-            return Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
-        if asked.role is Role.DATA and self._why_not_counted(asked, asking) is not None:
-            return None
         try:
-            given = await recorder.given(asked.server, digest) if asked.role is not Role.DATA else None
+            given = await recorder.given(asked.server, digest)
         except Unrecordable:
-            return Refusal(WhyNot.NOT_RECORDED, "what the spool knows could not be read in time")
+            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
+        if self._tree.is_foreign or recorder.giver != self._tree.terms.giver:
+            return Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
+        if asked.role is Role.DATA:
+            counts = self._why_not_counted(asked, asking) is None
+            stands = not counts or asking.only_looks or await self._recorded(asked, asking)
+            return None if stands else Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
         if given is not None and not given.again(asking.at):
             first = given.first
             return Refusal(WhyNot.GIVEN, f"given once, at {format_instant(first.at)} to {first.client}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -27,15 +26,7 @@ class Recording:
     def __init__(self, spool: Spool, deadline_s: float) -> None:
         self._spool, self._deadline_s = spool, deadline_s
         self._given = GivenBoots(spool.folder)
-        self._giver: str | None = None
-
-    @property
-    def giver(self) -> str | None:
-        """The identity of the spool; None: it has none, and cannot be given one now."""
-        if self._giver is None:
-            with suppress(OSError):
-                self._giver = identity(self._spool.folder)
-        return self._giver
+        self.giver: str | None = None  # the identity of the spool, as it was at the last look
 
     async def record(self, observation: Observation) -> bool:
         """Whether it stands recorded in time; what does not is taken back."""
@@ -48,12 +39,17 @@ class Recording:
 
     async def given(self, server: str, digest: str) -> Given | None:
         """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
-        found = self._spool.call(partial(self._given.find, server, digest))
+        found = self._spool.call(partial(self._look, server, digest))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(found), self._deadline_s)
         except (TimeoutError, OSError) as error:
             _logger.error("what was given to %s cannot be read: %r", server, error)
             raise Unrecordable from error
+
+    def _look(self, server: str, digest: str) -> Given | None:
+        """What is known by now, in the thread that writes."""
+        self.giver = identity(self._spool.folder)
+        return self._given.find(server, digest)
 
 
 def _stands(written: Future[None], observation: Observation) -> bool:
