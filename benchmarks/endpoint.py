@@ -24,11 +24,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from gitboot.observe.spool import identity
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.render.formats import shared_files
 from gitboot.render.schedule import server_state
 from gitboot.render.state import state_path
+from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File
 from tests.fleets import SEED, decided, mac_of, policy, uuid_of
 
@@ -47,9 +49,13 @@ def path_of(number: int) -> str:
     return f"/v1/boot/{mac(number)}/boot.ipxe"
 
 
-def publish(root: Path, servers: int, often: str) -> None:
-    """The tree of a fleet whose servers differ in name, MAC address and UUID."""
-    decisions = decided(*SEED[:-1], policy("web", often=often))
+def publish(root: Path, servers: int, often: str, spool: Path | None = None) -> None:
+    """The tree of a fleet whose servers differ in name, MAC address and UUID.
+
+    What they boot as often as they ask writes no disk; what they boot once does, and is given by ``spool``.
+    """
+    boots = "web" if often == "Once" else "repair"
+    decisions = decided(*SEED[:-1], policy("web", often=often, boots=boots))
     found = server_state(decisions, decisions.servers["web01"], Record(), AT)
     text = found.files[state_path("web01")].content.decode()
     own, uuid = mac_of("web01").replace(":", "-"), uuid_of("web01")
@@ -63,7 +69,8 @@ def publish(root: Path, servers: int, often: str) -> None:
             f"boot{path_of(number)}": File(entry.content.replace(b"web01", name.encode())),
         }
     with Directory.open(root, ledger="bench") as target:
-        target.publish(files, shared_files(decisions), complete=True, commit="bench", at=AT)
+        shared = {**shared_files(decisions), **render(Terms(giver=identity(spool) if spool is not None else None))}
+        target.publish(files, shared, complete=True, commit="bench", at=AT)
 
 
 def free_port() -> int:
@@ -73,7 +80,7 @@ def free_port() -> int:
 
 def ask(port: int, path: str) -> bytes:
     with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE\r\nConnection: close\r\n\r\n".encode())
         return b"".join(iter(lambda: client.recv(65536), b""))
 
 
@@ -136,7 +143,7 @@ async def many(port: int, numbers: list[int], connections: int) -> list[float]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while waiting:
             began = time.perf_counter()
-            writer.write(f"GET {path_of(waiting.pop())} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            writer.write(f"GET {path_of(waiting.pop())} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length:")[2].split()[0])
             await reader.readexactly(length)
@@ -195,8 +202,8 @@ def main(servers: int) -> None:
                 theirs = per_request_us(port, pid, servers)
             print(f"an entry                    {ours:5.0f} us of CPU, {theirs / ours:.2f} x nginx")
         shutil.rmtree(root)
-        publish(root, min(servers, MACHINES), "Once")
         (spool := folder / "spool").mkdir()
+        publish(root, min(servers, MACHINES), "Once", spool)
         with serving(root, "--spool", str(spool)) as (port, _, _):
             took = sorted(asyncio.run(many(port, list(range(min(servers, MACHINES))), 64)))
         sync = sync_s(folder)
