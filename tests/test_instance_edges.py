@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from gitboot.diff.guard import Limits
+from gitboot.errors import SourceError
 from gitboot.ledger import requests
+from gitboot.load import Revision
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.serve.answers import Answers
@@ -362,6 +364,21 @@ def test_e20_the_same_in_one_poll(world: World) -> None:
     world.turn()
     assert world.held is not None
     assert (world.applied, world.held.guards) == (first, ("maxReinstalls",))
+
+
+def test_e20_a_crash_after_the_ledger_has_a_commit_makes_its_servers_no_old_ones(tmp_path: Path, world: World) -> None:
+    """The clone is told later which commit is accepted; by then the ledger has seen what came with it."""
+
+    def fail(revision: Revision) -> None:
+        raise SourceError("the disk is full")
+
+    world.parts.source.accept = fail  # type: ignore[method-assign]
+    commit = world.push(servers(), servers("new"), ONCE)
+    assert str(uuid_of("new")) in world.parts.reconciler.standing.knowledge.machines
+    with world.restarted(tmp_path) as again:
+        again.turn()
+        assert (again.applied, again.held) == (commit, None)
+        assert shown(again.plan("new")) == INSTALLS
 
 
 def test_e21_a_maintenance_that_hid_an_installer_cannot_go_unseen(tmp_path: Path) -> None:
