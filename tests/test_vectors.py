@@ -311,8 +311,10 @@ class Lifetime:
 
     def decision(self) -> Decision:
         commit = self.commit()
-        self.learn(Batch(commit=commit, changed=tuple(commit.decisions.servers)))
-        return commit.decisions.servers["web01"]
+        servers = commit.decisions.servers
+        came = {each.uuid: each.provision for each in servers.values()}  # by the first of these commits
+        self.learn(Batch(commit=commit, changed=tuple(servers), introduced=came))
+        return servers["web01"]
 
     def commit(self) -> Commit:
         fleet = repository(*workload(provision=self.provision, repairs=self._repairs), *self.in_maintenance)

@@ -89,7 +89,8 @@ def _beginning(what: str) -> dict[str, Any]:
 
     if what in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
         return {"how": what}
-    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what)).items()]
+    hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
+    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what), hint).items()]
     return {"how": Beginning.RECORDS, "items": items}
 
 
@@ -205,15 +206,14 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
 
 
-def _read(file: Path) -> dict[SystemUuid, Record]:
+def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
     from gitboot.errors import UsageError
     from gitboot.resolve.records import imported
 
     try:
         return imported(file.read_bytes(), str(file))
     except OSError as error:
-        message = f"{file}: {error.strerror}; say fresh, adopt, as-recorded, or name a file of exported records"
-        raise UsageError(message) from None
+        raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
 
 
 def _replaced(record: Record, before: Record, at: datetime) -> Record:
