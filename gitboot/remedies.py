@@ -14,6 +14,7 @@ STATE: Final = "STATE"  # the state directory, which only the command knows that
 
 _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
+_CLOCK: Final = "gitboot records clock --state STATE --reason '…'"
 _RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
 _ACT: Final = "provisioning: {ledger: LEDGER}  # in the Fleet, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records.json --state STATE  # or: adopt"
@@ -32,6 +33,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
         "Invalid": "gitboot validate --rev COMMIT",
     },
+    "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},

@@ -21,6 +21,8 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lives", type=int, default=6, help="How many lives of a machine are searched for each BMC.")

@@ -55,6 +55,7 @@ def in_process(
         limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
         listen="by the test itself",
         spool=folder / "spool",
+        accepted_filesystems=("tmpfs", "ramfs", "overlay"),  # where tests may lie, as in containers
     )
     events: list[Event] = []
 

@@ -847,7 +847,7 @@ def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytes
     [
         ("outptu = '/srv/boot'\n", "there is no setting 'outptu'; did you mean output?"),
         ("git_timeout = 5\n", "did you mean git-timeout?"),
-        ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have allow-empty, allow-rewind, assets"),
+        ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have accept-filesystem, allow-empty"),
         ("[run]\noutput = 'x'\n", "there is no setting 'run'"),
         ("output = \n", "cannot be read: Invalid value"),
         ("poll = 'often'\n", "gitboot.toml: 'often' is not a valid float"),

@@ -249,7 +249,8 @@ def _check_maintained(planned: BootPlan, winner: Document, record: Record | None
     goes_on = spec["profile"] != "local"
     if spec.get("networkBoot") == "Once":
         made = record.runs.get(name, Run(0, instant)) if record is not None else Run(0, instant)
-        over = made.run >= spec.get("run", 1) and instant >= made.at + timedelta(minutes=1)
+        graced = made.at <= instant < made.at + timedelta(minutes=1)
+        over = made.run >= spec.get("run", 1) and not graced
         over &= made.end is None or bounds(spec)[0] < made.end or "start" not in spec.get("window", {})
         goes_on &= record is not None and not over
     assert planned.phase == (Phase.MAINTENANCE if goes_on else Phase.DISK)

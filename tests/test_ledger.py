@@ -750,13 +750,26 @@ def test_a_crash_between_a_change_and_its_mark_is_no_older_copy(path: Path) -> N
 
 
 @pytest.mark.parametrize("mark", [b"", b"garbage", b"\xff\xfe 7", None])
-def test_a_mark_that_cannot_be_read_proves_nothing(path: Path, mark: bytes | None) -> None:
+def test_e9_a_ledger_that_was_written_to_and_has_no_mark_is_an_older_copy(path: Path, mark: bytes | None) -> None:
+    """The documented backup, on a new host."""
     written(path)
     if mark is None:
         path.with_suffix(".mark").unlink()
     else:
         path.with_suffix(".mark").write_bytes(mark)
+    assert is_behind(path)
+    with opened(path) as ledger:
+        assert facts.read(ledger).doubt == "RestoredLedger"
+        put(ledger, facts.initialise, "as-recorded")
+    with opened(path) as ledger:  # its mark is whole again
+        assert facts.read(ledger).doubt is None
+
+
+def test_a_ledger_that_was_never_written_to_needs_no_mark(path: Path) -> None:
+    open_ledger(path).close()
     assert not is_behind(path)
+    with opened(path) as ledger:
+        assert ledger.mark == (facts.read(ledger).identity, 0)
 
 
 def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> None:

@@ -14,6 +14,7 @@ from gitboot.bmc.override import State
 from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests
 from gitboot.ledger.entries import Suspension
 from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.store import write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Phase, Run
 from tests.bench import Bench
@@ -31,6 +32,9 @@ def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript((Path(__file__).parent / "ledgers" / "0.1.0.sql").read_text())
+        query = "SELECT value FROM facts WHERE name IN ('identity', 'changes') ORDER BY name DESC"
+        identity, changes = (value for (value,) in connection.execute(query))
+    write_mark(path.with_suffix(".mark"), identity, int(changes))  # as 0.1.0 left it
     return path
 
 

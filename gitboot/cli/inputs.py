@@ -72,6 +72,16 @@ credentials_option = click.option(
 )
 
 
+accept_filesystem_option = click.option(
+    "--accept-filesystem",
+    "accepted_filesystems",
+    envvar="GITBOOT_ACCEPT_FILESYSTEM",
+    multiple=True,
+    metavar="NAME",
+    help="A type of file system on which state may lie although it may be lost there: tmpfs, overlay, nfs4.",
+)
+
+
 _CONFIG: Final = "gitboot.config"  # in a context: the file that its defaults are from
 
 

@@ -111,6 +111,20 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
         _go_on(yes=yes)
 
 
+@command.command("clock", context_settings=_SETTINGS)
+@state_option
+@_reason_option
+def accept_clock(state: Path, reason: str) -> None:
+    """Say that this machine's clock is right: where it is behind the ledger's newest instant, or nobody keeps it.
+
+    Where a time service keeps it later, and stops, that is said anew.
+    """
+    from gitboot.cli.instance import request
+    from gitboot.instance.requests import CLOCK
+
+    click.echo(request(state, CLOCK, {"reason": reason}))
+
+
 @command.command("set", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))

@@ -16,12 +16,13 @@ import click
 from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
-from gitboot.cli.inputs import config_option, credentials_option
+from gitboot.cli.inputs import accept_filesystem_option, config_option, credentials_option
 from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
 from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
+from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:
     from gitboot.instance.settings import ForgeSettings, Settings
@@ -131,6 +132,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="How long an installation may show nothing new, from its boot on, until the condition BootsProven says so.",
 )
+@accept_filesystem_option
 @limit_options
 @allowance_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
@@ -215,7 +217,9 @@ def _run(settings: Settings) -> Exit:
         telling(settings, bell.ring) as verdicts,
         running(settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts)) as (instance, source),
     ):
-        loop = Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, bell=bell)
+        loop = Loop(
+            instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, bell=bell, keeping=keeping
+        )
         reap_orphans(loop.wait)
         _obey_signals(loop.stop, {signal.SIGHUP: loop.fetch_now, signal.SIGUSR1: loop.wake})
         ledger = instance.reconciler.status.ledger
@@ -259,7 +263,7 @@ def _once(settings: Settings) -> Exit:
         telling(settings, lambda: None, patience_s=_LONGEST_TELLING_S) as verdicts,
         running(settings, tell=tell, clock=_clock, wait=True, judged=_judged_by(verdicts)) as (instance, source),
     ):
-        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
+        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, keeping=keeping).once()
         return _exit_of(instance.reconciler.status)
 
 
@@ -269,7 +273,7 @@ def _dry_run(settings: Settings) -> Exit:
     from gitboot.instance.loop import Loop
 
     with tried_out(settings, tell=tell, clock=_clock) as (instance, source, looked):
-        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell).once()
+        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, keeping=keeping).once()
         for what, paths in (("write", looked.seen.written), ("withdraw", looked.seen.withdrawn)):
             for path in paths:
                 click.echo(f"would {what} {settings.output / path}")

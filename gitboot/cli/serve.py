@@ -12,12 +12,13 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.inputs import config_option
+from gitboot.cli.inputs import accept_filesystem_option, config_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
 from gitboot.processes import end_with, python, reap_orphans
 from gitboot.status import Event
+from gitboot.storage import check_spool
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -46,6 +47,7 @@ from gitboot.status import Event
     type=click.Path(path_type=Path, file_okay=False),
     help="A directory that is served under /assets/. Default: none.",
 )
+@accept_filesystem_option
 @click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
 @click.option("--parent", type=int, hidden=True, help="That process.")
 @click.option("--status", type=click.Path(path_type=Path), hidden=True, help="Where the instance leaves its status.")
@@ -56,6 +58,7 @@ def command(
     workers: int,
     spool: Path | None,
     assets: Path | None,
+    accepted_filesystems: tuple[str, ...],
     fd: int | None,
     parent: int | None,
     status: Path | None,
@@ -73,6 +76,8 @@ def command(
         raise UsageError(f"{output} is not a directory; give what was published with --output or --out")
     if spool is not None:
         make_spool(spool)
+        if parent is None:  # else the instance has looked at it
+            check_spool(spool, accepted_filesystems, _warn)
     stop = stopped_by_signal(signal.SIGTERM) if parent is not None else stopped_by_signal()
     if fd is not None:
         _work(output, socket.socket(fileno=fd), spool, assets, stop, status, ledger)
@@ -95,6 +100,10 @@ def command(
             while not stop.wait(3600):
                 pass
     tell(Event(at=_clock(), type="Stopped", message="the tree stays as it is"))
+
+
+def _warn(message: str) -> None:
+    tell(Event(at=_clock(), type="StateMayBeLost", message=message, warning=True))
 
 
 def worker_command(

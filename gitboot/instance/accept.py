@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 from gitboot.diff.guard import Guard, Limits, Verdict, trailer
 from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, Orders, SourceError, TryAgain
@@ -111,6 +112,12 @@ class Accepting:
             return self._adopted(attempt)
         except SourceError:
             return attempt  # `accept` tries again, and says so
+
+    def is_newest(self, attempt: Attempt) -> bool:
+        """Whether the accepted commit is the newest that was fetched."""
+        with suppress(SourceError):
+            return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
+        return False
 
     def _over_a_whole_clone(
         self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
@@ -262,6 +269,12 @@ def refused_message(attempt: Attempt) -> str:
     return f"{(attempt.attempted or '')[:12]} is invalid: {attempt.problems[0]}{rest and f' {rest}'}"
 
 
+_AFTER_GAP: Final = (
+    "Lines of messages do not count before the instance has come up to the newest commit: it was not alive for long, "
+    "and nothing else proves that this ledger is no older copy"
+)
+
+
 def held_message(held: Candidate) -> str:
     """By which numbers a commit is held, and how it is acknowledged."""
     verdict = held.verdict
@@ -269,6 +282,8 @@ def held_message(held: Candidate) -> str:
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
     approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
     message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
+    if not held.heeds_lines:
+        return f"{message}. {_AFTER_GAP}"
     if Guard.ALLOW_REWIND not in verdict.holding:  # that is bound to two commits, so no line in a message can
         message = (
             f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "

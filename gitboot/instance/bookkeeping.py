@@ -76,6 +76,8 @@ def _write_facts(tx: Transaction, news: News) -> None:
         facts.initialise(tx, now.initialised)
     if (now.foreign, now.heir_of) != (before.foreign, before.heir_of):
         facts.note_surroundings(tx, now)
+    if (now.heartbeat, now.gap, now.clock) != (before.heartbeat, before.gap, before.clock):
+        facts.note_life(tx, now)
     if now.accepted != before.accepted:
         facts.accept(tx, now.accepted)
     facts.use_up(tx, news.used_up)

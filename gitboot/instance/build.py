@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -32,18 +33,20 @@ from gitboot.instance.standing import Standing
 from gitboot.ledger import facts, overrides, records, requests
 from gitboot.ledger.entries import Request
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
-from gitboot.ledger.store import Store
+from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load import Revision, load
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
+from gitboot.publish.manifest import STATUS
 from gitboot.resolve import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
 from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.clone import accepted_snapshot
 from gitboot.status import Event, Status
+from gitboot.storage import check_spool, check_state
 
 Tell = Callable[[Event], None]
 Clock = Callable[[], datetime]
@@ -112,7 +115,7 @@ def assembled(
 
     ``wake`` is called when a job has ended, from its thread.
     """
-    inbox = Inbox(store, settings.spool)
+    inbox = Inbox(store, settings.spool, witness_of(settings))
     bmcs = (bmcs_of or pool_of)(settings.bmc, inbox.record, clock, wake, dry_run)
     looked_around(store, observes=outside.observes, owner=outside.owner, output=settings.output)
     knowledge = known(store)
@@ -162,6 +165,7 @@ def running(
     then. ``evaluation_of`` a clone is a process of its own, if not a test's.
     """
     _make(settings.state)
+    _look_at_storage(settings, tell, clock)
     with ExitStack() as stack:
         stack.enter_context(state.locked(settings.state))
         store = stack.enter_context(opened_ledger(settings.state / state.LEDGER, tell, clock))
@@ -173,6 +177,7 @@ def running(
         records = records_of(settings.output)
         if owner == ledger:
             doubt_if_behind(store, records)
+        _doubt_without_marks(store, settings, owner)
         source = Source(remote_of(settings.git), settings.state)
         evaluation = (
             evaluation_of(settings.state)
@@ -198,7 +203,7 @@ def running(
                 tell=tell,
                 clock=clock,
                 wake=wake,
-                report=partial(_reported, settings.state, tree, store, clock, judged),
+                report=partial(_reported, settings, tree, store, clock, judged),
             )
         )
         yield instance, source
@@ -239,6 +244,8 @@ def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[Store]:
     with store:
         if facts.is_behind(store):
             facts.doubt(store, "RestoredLedger")
+        if store.mark is None:
+            store.write_mark(*store.progress)
         yield store
 
 
@@ -255,6 +262,33 @@ def doubt_if_behind(store: Store, published: Mapping[SystemUuid, Record]) -> Non
     set_before = overrides.read(store)
     if ahead(published, records.read(store), lambda uuid: set_before.get(uuid, {}).keys()):
         facts.doubt(store, "RestoredLedger")
+
+
+def _doubt_without_marks(store: Store, settings: Settings, owner: str | None) -> None:
+    """Doubt a ledger that has published a tree which is not there, or of which something outside knows more."""
+    identity, changes = store.progress
+    marks = [_mark_in_tree(settings.output), read_mark(witness) if (witness := witness_of(settings)) else None]
+    known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
+    if known > changes or (facts.read(store).published and owner is None):
+        facts.doubt(store, "RestoredLedger", known)
+
+
+def _mark_in_tree(output: Path) -> tuple[str, int] | None:
+    """The identity and the number of changes of the ledger that left its status in the tree."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        found = json.loads((output / STATUS).read_bytes())
+        return str(found["ledger"]), int(found["changes"])
+    return None
+
+
+def witness_of(settings: Settings) -> Path | None:
+    """Where, besides STATE and OUTPUT, it is noted how far the ledger has come: in a spool on a disk of its own."""
+    with suppress(OSError):
+        if settings.spool is not None:
+            own, others = settings.spool.stat().st_dev, (settings.state, settings.output)
+            if own not in {path.stat().st_dev for path in others if path.exists()}:
+                return settings.spool / "ledger.mark"
+    return None
 
 
 def remote_of(settings: GitSettings) -> Remote:
@@ -277,7 +311,7 @@ def remote_of(settings: GitSettings) -> Remote:
 
 
 def _reported(
-    directory: Path,
+    settings: Settings,
     tree: Directory,
     store: Store,
     clock: Clock,
@@ -285,17 +319,37 @@ def _reported(
     status: Status,
     at: datetime,
 ) -> None:
-    _leave_status(directory, tree, clock, status, at)
+    _leave_status(settings, store, tree, clock, status, at)
     if judged is not None:
         _, change = store.mark or ("", 0)
         judged(status, change)
 
 
-def _leave_status(directory: Path, tree: Directory, clock: Clock, status: Status, at: datetime) -> None:
-    """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it."""
-    facts_at = {**status.facts(), "at": format_instant(at), "clock": format_instant(clock())}
-    state.write_status(directory, facts_at)
+def _leave_status(
+    settings: Settings, store: Store, tree: Directory, clock: Clock, status: Status, at: datetime
+) -> None:
+    """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
+
+    It has how far the ledger has come: an older copy of it is noticed by that.
+    """
+    identity, changes = store.progress
+    facts_at = {**status.facts(), "at": format_instant(at), "clock": format_instant(clock()), "changes": changes}
+    state.write_status(settings.state, facts_at)
     tree.write_status(status_file(facts_at), at)
+    if (witness := witness_of(settings)) is not None and read_mark(witness) != (identity, changes):
+        with suppress(OSError):  # it says less then, and is believed less
+            write_mark(witness, identity, changes)
+
+
+def _look_at_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
+    """Refuse, or warn of, file systems on which the ledger or what was fetched may be lost."""
+
+    def warn(message: str) -> None:
+        tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))
+
+    check_state(settings.state, settings.accepted_filesystems, warn)
+    if settings.spool is not None and settings.spool.exists():
+        check_spool(settings.spool, settings.accepted_filesystems, warn, state=settings.state)
 
 
 def _make(directory: Path) -> None:

@@ -17,6 +17,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.standing import Standing
 from gitboot.instance.stops import in_words, stopped_by_fleet
+from gitboot.instance.trust import behind, unkept
 from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.phrases import count, more
@@ -24,6 +25,7 @@ from gitboot.plan import Halt
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
 from gitboot.status import Condition, Endpoints, Event, Telling
+from gitboot.timekeeping import Keeping
 
 _BEGIN: Final = "say it once: gitboot records begin"
 _HINTS: Final = {
@@ -33,6 +35,12 @@ _HINTS: Final = {
     "ForeignLedger": f"choose another --output, or {_BEGIN} with ops/records.json of that tree, or adopt",
     "DamagedLedger": f"{_BEGIN} with ops/records.json of the published tree, or adopt (all is as Git wants it)",
 }
+_KEPT: Final = {
+    Keeping.SYNCHRONISED: "a time service keeps the clock right",
+    Keeping.UNSYNCHRONISED: "no time service keeps the clock right; a person has accepted it",
+    Keeping.UNKEPT: "nobody has told the kernel how right its clock is",
+    Keeping.UNKNOWN: "the kernel does not say how right its clock is",
+}
 
 
 def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
@@ -41,6 +49,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_the_source(standing, at),
         *_of_the_ledger(standing, at),
         *_of_stops(standing, at),
+        _of_the_clock(standing, at),
         *_of_the_fleet(standing, at),
         *_of_bmcs(standing.schedule, at),
         *_of_endpoints(standing.serving, at),
@@ -159,6 +168,15 @@ def _of_stops(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("BootsOffered", False, "StoppedByFleet", message, at)
     else:
         yield _condition("BootsOffered", True, "Offered", "no boot is stopped", at)
+
+
+def _of_the_clock(standing: Standing, at: datetime) -> Condition:
+    about, keeping = standing.knowledge.facts, standing.keeping
+    if (wrong := behind(about, at)) is not None:
+        return _condition("ClockTrusted", False, "Behind", f"nothing is set at BMCs: {wrong}", at)
+    if (wrong := unkept(about, keeping)) is not None:
+        return _condition("ClockTrusted", False, "Unsynchronised", f"nothing is set at BMCs: {wrong}", at)
+    return _condition("ClockTrusted", True, str(keeping), _KEPT[keeping], at)
 
 
 def _of_the_records(standing: Standing, commit: Commit, at: datetime) -> Condition:
@@ -308,6 +326,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "Held"
         case "RecordsKnown", reason if reason != "UnknownServers":
             return "RecordsUnknown"
+        case "ClockTrusted", _:
+            return "ClockDoubted"
         case "LedgerNamed", _:
             return "StandsBack"
         case "BootsOffered", _:

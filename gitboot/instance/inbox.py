@@ -15,7 +15,7 @@ from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.ledger import overrides, requests
 from gitboot.ledger.entries import Request
-from gitboot.ledger.store import Store
+from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe import spool
@@ -54,13 +54,14 @@ class Intake:
     results: tuple[Result, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord], ...]
     requests: tuple[Request, ...]
+    witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
 
 
 class Inbox:
     """Filled by jobs at BMCs, by the spool and by operators; emptied by one reconcile."""
 
-    def __init__(self, store: Store, folder: Path | None = None) -> None:
-        self._store, self._folder = store, folder
+    def __init__(self, store: Store, folder: Path | None = None, witness: Path | None = None) -> None:
+        self._store, self._folder, self._witness = store, folder, witness
         self._lock = RLock()
         self._results: dict[SystemUuid, Result] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord]] = []
@@ -102,6 +103,7 @@ class Inbox:
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
             written=tuple(self._written),
             requests=requests.read(self._store),
+            witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
         )
 
     def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gitboot.diff.guard import Acknowledged, Limits, Unheeded, Verdict, judge
@@ -50,6 +50,7 @@ class Candidate:
     approvals: Acknowledged  # what it was judged with
     unheeded: tuple[Unheeded, ...]  # acknowledgements that do not count
     released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
+    heeds_lines: bool = True  # whether lines of messages count; they may have been carried out already
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +99,9 @@ class Judging:
 
     def judge(self, ahead: Ahead, knowledge: Knowledge) -> Advance:
         """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`."""
+        heeds_lines = not knowledge.facts.gap
+        if not heeds_lines:
+            ahead = replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
         self._forget_all_but(ahead)
         walk = self._walked(ahead)
         commits, given = walk.commits, approvals(knowledge)
@@ -120,6 +124,7 @@ class Judging:
                 steps=tuple(map(named, found.steps)),
                 approvals=given,
                 unheeded=found.unheeded,
+                heeds_lines=heeds_lines,
             )
         known = ahead.accepted.machines if ahead.accepted is not None else {}
         return Advance(

@@ -9,7 +9,7 @@ from datetime import datetime
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.errors import Orders
-from gitboot.instance import evidence, provisioning, requests
+from gitboot.instance import evidence, provisioning, requests, trust
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
@@ -17,6 +17,7 @@ from gitboot.instance.provable import goes_unseen
 from gitboot.ledger.entries import Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.status import Event
+from gitboot.timekeeping import Keeping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +26,9 @@ class Batch:
 
     written: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # by jobs at BMCs; the ledger has it already
     requests: tuple[Request, ...] = ()
+    keeping: Keeping | None = None  # how the clock is kept; None: it is no instance that learns this
+    witnessed: bool = False  # whether something outside STATE and OUTPUT knows the newest change of the ledger
+    caught_up: bool = False  # whether the newest commit that there is is the accepted one
     accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
@@ -54,7 +58,11 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     learning = Learning(knowledge)
     for uuid, record in batch.written:
         learning.note_override(uuid, record, stored=True)
+    if batch.keeping is not None:
+        trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed)
     requests.carry_out(learning, batch.requests, batch.commit, at)
+    if batch.caught_up and learning.facts.gap:
+        learning.facts = replace(learning.facts, gap=False)
     learning.events += batch.events
     if batch.accepted is not None:
         learning.facts = replace(learning.facts, orders=batch.orders)
@@ -64,6 +72,8 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     if batch.commit is not None:
         _learn_of(learning, batch, batch.commit, at)
     unseen = learning.unseen ^ knowledge.unseen
+    if batch.keeping is not None and not learning.news(at).is_nothing:
+        trust.refresh(learning, at)
     changed = {*learning.new_records, *learning.new_overrides, *learning.new_pending, *unseen}
     if (learning.settled is None) != (knowledge.settled is None):
         changed |= learning.known.standing | learning.machines.keys()

@@ -19,6 +19,7 @@ from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
 from gitboot.source import Source
 from gitboot.status import Endpoints, Event, Telling
+from gitboot.timekeeping import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 
@@ -60,9 +61,10 @@ class Loop:
         clock: Callable[[], datetime],
         tell: Callable[[Event], None],
         bell: Bell | None = None,
+        keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
     ) -> None:
         self._reconciler, self._source = reconciler, source
-        self._poll_s, self._clock, self._tell = poll_s, clock, tell
+        self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
         self._wakes = bell or Bell()  # the next reconcile is due now
         self._fetches = Bell()  # the next fetch is due now
         self._stopping = False
@@ -116,7 +118,9 @@ class Loop:
         self, *, serving: Endpoints | None = None, telling: Telling | None = None, wait: bool = False
     ) -> datetime | None:
         fetched = self._how_fetched()
-        return self._reconciler.reconcile(self._clock(), fetched=fetched, serving=serving, telling=telling, wait=wait)
+        return self._reconciler.reconcile(
+            self._clock(), fetched=fetched, serving=serving, telling=telling, keeping=self._keeping(), wait=wait
+        )
 
     def _how_fetched(self) -> Fetched | None:
         if self._fetched is None:

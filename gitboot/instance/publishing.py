@@ -13,7 +13,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.offers import offers_of
 from gitboot.instance.planning import Plans, changed_by
 from gitboot.instance.standing import TargetState
-from gitboot.ledger import evidence
+from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import Halt, Record
@@ -74,6 +74,9 @@ def published(
             commit=commit.revision,
             at=at,
         )
+        if before.applied is None:
+            with store.writing() as tx:
+                facts.note_published(tx)
     except (PublishError, LedgerError) as error:
         unwritable = str(error) if isinstance(error, LedgerError) else None
         return replace(attempt, failure=(type(error).__name__, str(error)), unwritable=unwritable)

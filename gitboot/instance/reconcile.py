@@ -10,7 +10,7 @@ from typing import Final
 from gitboot.bmc.job import Result
 from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
-from gitboot.instance.bookkeeping import fetches_of, write, write_events
+from gitboot.instance.bookkeeping import fetches_of, known, write, write_events
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
@@ -23,10 +23,12 @@ from gitboot.instance.publishing import Target, published
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
+from gitboot.instance.trust import is_clock_trusted
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.terms import terms_of
 from gitboot.status import Endpoints, Event, Status, Telling
+from gitboot.timekeeping import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 
@@ -67,25 +69,34 @@ class Reconciler:
         fetched: Fetched | None = None,
         serving: Endpoints | None = None,
         telling: Telling | None = None,
+        keeping: Keeping = Keeping.UNKNOWN,
         wait: bool = False,
     ) -> datetime | None:
         """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
 
         ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare, ``telling`` how the
-        forge does. With ``wait`` what comes of the jobs at BMCs is learned before it ends. A ledger that cannot be
-        written keeps no window open: what was known before is planned.
+        forge does, ``keeping`` how the clock is kept. With ``wait`` what comes of the jobs at BMCs is learned before it
+        ends. A ledger that cannot be written keeps no window open: what was known before is planned.
         """
-        fetched = fetched or self.standing.fetched
-        before = replace(self.standing, fetched=fetched, serving=serving, telling=telling, unwritable=None)
+        before = replace(
+            self.standing,
+            fetched=fetched or self.standing.fetched,
+            serving=serving,
+            telling=telling,
+            keeping=keeping,
+            unwritable=None,
+        )
         self._inbox.collect(self._bmcs.finished())
         try:
             with self._inbox.held():
-                taken = self._inbox.take(before.knowledge.taken)
+                current = self._read_back(before)
+                taken = self._inbox.take(current.knowledge.taken)
                 wanted = tuple(each for each in taken.requests if each.what != BEGIN)
-                asked = learn(before.knowledge, Batch(written=taken.written, requests=wanted), at)
-                attempt, events = self._accepting.accept(before.attempt, asked.knowledge, at)
+                heartbeat = Batch(keeping=keeping, witnessed=taken.witnessed)
+                asked = learn(current.knowledge, replace(heartbeat, written=taken.written, requests=wanted), at)
+                attempt, events = self._accepting.accept(current.attempt, asked.knowledge, at)
                 heard = _heard(taken, attempt, asked.knowledge)
-                learnt = learn(asked.knowledge, self._batch(before, attempt, heard, events, at), at)
+                learnt = learn(asked.knowledge, self._batch(current, attempt, heard, events, at), at)
                 write(self._store, (asked.news, learnt.news))
                 self._inbox.forget(heard)
             now = self._after(before, self._accepting.adopt(attempt), heard, (asked, learnt), at)
@@ -100,6 +111,13 @@ class Reconciler:
             now = self._waited(now, at) if wait else now
         return self._reported(now, at)
 
+    def _read_back(self, before: Standing) -> Standing:
+        """With what the disk really has, where a write has failed; raises `LedgerError` where it cannot be read."""
+        if not self._store.is_suspect:
+            return before
+        self._store.read_back()
+        return replace(before, knowledge=replace(known(self._store), published=before.knowledge.published))
+
     def _batch(
         self, before: Standing, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
     ) -> Batch:
@@ -113,7 +131,14 @@ class Reconciler:
             for result in heard.results
             for event in events_of(result, accepted.revision, at, first=result.uuid not in pins)
         )
-        batch = Batch(accepted=(accepted.revision, attempt.changes), orders=attempt.orders, events=(*events, *done))
+        is_fetched = before.fetched is not None and not before.fetched.failed
+        batch = Batch(
+            keeping=before.keeping,
+            accepted=(accepted.revision, attempt.changes),
+            orders=attempt.orders,
+            caught_up=knowledge.facts.gap and is_fetched and self._accepting.is_newest(attempt),
+            events=(*events, *done),
+        )
         if not goes_by(knowledge, accepted):
             return batch
         settled = before.plans.commit if knowledge.settled is not None else None
@@ -189,6 +214,7 @@ class Reconciler:
         """Ask BMCs for what was published: a machine that resets at once finds its files."""
         knowledge, suspension = now.knowledge, now.knowledge.facts.suspension
         may_set = now.acts and now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
+        may_set = may_set and is_clock_trusted(knowledge.facts, now.keeping, at)
         schedule, machines = arranged(
             now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set
         )

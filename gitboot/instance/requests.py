@@ -16,6 +16,7 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import set_records
 from gitboot.instance.stops import in_words
+from gitboot.instance.trust import accept_clock
 from gitboot.ledger.entries import Approval, Request, Stoppage, Suspension
 from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
 from gitboot.plan import Record
@@ -27,6 +28,7 @@ RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reas
 ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
+CLOCK: Final = "clock"  # {"reason"}
 BEGIN: Final = "begin"  # {"how", "commit", "items": [{"uuid", …a record}]}; waits until a commit is accepted
 APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
 SUSPEND: Final = "suspend"  # {"reason", "until"}
@@ -63,6 +65,9 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
             return _accept(learning, facts, at)
         case "replace":
             return _replace(learning, facts, at)
+        case "clock":
+            accept_clock(learning, at)
+            return f"the clock is right: it is {format_instant(at)} ({facts['reason']})"
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
             learning.hurried.update(uuids)

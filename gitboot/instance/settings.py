@@ -58,6 +58,7 @@ class Settings:
     assets: Path | None = None  # what is served under /assets/
     spool: Path | None = None  # where endpoints leave what was fetched from them
     poll_s: float = 60
+    accepted_filesystems: tuple[str, ...] = ()  # on which state may lie although it may be lost there
     forge: ForgeSettings | None = None
     step_minutes: float = 30  # how long a step of an installation may last, until somebody should look
 

@@ -18,6 +18,7 @@ from gitboot.observe.refused import NotGiven
 from gitboot.plan import InstallAttempt
 from gitboot.render.terms import Terms
 from gitboot.status import Condition, Endpoints, Event, Status, Telling
+from gitboot.timekeeping import Keeping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +65,7 @@ class Standing:
     longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
     serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
     telling: Telling | None = None  # how it fares to tell the forge; None: there is none
+    keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
     refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
     conditions: tuple[Condition, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from gitboot.bmc.marks import Marks
@@ -58,6 +58,13 @@ class Pending(NamedTuple):
     marks: Marks | None = None  # what the BMC showed first after it
 
 
+class Heartbeat(NamedTuple):
+    """When the instance was alive last, and how long it was between the last times before that."""
+
+    at: datetime
+    intervals: tuple[timedelta, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """What a ledger says about itself."""
@@ -70,6 +77,10 @@ class Facts:
     foreign: str | None = None  # the ledger whose tree lies where its instance is to publish, if it is another
     heir_of: str | None = None  # the ledger whose tree it took over
     output: str | None = None  # where its instance publishes
+    published: bool = False  # whether it has ever published there
+    heartbeat: Heartbeat | None = None
+    gap: bool = False  # whether it was not alive for long, and has not come up to the newest commit since
+    clock: str | None = None  # kept: a time service was seen to keep it; accepted: a person has said that it is right
     suspension: Suspension | None = None
     stoppage: Stoppage | None = None
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 from gitboot.errors import Orders
 from gitboot.ledger import rows
-from gitboot.ledger.entries import Approval, Facts, Stoppage, Suspension
+from gitboot.ledger.entries import Approval, Facts, Heartbeat, Stoppage, Suspension
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import format_instant
 
@@ -23,6 +24,10 @@ def read(store: Store) -> Facts:
             foreign=found.get("foreign"),
             heir_of=found.get("heirOf"),
             output=found.get("output"),
+            published="published" in found,
+            heartbeat=_heartbeat(found.get("heartbeat")),
+            gap="gap" in found,
+            clock=found.get("clock"),
             suspension=_suspension(found.get("suspension")),
             stoppage=Stoppage(**rows.json_value(found["stoppage"])) if "stoppage" in found else None,
             orders=Orders(**rows.json_value(found["orders"])) if "orders" in found else None,
@@ -40,9 +45,12 @@ def initialise(tx: Transaction, how: str) -> None:
     _put(tx, "doubt", None)
 
 
-def doubt(store: Store, why: str) -> None:
-    """Trust nothing of it until it is initialised anew, and count on from where the one had come that stood here."""
-    _, changes = store.mark or ("", 0)
+def doubt(store: Store, why: str, known: int = 0) -> None:
+    """Trust nothing of it until it is initialised anew, and count on from where the one had come that stood here.
+
+    ``known`` is how many changes something else knows of.
+    """
+    changes = max(known, (store.mark or ("", 0))[1])
     with store.writing() as tx:
         _put(tx, "doubt", why)
         tx.execute(
@@ -54,14 +62,14 @@ def doubt(store: Store, why: str) -> None:
 
 
 def is_behind(store: Store) -> bool:
-    """Whether a ledger stood here that had come further, or another: a backup was put in its place.
+    """Whether a backup was put in its place: a ledger stood here that had come further, or another; or nothing says.
 
     Only for the process that writes to it: what another one writes meanwhile looks the same.
     """
+    identity, changes = store.progress
     if (mark := store.mark) is None:
-        return False
-    found = dict(store.rows("SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"))
-    return mark[0] != found.get("identity") or mark[1] > int(found.get("changes") or 0)
+        return changes > 0  # what was ever written to has a mark: only a copy has none
+    return mark[0] != identity or mark[1] > changes
 
 
 def note_surroundings(tx: Transaction, about: Facts) -> None:
@@ -70,6 +78,20 @@ def note_surroundings(tx: Transaction, about: Facts) -> None:
     _put(tx, "foreign", about.foreign)
     _put(tx, "heirOf", about.heir_of)
     _put(tx, "output", about.output)
+
+
+def note_published(tx: Transaction) -> None:
+    """Note that its tree stands where its instance publishes."""
+    _put(tx, "published", "yes")
+
+
+def note_life(tx: Transaction, about: Facts) -> None:
+    """Note when the instance was alive, and how far its clock is trusted."""
+    _put(tx, "gap", "yes" if about.gap else None)
+    _put(tx, "clock", about.clock)
+    if (beat := about.heartbeat) is not None:
+        seconds = [each.total_seconds() for each in beat.intervals]
+        _put(tx, "heartbeat", rows.json_of({"at": format_instant(beat.at), "intervals": seconds}))
 
 
 # What holds commits back, and what lets them pass
@@ -122,6 +144,13 @@ def _put(tx: Transaction, name: str, value: str | None) -> None:
         tx.execute("DELETE FROM facts WHERE name = ?", (name,))
     else:
         tx.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def _heartbeat(text: str | None) -> Heartbeat | None:
+    if text is None:
+        return None
+    facts = rows.json_value(text)
+    return Heartbeat(rows.instant(facts["at"]), tuple(timedelta(seconds=each) for each in facts["intervals"]))
 
 
 def _suspension(text: str | None) -> Suspension | None:

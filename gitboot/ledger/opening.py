@@ -40,14 +40,19 @@ def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
     """
     with reading(path):
         if in_use:
+            _copy_mark(path, to)  # before the ledger, which is then no older than it
             with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
                 ours.backup(new)
         else:
             for suffix in ("", "-wal"):
                 with suppress(FileNotFoundError):
                     shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
-            with suppress(FileNotFoundError):
-                shutil.copyfile(path.with_suffix(".mark"), to.with_suffix(".mark"))
+            _copy_mark(path, to)
+
+
+def _copy_mark(path: Path, to: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.copyfile(path.with_suffix(".mark"), to.with_suffix(".mark"))
 
 
 def set_aside(path: Path) -> Path:

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 from uuid import uuid4
@@ -113,6 +113,8 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self.path = connection, path
         self._lock = threading.Lock()
+        self.is_suspect = False  # whether a write has failed: nothing counts as written until it was read back
+        self._written: tuple[str, int] | None = None  # the identity, and the changes that were last synced
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -152,13 +154,35 @@ class Store:
                     changes = self._count_change()
                 self._connection.execute("COMMIT")
             except BaseException as error:
+                self.is_suspect |= _may_have_lost(error)
                 if self._connection.in_transaction:  # SQLite ends it itself where the disk is full
                     self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
                     raise LedgerError(f"{self.path}: the ledger cannot be written ({error})") from error
                 raise
             if changes is not None:
+                self._written = changes
                 self.write_mark(*changes)
+
+    def read_back(self) -> None:
+        """Open the file anew, from the disk and not from what the kernel remembers of it.
+
+        After a sync that failed, the kernel may take for written what is not (fsync(2)). Raises `LedgerError` where
+        what counted as written is not there.
+        """
+        with self._lock:
+            self._connection.close()
+            for suffix in ("", "-wal", "-shm"):
+                _forget_cached(Path(f"{self.path}{suffix}"))
+            fresh = type(self).open(self.path)
+            self._connection = fresh._connection
+        identity, changes = self.progress
+        if self._written is not None and (identity, changes) < self._written:
+            raise LedgerError(
+                f"{self.path}: the disk has lost what it had synced ({changes} changes of {self._written[1]}); restore "
+                "a backup, on another disk"
+            )
+        self.is_suspect = False
 
     def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with self._lock, self.reading():
@@ -173,11 +197,14 @@ class Store:
     @property
     def mark(self) -> tuple[str, int] | None:
         """The identity and the number of changes that were last noted beside the ledger."""
-        try:
-            identity, changes = self._mark_path.read_text("ascii").split()
-            return identity, int(changes)
-        except (OSError, ValueError):
-            return None
+        return read_mark(self._mark_path)
+
+    @property
+    def progress(self) -> tuple[str, int]:
+        """The identity, and the number of changes that it holds."""
+        found = dict(self.rows("SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"))
+        with self.reading():
+            return found["identity"], int(found.get("changes", 0))
 
     @property
     def _mark_path(self) -> Path:
@@ -195,14 +222,44 @@ class Store:
     def write_mark(self, identity: str, changes: int) -> None:
         """Note durably, beside the ledger, how far it has come; after each transaction that counts."""
         try:
-            mark = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.pwrite(mark, f"{identity} {changes}".ljust(_MARK_BYTES - 1).encode() + b"\n", 0)
-                os.fdatasync(mark)
-            finally:
-                os.close(mark)
+            write_mark(self._mark_path, identity, changes)
         except OSError as error:
+            self.is_suspect = True  # the change is in the ledger, and whoever made it does not know
             raise LedgerError(f"{self._mark_path}: the ledger's mark cannot be written ({error.strerror})") from error
+
+
+def read_mark(path: Path) -> tuple[str, int] | None:
+    """The identity and the number of changes that a mark notes; None where there is none."""
+    try:
+        identity, changes = path.read_text("ascii").split()
+        return identity, int(changes)
+    except (OSError, ValueError):
+        return None
+
+
+def write_mark(path: Path, identity: str, changes: int) -> None:
+    """Note durably how far a ledger has come; raises OSError."""
+    mark = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(mark, f"{identity} {changes}".ljust(_MARK_BYTES - 1).encode() + b"\n", 0)
+        os.fdatasync(mark)
+    finally:
+        os.close(mark)
+
+
+def _may_have_lost(error: BaseException) -> bool:
+    """Whether a write failed in such a way that nobody knows what stands on the disk; not where it is full, say."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_IOERR
+
+
+def _forget_cached(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
@@ -155,14 +155,14 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
     if record is not None:
         if record.grace_until is not None:
             yield record.grace_until
-        if record.provisioned_at is not None:
-            yield record.provisioned_at + DATA_GRACE
+        if record.provisioned_at is not None:  # a grace that has not begun, by a clock that went back, may begin
+            yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
         if record.consumed_at is not None:
-            yield record.consumed_at + CONSUMED_GRACE
+            yield from (record.consumed_at, record.consumed_at + CONSUMED_GRACE)
         for attempt in record.attempts:
-            yield from (attempt.boots[-1].at + grace for grace in (FETCH_GRACE, DATA_GRACE))
+            yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
         for made in record.runs.values():
-            yield made.at + FETCH_GRACE
+            yield from (made.at, made.at + FETCH_GRACE)
 
 
 def _state(decision: Decision, at: datetime, record: Record | None, stop: Halt) -> _State | None:
@@ -210,7 +210,7 @@ def _under_maintenance(maintenance: MaintenanceDecision, at: datetime, record: R
         if record is None:
             return _State(Phase.DISK, Cause.UNKNOWN, name, None, None, None)
         made = has_run(maintenance, record)
-        if made and at >= record.runs[name].at + FETCH_GRACE:
+        if made and not _is_within(record.runs[name].at, at, FETCH_GRACE):
             return _State(Phase.DISK, Cause.MAINTENANCE_DONE, name, None, None, None)
     override, reason = None, run_reason(maintenance, record)
     if not made:
@@ -247,18 +247,19 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
     key = wanted_key(policy, record)
     to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key)
     if is_provisioned(policy, record):
-        if record.grace_until is not None and at < record.grace_until and record.image == boot.image:
+        since, until = record.provisioned_at, record.grace_until
+        if since is not None and until is not None and since <= at < until and record.image == boot.image:
             return to_be_made
-        asks_still = record.provisioned_at is not None and at < record.provisioned_at + DATA_GRACE
+        asks_still = since is not None and _is_within(since, at, DATA_GRACE)
         return _disk(policy, Cause.PROVISIONED, boot.user_data if asks_still else None)
     if (last := last_attempt(record, provision_reason(policy, record))) is not None:
         if last.is_given_again(at):
             return replace(to_be_made, key=last.boot_key)
         if due_boot(policy, record) is None:
-            asks_still = at < last.boots[-1].at + DATA_GRACE
+            asks_still = _is_within(last.boots[-1].at, at, DATA_GRACE)
             return replace(_disk(policy, _CAUSES[last.step], boot.user_data if asks_still else None), key=key)
     if record.consumed_at is not None and is_covered(record.consumed_key, key):
-        late = at >= record.consumed_at + CONSUMED_GRACE
+        late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
         return replace(_disk(policy, Cause.CONSUMED), key=key) if late else to_be_made
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
 
@@ -268,6 +269,11 @@ _CAUSES: Final = {
     InstallStep.STARTED: Cause.STARTED,
     InstallStep.FAILED: Cause.FAILED,
 }
+
+
+def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
+    """Whether a grace holds: never before it began, by a clock that was set back since."""
+    return since <= at < since + grace
 
 
 def _always(policy: PolicyDecision, boot: Boot) -> _State:

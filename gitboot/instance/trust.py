@@ -1,0 +1,116 @@
+"""How far a clock, and a ledger that was left alone for a while, are trusted; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from statistics import median
+from typing import Final
+
+from gitboot.instance.knowledge import Learning
+from gitboot.ledger.entries import Facts, Heartbeat
+from gitboot.model.scalars import format_instant
+from gitboot.plan import CONSUMED_GRACE, FETCH_GRACE, InstallAttempt, Record
+from gitboot.timekeeping import Keeping
+
+_BEAT_EVERY: Final = timedelta(minutes=10)
+_MOST_BEHIND: Final = timedelta(minutes=2)
+_LONGEST_GAP: Final = timedelta(hours=1)
+_INTERVALS: Final = 5  # that are remembered
+
+
+def is_clock_trusted(about: Facts, keeping: Keeping, at: datetime) -> bool:
+    """Whether anything may be set by this clock."""
+    return behind(about, at) is None and unkept(about, keeping) is None
+
+
+def behind(about: Facts, at: datetime) -> str | None:
+    """How the clock is behind what the ledger has seen; None: it is not."""
+    beat = about.heartbeat
+    if beat is None or beat.at - at <= _MOST_BEHIND:
+        return None
+    return (
+        f"the clock says {format_instant(at)}, and the ledger was written to at {format_instant(beat.at)}: correct the "
+        "clock; where it was ahead before, accept it with gitboot records clock"
+    )
+
+
+def unkept(about: Facts, keeping: Keeping) -> str | None:
+    """Why the kernel does not vouch for the clock; None: it does, or never did and was never asked to."""
+    is_lost = keeping is Keeping.UNKEPT and about.clock == "kept"
+    if about.clock == "accepted" or (keeping is not Keeping.UNSYNCHRONISED and not is_lost):
+        return None
+    return (
+        "the kernel says that no time service keeps the clock right: see to it (timedatectl, chronyc tracking; chrony "
+        "needs rtcsync), or accept the clock as it is with gitboot records clock"
+    )
+
+
+def beat(learning: Learning, keeping: Keeping, at: datetime, *, witnessed: bool) -> None:
+    """Note that the instance is alive, and how its clock is kept; and notice for how long it was not alive.
+
+    ``witnessed``: something outside STATE and OUTPUT knows the ledger's newest change: they are no older copy.
+    """
+    about = learning.facts
+    if keeping is Keeping.SYNCHRONISED and about.clock != "kept":
+        about = replace(about, clock="kept")
+    last = about.heartbeat
+    if last is None:
+        about = replace(about, heartbeat=Heartbeat(at))
+    elif (since := at - last.at) >= _BEAT_EVERY:
+        intervals = (*last.intervals, since)[-_INTERVALS:]
+        about = replace(
+            about, heartbeat=Heartbeat(at, intervals), gap=about.gap or (not witnessed and _is_gap(last, since))
+        )
+    elif -since > _MOST_BEHIND and learning.known.is_trusted:
+        _close_graces(learning, at)
+    learning.facts = about
+
+
+def _is_gap(last: Heartbeat, since: timedelta) -> bool:
+    usual = (
+        timedelta(seconds=median(each.total_seconds() for each in last.intervals)) if last.intervals else timedelta()
+    )
+    return since > max(_LONGEST_GAP, 3 * usual)
+
+
+def refresh(learning: Learning, at: datetime) -> None:
+    """Note that something is written at this instant; that costs nothing besides."""
+    last = learning.facts.heartbeat
+    if last is not None and at > last.at:
+        learning.facts = replace(learning.facts, heartbeat=last._replace(at=at))
+
+
+def accept_clock(learning: Learning, at: datetime) -> None:
+    """Go by the present clock, as a person says."""
+    about = learning.facts
+    intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
+    learning.facts = replace(about, heartbeat=Heartbeat(at, intervals), clock="accepted")
+
+
+def _close_graces(learning: Learning, at: datetime) -> None:
+    """Take what is noted as later than now for just over: nothing opens when the clock gets there again."""
+    known = learning.known
+    for uuid, record in known.records.items():
+        if (now := _brought_back(record, at)) != record:
+            name = known.machines[uuid].name if uuid in known.machines else uuid
+            learning.write_record(uuid, name, now)
+
+
+def _brought_back(record: Record, at: datetime) -> Record:
+    fetched, consumed = record.provisioned_at, record.consumed_at
+    runs = {name: made._replace(at=at - FETCH_GRACE) if made.at > at else made for name, made in record.runs.items()}
+    return replace(
+        record,
+        grace_until=None if fetched is not None and fetched > at else record.grace_until,
+        attempts=tuple(_attempt_brought_back(each, at) for each in record.attempts),
+        consumed_at=at - CONSUMED_GRACE if consumed is not None and consumed > at else consumed,
+        runs=runs if runs != record.runs else record.runs,
+    )
+
+
+def _attempt_brought_back(attempt: InstallAttempt, at: datetime) -> InstallAttempt:
+    if all(each.at <= at for each in attempt.boots):
+        return attempt
+    boots = tuple(each._replace(at=at - FETCH_GRACE) if each.at > at else each for each in attempt.boots)
+    return replace(attempt, boots=boots)

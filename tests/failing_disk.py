@@ -1,0 +1,58 @@
+"""A real disk that fails: ext4 on a loop device, whose blocks lie on a small tmpfs that can be filled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class FailingDisk:
+    """While it fails, what is written is taken by the kernel, and every sync of it is refused."""
+
+    path: Path
+    _filler: Path
+
+    def fail(self) -> None:
+        with self._filler.open("wb", buffering=0) as file:
+            try:
+                while file.write(b"x" * 65536):
+                    pass
+            except OSError:
+                return
+
+    def heal(self) -> None:
+        self._filler.unlink()
+
+
+def _run(*command: object) -> None:
+    try:
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no disk can be mounted here: {error}")
+
+
+@contextmanager
+def failing_disk(folder: Path) -> Iterator[FailingDisk]:
+    """Such a disk, as long as the block runs; the test is left out where nobody may mount one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a disk")
+    below, path = folder / "below", folder / "disk"
+    below.mkdir()
+    path.mkdir()
+    with ExitStack() as stack:
+        _run("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", below)
+        stack.callback(_run, "umount", "--lazy", below)
+        image = below / "image"
+        with image.open("wb") as file:
+            file.truncate(128 * 1024 * 1024)
+        _run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-E", "lazy_itable_init=0", image)
+        _run("mount", "-o", "loop", image, path)
+        stack.callback(_run, "umount", "--lazy", path)
+        yield FailingDisk(path, below / "filler")

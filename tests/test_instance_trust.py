@@ -1,0 +1,282 @@
+"""Clocks that are wrong, and ledgers that may be older copies: what an instance does with either."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.diff.guard import Limits
+from gitboot.instance.standing import Fetched
+from gitboot.ledger import facts, requests
+from gitboot.plan import Phase
+from gitboot.timekeeping import Keeping, keeping_of
+from tests.bench import NOON, Bench
+from tests.fleets import SEED, fleet, image, maintenance, policy, profile, server
+from tests.inprocess import Parts, in_process
+from tests.instance import Repository
+
+TWO_HOURS = timedelta(hours=2)
+
+
+def fleet_of(provision: int = 1, *more: str) -> tuple[str, ...]:
+    return (
+        SEED[0],
+        server("web01", "role: web", f"provision: {provision}"),
+        *SEED[2:6],
+        policy("web", often="Once"),
+        *more,
+    )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path) as bench:
+        yield bench
+
+
+def phase(bench: Bench) -> Phase | None:
+    plan = bench.plan()
+    return plan.phase if plan is not None else None
+
+
+# The clock
+
+
+def test_e4_a_boot_that_was_made_by_a_clock_that_was_ahead_is_not_offered_again(bench: Bench) -> None:
+    bench.now = NOON + TWO_HOURS  # it is noon
+    bench.decide(*fleet_of())
+    bench.fetch(bench.plan())
+    assert phase(bench) is Phase.NETWORK  # the minute of grace
+    bench.now = NOON + timedelta(seconds=30)
+    assert phase(bench) is Phase.DISK
+    status, reason, message = bench.condition("ClockTrusted") or (None, "", "")
+    assert (status, reason) == (False, "Behind")
+    assert "gitboot records clock" in message
+    for seconds in (0, 1, 59):  # the clock gets there again
+        bench.now = NOON + TWO_HOURS + timedelta(seconds=seconds)
+        bench.decide(*fleet_of(1, image(f"more-{seconds}")))
+        assert phase(bench) is Phase.DISK
+    assert (bench.condition("ClockTrusted") or (None,))[0] is True
+
+
+def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(bench: Bench) -> None:
+    bench.now = NOON + TWO_HOURS
+    window = maintenance("repair", "20T11:00 20T16:00", "networkBoot: Once")
+    bench.decide(*fleet_of(0, window))
+    bench.fetch(bench.plan())
+    assert phase(bench) is Phase.MAINTENANCE
+    bench.now = NOON + timedelta(seconds=30)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + TWO_HOURS + timedelta(seconds=10)
+    bench.decide(*fleet_of(0, window, image("more")))
+    assert phase(bench) is Phase.DISK
+
+
+@pytest.mark.parametrize(("minutes", "trusted"), [(0, True), (2, True), (2.1, False), (60 * 24 * 365, False)])
+def test_a_clock_may_be_two_minutes_behind_the_ledger(bench: Bench, minutes: float, trusted: bool) -> None:
+    bench.decide(*fleet_of())
+    bench.plan()
+    bench.now -= timedelta(minutes=minutes)
+    bench.plan()
+    assert (bench.condition("ClockTrusted") or (None,))[0] is trusted
+    assert bench.schedule.may_set is trusted
+
+
+def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    bench.plan()
+    bench.now -= TWO_HOURS
+    bench.plan()
+    assert bench.schedule.may_set is False
+    number = bench.request("clock", reason="the battery was replaced")
+    bench.plan()
+    assert "the battery was replaced" in bench.outcome(number)
+    assert (bench.schedule.may_set, (bench.condition("ClockTrusted") or (None,))[0]) == (True, True)
+
+
+def test_what_is_behind_after_a_restart_is_noticed(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of())
+        bench.plan()
+    with Bench(tmp_path) as bench:
+        bench.now = NOON - timedelta(days=365)
+        bench.decide(*fleet_of())
+        bench.plan()
+        assert (bench.condition("ClockTrusted") or ())[:2] == (False, "Behind")
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "freq", "esterror", "served", "expected"),
+    [
+        ("ntpd, chrony with rtcsync, timesyncd", 0x2001, 12345, 500, True, Keeping.SYNCHRONISED),
+        ("the same, seen from a container", 0x2001, 12345, 500, False, Keeping.SYNCHRONISED),
+        ("a machine that has just booted, and its service waits for an answer", 0x40, 0, 16_000_000, True, None),
+        ("a service that has lost its servers", 0x40, 12345, 500, False, None),
+        ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, Keeping.UNKEPT),
+    ],
+)
+def test_what_the_kernel_says_of_its_clock(
+    case: str, status: int, freq: int, esterror: int, served: bool, expected: Keeping | None
+) -> None:
+    assert keeping_of(status, freq, esterror, served=served) is (expected or Keeping.UNSYNCHRONISED), case
+
+
+def test_nothing_is_set_while_the_clock_is_unsynchronised_and_an_ordinary_day_needs_no_word(bench: Bench) -> None:
+    def trusted(keeping: Keeping) -> bool:
+        bench.instance.reconciler.reconcile(bench.now, keeping=keeping)
+        assert bench.schedule.may_set is (bench.condition("ClockTrusted") or (None,))[0]
+        return bool(bench.schedule.may_set)
+
+    bench.decide(*fleet_of())
+    assert trusted(Keeping.UNKNOWN)
+    assert trusted(Keeping.UNKEPT)  # containers, sandboxes
+    assert not trusted(Keeping.UNSYNCHRONISED)
+    assert trusted(Keeping.SYNCHRONISED)
+    assert not trusted(Keeping.UNKEPT)  # the host was restarted, and its service, which is not seen here, waits
+    bench.request("clock", reason="no time service any more")
+    assert trusted(Keeping.UNKEPT)
+    assert trusted(Keeping.UNSYNCHRONISED)
+    assert trusted(Keeping.SYNCHRONISED)
+    assert not trusted(Keeping.UNSYNCHRONISED)  # that was said of another day
+
+
+# Older copies
+
+
+def documents(image_name: str = "flatcar-1") -> dict[str, str]:
+    servers = (server(f"web{number:02}") for number in range(3))
+    images = (image("flatcar-1"), image("flatcar-2"))
+    more = (profile("web", image_name), policy("web", often="OnImageChange"))
+    return {"fleet.yaml": "---\n".join((fleet(), *servers, *images, *more))}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push(documents())
+    return made
+
+
+def turn(parts: Parts, at: datetime) -> None:
+    parts.source.fetch()
+    parts.reconciler.reconcile(at, fetched=Fetched())
+
+
+def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -> tuple[bool, str]:
+    """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted at once; and its id."""
+    repository.push(documents(name))
+    turn(parts, at)
+    held = parts.reconciler.status.held
+    assert held is not None
+    lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+    commit = repository.push({}, f"Agreed\n\n{lines}")
+    turn(parts, at)
+    return parts.reconciler.status.applied == commit, commit
+
+
+def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, repository: Repository) -> None:
+    """STATE and OUTPUT are from one old snapshot: nothing in them tells."""
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+        turn(parts, NOON)
+    for name in ("state", "output"):
+        shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name)
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        was_accepted, commit = reinstalled(parts, repository, "flatcar-2", NOON + timedelta(minutes=30))
+        assert was_accepted
+    for name in ("state", "output"):
+        shutil.rmtree(tmp_path / name)
+        shutil.move(tmp_path / "snapshot" / name, tmp_path / name)
+    later = NOON + timedelta(days=3)
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        for seconds in range(3):
+            turn(parts, later + timedelta(seconds=seconds))
+        held = parts.reconciler.status.held
+        assert held is not None and held.commit == commit
+        (event,) = (event for event in parts.events if event.type == "Held")
+        assert "Lines of messages do not count" in event.message and "gitboot approve" in event.message
+        approval = {"digest": held.digest, "guards": list(held.guards), "reason": "installed on Tuesday"}
+        requests.give(parts.ledger, later, "ada", "approve", approval)
+        for seconds in (3, 4):
+            turn(parts, later + timedelta(seconds=seconds))
+        assert parts.reconciler.status.applied == commit
+        assert reinstalled(parts, repository, "flatcar-1", later + timedelta(minutes=1))[0]  # from now on they count
+
+
+@pytest.mark.parametrize(
+    ("case", "every", "then", "gap"),
+    [
+        ("a restart that took long", timedelta(minutes=1), timedelta(minutes=45), False),
+        ("a night", timedelta(minutes=1), timedelta(hours=9), True),
+        ("a timer every six hours", timedelta(hours=6), timedelta(hours=6), False),
+        ("a timer that was late", timedelta(hours=6), timedelta(hours=17), False),
+        ("a timer that was stopped for a day", timedelta(hours=6), timedelta(hours=24), True),
+    ],
+)
+def test_a_gap_is_longer_than_an_hour_and_than_is_usual(
+    bench: Bench, case: str, every: timedelta, then: timedelta, gap: bool
+) -> None:
+    bench.decide(*fleet_of())
+    for _ in range(5):
+        bench.reconcile()
+        bench.instance.reconciler.reconcile(bench.now, fetched=Fetched())
+        bench.now += every
+    bench.now += then - every
+    bench.instance.reconciler.reconcile(bench.now)
+    assert bench.knowledge.facts.gap is gap, case
+
+
+def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: Path, repository: Repository) -> None:
+    elsewhere = Path("/dev/shm")
+    if not elsewhere.exists() or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other disk here")
+    spool = elsewhere / f"gitboot-{tmp_path.name}"
+    spool.mkdir()
+    (tmp_path / "spool").symlink_to(spool)
+    try:
+        for days, expected in ((0, True), (3, True)):
+            with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None) as parts:
+                turn(parts, NOON + timedelta(days=days))
+                assert facts.read(parts.ledger).gap is False
+                name = "flatcar-2" if not days else "flatcar-1"
+                assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
+        identity, changes = (spool / "ledger.mark").read_text().split()
+        (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
+        with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+            assert facts.read(parts.ledger).doubt == "RestoredLedger"  # the witness knows more
+    finally:
+        shutil.rmtree(spool)
+
+
+@pytest.mark.parametrize("lost", ["OUTPUT", "the mark in STATE", "what STATE has learnt since"])
+def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
+    tmp_path: Path, repository: Repository, lost: str
+) -> None:
+    with in_process(tmp_path, repository.bare, initial="adopt") as parts:
+        turn(parts, NOON)
+        if lost == "what STATE has learnt since":
+            with parts.ledger.writing() as tx:
+                tx.mark()
+            turn(parts, NOON)
+    if lost == "OUTPUT":
+        shutil.rmtree(tmp_path / "output")
+    elif lost == "the mark in STATE":
+        (tmp_path / "state" / "ledger.mark").unlink()
+    else:
+        status = tmp_path / "output" / "ops" / "status.json"
+        found = json.loads(status.read_bytes())
+        status.write_text(json.dumps({**found, "changes": found["changes"] + 1}))
+    with in_process(tmp_path, repository.bare) as parts:
+        turn(parts, NOON + timedelta(seconds=1))
+        assert facts.read(parts.ledger).doubt == "RestoredLedger"
+        assert dict(parts.reconciler.status.records) == {"Unknown": 3}
+        requests.give(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
+        turn(parts, NOON + timedelta(seconds=2))
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
+    with in_process(tmp_path, repository.bare) as parts:  # said once
+        turn(parts, NOON + timedelta(seconds=3))
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}

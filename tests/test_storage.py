@@ -1,0 +1,225 @@
+"""Where state lies: file systems that are refused or warned of, and disks that fail while they are written to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import LedgerError, UsageError
+from gitboot.instance.standing import Fetched
+from gitboot.ledger import facts, records
+from gitboot.ledger.opening import copy_ledger, open_ledger
+from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import SpoolFile, line_of, take
+from gitboot.plan import Record
+from gitboot.storage import _type_at, check_spool, check_state, filesystem_of
+from tests.failing_disk import FailingDisk, failing_disk
+from tests.fleets import at, uuid_of
+from tests.inprocess import in_process
+from tests.instance import Repository
+from tests.test_instance_trust import documents, turn
+
+NOON = at("20T12:00")
+WEB01 = SystemUuid(uuid_of("web01"))
+MOUNTS = r"""
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+23 22 0:21 / /srv rw,relatime shared:7 - nfs4 server:/srv rw
+24 23 0:22 / /srv/local\040disk rw,relatime - xfs /dev/vdb rw
+25 22 0:23 / /run rw - tmpfs tmpfs rw
+26 22 0:24 / /hidden rw - ext4 /dev/vdc rw
+27 22 0:25 / /hidden rw - 9p share rw
+28 22 0:26 / /mnt/far rw - fuse.sshfs me@far:/ rw
+""".strip()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/var/lib/gitboot", "ext4"),
+        ("/srv/boot", "nfs4"),
+        ("/srvother", "ext4"),
+        ("/srv/local disk/boot", "xfs"),
+        ("/run/gitboot", "tmpfs"),
+        ("/hidden/state", "9p"),
+        ("/mnt/far", "fuse.sshfs"),
+    ],
+)
+def test_a_path_is_on_the_mount_that_is_nearest_above_it_and_was_made_last(path: str, expected: str) -> None:
+    assert _type_at(MOUNTS, Path(path)) == expected
+
+
+def mounted(kind: str, folder: Path) -> Path:
+    """A directory on a file system of this type; the test is left out where none can be had."""
+    folder.mkdir()
+    if kind == "tmpfs":
+        command = ["mount", "-t", "tmpfs", "tmpfs", str(folder)]
+    else:
+        for name in ("lower", "upper", "work"):
+            (folder.parent / name).mkdir()
+        layers = ",".join(f"{name}dir={folder.parent / name}" for name in ("lower", "upper", "work"))
+        command = ["mount", "-t", "overlay", "overlay", "-o", layers, str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip(f"no {kind} can be mounted here")
+    return folder
+
+
+@pytest.fixture(params=["tmpfs", "overlay"])
+def volatile(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    folder = mounted(request.param, tmp_path / "mounted")
+    yield request.param, folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = volatile
+    warned: list[str] = []
+    assert filesystem_of(folder) == kind
+    with pytest.raises(UsageError, match=rf"is on {kind}, which does not last.*--accept-filesystem {kind}"):
+        check_spool(folder, (), warned.append, state=tmp_path)
+    check_spool(folder, (kind,), warned.append, state=tmp_path)
+    check_spool(folder, (), warned.append, state=folder)  # what is lost together with the ledger misleads nobody
+    assert warned == []
+    check_state(folder, (), warned.append)  # a ledger that is lost is a new one
+    assert f"is on {kind}: the ledger goes with it" in warned[0]
+    check_state(tmp_path, ("tmpfs", "overlay"), warned.append)
+    assert len(warned) == 1
+
+
+def test_e37_an_endpoint_whose_records_do_not_last_does_not_begin(volatile: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = volatile
+    command = [sys.executable, "-m", "gitboot", "serve", "--output", str(tmp_path), "--spool", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if name != "GITBOOT_ACCEPT_FILESYSTEM"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, f"is on {kind}" in done.stderr) == (64, True)
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "9p", "cifs", "fuse.sshfs"])
+def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:21 / {tmp_path} rw - {kind} server:/ rw\n")
+    monkeypatch.setattr("gitboot.storage._MOUNTS", mounts)
+    warned: list[str] = []
+    with pytest.raises(UsageError, match=rf"is on {kind}: a ledger needs a disk .*--accept-filesystem {kind}"):
+        check_state(tmp_path, (), warned.append)
+    assert warned == []
+    check_state(tmp_path, (kind,), warned.append)
+    check_spool(tmp_path, (), warned.append)
+    assert [f"is on {kind}" in each for each in warned] == [True, True]
+
+
+def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that says yes to every lock: the second process locks another file of that name."""
+    check_state(tmp_path, ("tmpfs", "overlay"), print)
+    script = "import fcntl, sys\nfcntl.flock(open(sys.argv[1] + '.other', 'wb'), fcntl.LOCK_EX)\nsys.exit(3)"
+    monkeypatch.setattr("gitboot.storage._TRY", script)
+    for check in (check_state, check_spool):
+        with pytest.raises(UsageError, match="the locks of two processes do not hold"):
+            check(tmp_path, ("tmpfs", "overlay"), print)
+
+
+# A disk that fails
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FailingDisk]:
+    with failing_disk(tmp_path) as made:
+        yield made
+
+
+def test_e37_after_a_sync_that_failed_a_ledger_counts_only_what_is_read_back(disk: FailingDisk) -> None:
+    path = disk.path / "ledger.sqlite"
+
+    def write(provision: int) -> None:
+        with ledger.writing() as tx:
+            records.write(tx, [(WEB01, "web01", Record(provision=provision))])
+
+    def write_until_it_fails() -> int:
+        for provision in range(2, 100):
+            try:
+                write(provision)
+            except LedgerError:
+                return provision
+        raise AssertionError("the disk does not fail")
+
+    with open_ledger(path) as ledger:
+        write(1)
+        disk.fail()
+        failed = write_until_it_fails()
+        assert ledger.is_suspect
+        disk.heal()
+        ledger.read_back()
+        assert not ledger.is_suspect
+        found = records.read(ledger)[WEB01].provision
+        assert found in (failed - 1, failed)  # that one may stand, or not
+        write(1000)
+    with open_ledger(path) as ledger:
+        assert records.read(ledger)[WEB01].provision == 1000
+
+
+def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tmp_path: Path) -> None:
+    path, older = tmp_path / "ledger.sqlite", tmp_path / "older.sqlite"
+    with open_ledger(path) as ledger:
+        for provision in (1, 2):
+            copy_ledger(path, older, in_use=True)
+            with ledger.writing() as tx:
+                records.write(tx, [(WEB01, "web01", Record(provision=provision))])
+        Path(f"{path}-wal").write_bytes(b"")
+        shutil.copyfile(older, path)
+        with pytest.raises(LedgerError, match="the disk has lost what it had synced"):
+            ledger.read_back()
+
+
+def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> None:
+    def observation(second: int) -> Observation:
+        return Observation(
+            server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=NOON + timedelta(seconds=second)
+        )
+
+    spool = SpoolFile(disk.path)
+    spool.append(line_of(observation(0)))
+    disk.fail()
+    failed = 0
+    for second in range(1, 2000):
+        try:
+            spool.append(line_of(observation(second)) * 100)
+        except OSError:
+            failed = second
+            break
+    assert failed
+    disk.heal()
+    spool.append(line_of(observation(5000)))
+    spool.close()
+    found = {each.at for each in take(disk.path, {}).observations}
+    assert observation(failed).at not in found
+    assert {observation(0).at, observation(5000).at} <= found
+
+
+def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push(documents())
+    with in_process(disk.path, repository.bare, initial="adopt") as parts:
+        turn(parts, NOON)
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
+        disk.fail()
+        for second in range(1, 50):
+            parts.reconciler.reconcile(NOON + timedelta(minutes=10 * second), fetched=Fetched())
+            if not parts.reconciler.status.condition("LedgerWritable"):
+                break
+        assert not parts.reconciler.status.condition("LedgerWritable")
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}  # what was known is planned
+        disk.heal()
+        for day in (1, 2):
+            turn(parts, NOON + timedelta(days=day))
+        assert parts.reconciler.status.condition("LedgerWritable")
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
+        assert facts.read(parts.ledger).doubt is None
