@@ -13,10 +13,11 @@ import pytest
 from gitboot.diff.guard import Limits
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import facts, requests
-from gitboot.plan import Phase
+from gitboot.plan import Phase, Record
+from gitboot.resolve.records import record_facts
 from gitboot.timekeeping import Keeping, keeping_of
 from tests.bench import NOON, Bench
-from tests.fleets import SEED, fleet, image, maintenance, policy, profile, server
+from tests.fleets import SEED, fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository
 
@@ -62,6 +63,39 @@ def test_e4_a_boot_that_was_made_by_a_clock_that_was_ahead_is_not_offered_again(
         bench.decide(*fleet_of(1, image(f"more-{seconds}")))
         assert phase(bench) is Phase.DISK
     assert (bench.condition("ClockTrusted") or (None,))[0] is True
+
+
+def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_was_ahead_said(bench: Bench) -> None:
+    bench.now = NOON + TWO_HOURS
+    bench.decide(*fleet_of(1))
+    bench.fetch(bench.plan())
+    bench.wait(minutes=2)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON
+    bench.decide(*fleet_of(2))
+    bench.request("clock", reason="it was two hours ahead")
+    plan = bench.plan()
+    assert plan is not None and plan.phase is Phase.NETWORK
+    bench.fetch(plan)
+    bench.wait(minutes=2)
+    assert phase(bench) is Phase.DISK
+    assert bench.record is not None and bench.record.provision == 2
+
+
+def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_installed_once(bench: Bench) -> None:
+    bench.now = NOON + TWO_HOURS
+    bench.decide(*fleet_of(1))
+    bench.fetch(bench.plan())
+    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=bench.now))}
+    bench.request("records", items=[item], reason="once more")
+    assert phase(bench) is Phase.NETWORK
+    bench.now = NOON
+    bench.plan()
+    bench.wait(minutes=1)
+    bench.request("clock", reason="it was two hours ahead")
+    bench.fetch(bench.plan())
+    bench.wait(minutes=2)
+    assert phase(bench) is Phase.DISK
 
 
 def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gitboot.instance.offers import is_past
 from gitboot.plan import Failure, InstallAttempt, Offer, Record, Seen
 from gitboot.resolve.attempts import last_attempt
 
@@ -86,7 +87,7 @@ def _number(attempt: InstallAttempt) -> tuple[int, int]:
 
 def _is_over(offer: Offer, record: Record, seen: Seen | Failure) -> bool:
     """Whether what was seen is of before the last provisioning, or of what is provisioned."""
-    if record.provisioned_at is not None and seen.at < record.provisioned_at:
+    if is_past(offer, record, seen.at):
         return True
     reached = record.provision is not None and record.provision >= offer.provision
     return reached and (not offer.on_image_change or record.image == offer.image)

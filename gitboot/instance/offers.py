@@ -95,6 +95,16 @@ def offer_of(decision: Decision, plan: BootPlan, record: Record | None) -> Offer
     )
 
 
+def is_past(offer: Offer, record: Record, made_at: datetime) -> bool:
+    """Whether what an offer was met by is news of before the last provisioning, or of before a person said otherwise.
+
+    No clock tells that of a number that was raised since: it was offered later, whatever the clock said then.
+    """
+    if record.provision is not None and offer.provision > record.provision:
+        return False
+    return record.provisioned_at is not None and made_at < record.provisioned_at
+
+
 def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
     """The record once a maintenance's boot was made, and that in words; the same record if that is no news."""
     if offer.maintenance is None or offer.run is None:
@@ -108,8 +118,8 @@ def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, s
 
 def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
     """The record once a provision key is provisioned, and that in words; the same record if that is no news."""
-    if record.provisioned_at is not None and made_at < record.provisioned_at:
-        return record, ""  # news of a boot before the last
+    if is_past(offer, record, made_at):
+        return record, ""
     reached = record.provision is not None and record.provision >= offer.provision
     if reached and (not offer.on_image_change or record.image == offer.image):
         return record, ""

@@ -99,9 +99,11 @@ def _close_graces(learning: Learning, at: datetime) -> None:
 
 def _brought_back(record: Record, at: datetime) -> Record:
     fetched, consumed = record.provisioned_at, record.consumed_at
+    is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
     runs = {name: made._replace(at=at - FETCH_GRACE) if made.at > at else made for name, made in record.runs.items()}
     return replace(
         record,
+        provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
         grace_until=None if fetched is not None and fetched > at else record.grace_until,
         attempts=tuple(_attempt_brought_back(each, at) for each in record.attempts),
         consumed_at=at - CONSUMED_GRACE if consumed is not None and consumed > at else consumed,
