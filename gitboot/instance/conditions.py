@@ -36,10 +36,10 @@ _HINTS: Final = {
     "DamagedLedger": f"{_BEGIN} with ops/records.json of the published tree, or adopt (all is as Git wants it)",
 }
 _KEPT: Final = {
-    Keeping.SYNCHRONISED: "a time service keeps the clock right",
-    Keeping.UNSYNCHRONISED: "no time service keeps the clock right; a person has accepted it",
-    Keeping.UNKEPT: "nobody has told the kernel how right its clock is",
-    Keeping.UNKNOWN: "the kernel does not say how right its clock is",
+    Keeping.SYNCHRONISED: "a time service keeps it right",
+    Keeping.UNSYNCHRONISED: "a person has accepted it as it is",
+    Keeping.UNKEPT: "nobody keeps it, as the kernel knows",
+    Keeping.UNKNOWN: "the kernel does not say who keeps it",
 }
 
 
