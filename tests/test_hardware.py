@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from gitboot.diff.guard import Limits
+from gitboot.instance.standing import Fetched
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Record
@@ -189,7 +190,7 @@ class Hall:
         """Until nothing is left to do now."""
         for _ in range(3):
             self.parts.source.fetch()
-            self.parts.reconciler.reconcile(self.now, wait=True)
+            self.parts.reconciler.reconcile(self.now, fetched=Fetched(), wait=True)
 
     def boot(self, mac: str = MAC) -> str:
         """Reset web01, let it fetch its entry if its override leads to the network, and say what that booted."""
