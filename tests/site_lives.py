@@ -57,18 +57,16 @@ class Given(NamedTuple):
         return found[1] if found else "disk"
 
 
-@dataclass
-class MortalSpool:
-    """A spool whose process dies before it writes, or once it has written and before it is answered."""
+class MortalRecording(Recording):
+    """Recording in a process that dies before it writes, or once it has written and before it answers."""
 
-    spool: Spool
     dies: str | None = None
 
     async def record(self, observation: Observation) -> bool:
         how, self.dies = self.dies, None
         if how == "before":
             raise Killed
-        stands = await Recording(self.spool, DEADLINE_S).record(observation)
+        stands = await super().record(observation)
         if how == "after":
             raise Killed
         return stands
@@ -95,7 +93,8 @@ class Site:
     # Who lives
     instance: Parts | None = None
     endpoint: Endpoint | None = None
-    spool: MortalSpool | None = None
+    tree: PublishedTree | None = None
+    recording: MortalRecording | None = None
 
     # What was given
     epoch: int = 0  # an operator's words open everything anew
@@ -169,21 +168,22 @@ class Site:
         folder.mkdir(exist_ok=True)
         spool = Spool(folder)
         stack.callback(spool.close)
-        self.spool = MortalSpool(spool)
-        tree = PublishedTree(self.folder / "output", lambda: self.clock)
-        self.endpoint = Endpoint(self.folder / "output", tree, lambda: self.clock, self.spool)
+        self.recording = MortalRecording(spool, DEADLINE_S)
+        self.tree = PublishedTree(self.folder / "output", lambda: self.clock)
+        self.endpoint = Endpoint(self.folder / "output", self.tree, lambda: self.clock, self.recording)
         self._endpoint = stack
 
     def stop_endpoint(self) -> None:
         self._endpoint.close()
-        self.endpoint = self.spool = None
+        self.endpoint = self.recording = self.tree = None
 
     # Fetches
 
     def fetch(self, path: str, client: str = ITSELF, agent: str = IPXE, **more: str) -> Given | None:
         """What an endpoint answers; None where none lives, or it died of it."""
-        if self.endpoint is None:
+        if self.endpoint is None or self.tree is None:
             return None
+        self.tree.look()
         headers = {"host": "boot.test", "user-agent": agent, **more}
         method = headers.pop("method", "GET")
         try:
@@ -279,9 +279,10 @@ class Site:
             self.start_instance()
         self.skew = timedelta(0)
         self.start_endpoint()
-        for _ in range(3):
+        for path in LOOKUPS:
             self.now += timedelta(seconds=61)
             self.reconcile()
+            self.boot(path, goes_on=False)
         over = self.window is None or self.window[1] <= self.now
         for path in LOOKUPS:
             if over and (answer := self.fetch(path, "10.9.0.5", "monitor")) is not None and answer.image == "memtest-7":

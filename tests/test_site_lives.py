@@ -83,6 +83,12 @@ class SiteLives(RuleBasedStateMachine):
     def the_machine_boots(self, path: str, goes_on: bool) -> None:
         self.site.boot(path, goes_on=goes_on)
 
+    @rule(paths=st.tuples(PATHS, PATHS), seconds=SECONDS, goes_on=st.booleans(), passes=st.sampled_from([0, 0, 1]))
+    def the_machine_boots_again(self, paths: tuple[str, str], seconds: int, goes_on: bool, passes: int) -> None:
+        self.site.boot(paths[0], goes_on=goes_on)
+        self.time_passes(seconds, passes)
+        self.site.boot(paths[1], goes_on=goes_on)
+
     @rule(path=PATHS, goes_on=st.booleans())
     def the_machine_boots_through_a_proxy(self, path: str, goes_on: bool) -> None:
         self.site.boot_through_proxy(path, goes_on=goes_on)
@@ -113,13 +119,17 @@ class SiteLives(RuleBasedStateMachine):
             self.site.reconcile()
 
     @rule(when=st.sampled_from(["before", "after"]))
-    def the_endpoint_will_die_as_it_records(self, when: str) -> None:
-        if self.site.spool is not None:
-            self.site.spool.dies = when
+    def the_endpoint_dies_as_it_records(self, when: str) -> None:
+        if self.site.recording is not None:
+            self.site.recording.dies = when
+            self.site.boot(LOOKUPS[0], goes_on=True)
+            self.site.start_endpoint()
+            self.site.boot(LOOKUPS[0], goes_on=True)
 
-    @rule()
-    def the_endpoint_is_restarted(self) -> None:
+    @rule(path=PATHS)
+    def the_endpoint_is_restarted(self, path: str) -> None:
         self.site.start_endpoint()
+        self.site.boot(path, goes_on=True)
 
     # Disasters
 
@@ -135,6 +145,7 @@ class SiteLives(RuleBasedStateMachine):
             self.site.start_instance()
             self.site.start_endpoint()
             self.site.reconcile()
+            self.site.boot(LOOKUPS[0], goes_on=True)
 
     @rule(passes=st.sampled_from([0, 1]))
     def the_tree_is_lost(self, passes: int) -> None:
@@ -143,6 +154,7 @@ class SiteLives(RuleBasedStateMachine):
         self.site.start_endpoint()
         for _ in range(passes):
             self.site.reconcile()
+        self.site.boot(LOOKUPS[0], goes_on=True)
 
     # Operators
 
