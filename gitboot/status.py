@@ -69,11 +69,6 @@ class Status:
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
     conditions: tuple[Condition, ...] = ()
 
-    @property
-    def ready(self) -> bool:
-        """Whether this instance has planned and published since its start."""
-        return self.planned_at is not None
-
     def condition(self, type: str) -> bool:
         """Whether a condition holds; one that nothing is known of does not."""
         return any(condition.status for condition in self.conditions if condition.type == type)

@@ -54,7 +54,7 @@ def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> N
         running.once()
         assert [event.type for event in events] == ["Fetched", "FetchFailed"]
         assert conditions(parts)["SourceReady"] is False
-        assert parts.reconciler.status.ready
+        assert parts.reconciler.status.planned_at is not None
         away.rename(repository.bare)
         running.once()
         assert conditions(parts)["SourceReady"] is True

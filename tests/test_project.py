@@ -111,7 +111,6 @@ def test_no_two_classes_share_a_name() -> None:
 
 
 MOST_METHODS, MOST_ARGUMENTS = 12, 8  # of a class that is no value: more of either is another noun
-LARGE = {"Endpoint"}  # still; none is to be added
 
 
 def _is_large(node: ast.ClassDef) -> bool:
@@ -124,7 +123,7 @@ def _is_large(node: ast.ClassDef) -> bool:
 
 def test_no_class_is_too_large() -> None:
     nodes = (node for path in MODULES for node in ast.walk(ast.parse((ROOT / path).read_text())))
-    assert {node.name for node in nodes if isinstance(node, ast.ClassDef) and _is_large(node)} <= LARGE
+    assert {node.name for node in nodes if isinstance(node, ast.ClassDef) and _is_large(node)} == set()
 
 
 def test_no_module_repeats_anothers_name() -> None:
@@ -139,7 +138,17 @@ def test_no_module_repeats_anothers_name() -> None:
 # What goes through several rooms, or is about what stands beside them.
 ACROSS = {
     *("boots_page", "chain", "ci", "drills", "faults", "flip", "golden", "kill", "hardware", "kill_overrides", "laws"),
-    *("machine_lives", "mirrors", "project", "redfish_double", "reported", "run", "run_example", "vectors"),
+    *(
+        "machine_lives",
+        "mirrors",
+        "project",
+        "redfish_double",
+        "reported",
+        "run",
+        "run_example",
+        "site_lives",
+        "vectors",
+    ),
 }
 
 

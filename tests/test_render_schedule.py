@@ -218,7 +218,7 @@ def test_a_status_says_which_conditions_hold() -> None:
     status = Status(conditions=(held,), problems=(problem,), next_transition=NOON + timedelta(hours=1))
     assert status.condition("SourceReady")
     assert not status.condition("Published")
-    assert not status.ready
+    assert status.planned_at is None
     facts = json.loads(json.dumps(status.facts()))
     assert facts["conditions"][0]["since"] == "2026-11-20T12:00:00Z"
     assert facts["attempted"]["problems"][0]["line"] == 1
