@@ -267,7 +267,7 @@ def doubt_if_behind(store: Store, published: Mapping[SystemUuid, Record]) -> Non
 def _doubt_without_marks(store: Store, settings: Settings, owner: str | None) -> None:
     """Doubt a ledger that has published a tree which is not there, or of which something outside knows more."""
     identity, changes = store.progress
-    marks = [_mark_in_tree(settings.output), read_mark(witness) if (witness := witness_of(settings)) else None]
+    marks = [_mark_in_tree(settings.output), read_mark(spooled) if (spooled := _mark_in_spool(settings)) else None]
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
     if known > changes or (facts.read(store).published and owner is None):
         facts.doubt(store, "RestoredLedger", known)
@@ -281,13 +281,18 @@ def _mark_in_tree(output: Path) -> tuple[str, int] | None:
     return None
 
 
+def _mark_in_spool(settings: Settings) -> Path | None:
+    """Where, besides STATE and OUTPUT, it is noted how far the ledger has come: a copy of both is told by it."""
+    return settings.spool / "ledger.mark" if settings.spool is not None else None
+
+
 def witness_of(settings: Settings) -> Path | None:
-    """Where, besides STATE and OUTPUT, it is noted how far the ledger has come: in a spool on a disk of its own."""
+    """The same, where it lies on a disk of its own: what agrees with it is no copy of an older state of the machine."""
     with suppress(OSError):
         if settings.spool is not None:
             own, others = settings.spool.stat().st_dev, (settings.state, settings.output)
             if own not in {path.stat().st_dev for path in others if path.exists()}:
-                return settings.spool / "ledger.mark"
+                return _mark_in_spool(settings)
     return None
 
 
@@ -336,9 +341,9 @@ def _leave_status(
     facts_at = {**status.facts(), "at": format_instant(at), "clock": format_instant(clock()), "changes": changes}
     state.write_status(settings.state, facts_at)
     tree.write_status(status_file(facts_at), at)
-    if (witness := witness_of(settings)) is not None and read_mark(witness) != (identity, changes):
+    if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
         with suppress(OSError):  # it says less then, and is believed less
-            write_mark(witness, identity, changes)
+            write_mark(spooled, identity, changes)
 
 
 def _look_at_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
