@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 def spool_of(settings: Settings) -> Path | None:
     """Where what was fetched is recorded; None where nothing can be fetched from this instance."""
-    own = settings.state / "spool" if settings.listen is not None else None
-    folder = settings.spool or own
+    folder = settings.spool_folder
     if folder is not None:
         make_spool(folder)
     return folder

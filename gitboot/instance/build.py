@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load import Revision, load
 from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.observe.spool import IDENTITY
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
@@ -226,9 +228,18 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True)
         stack.callback(evaluation.close)
         outside = Outside(source=source, evaluation=evaluation, target=looked, observes=settings.observes)
-        without_spool = replace(settings, spool=None)  # what is there is for the instance itself
-        instance = stack.enter_context(assembled(without_spool, store, outside, tell=tell, clock=clock, dry_run=True))
+        settings = replace(settings, spool=_named_as(settings.spool_folder, copy / "spool"))
+        instance = stack.enter_context(assembled(settings, store, outside, tell=tell, clock=clock, dry_run=True))
         yield instance, source, looked
+
+
+def _named_as(spool: Path | None, empty: Path) -> Path | None:
+    """An empty spool that is called as another is: what lies there is for the instance itself."""
+    if spool is None or not (spool / IDENTITY).exists():
+        return None
+    empty.mkdir()
+    shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
+    return empty
 
 
 @contextmanager

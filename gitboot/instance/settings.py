@@ -65,4 +65,9 @@ class Settings:
     @property
     def observes(self) -> bool:
         """Whether fetches reach this instance."""
-        return self.listen is not None or self.spool is not None
+        return self.spool_folder is not None
+
+    @property
+    def spool_folder(self) -> Path | None:
+        """Where what was fetched is recorded, in STATE where it is served here; None: nothing can be fetched."""
+        return self.spool or (self.state / "spool" if self.listen is not None else None)

@@ -28,14 +28,14 @@ from gitboot.observe.observation import Observation
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
 _SUFFIX: Final = ".jsonl"
-_IDENTITY: Final = "id"
+IDENTITY: Final = "id"
 
 _T = TypeVar("_T")
 
 
 def identity(folder: Path) -> str:
     """What a spool is called by where it is published who may give a boot; made where there is none yet."""
-    path, made = folder / _IDENTITY, folder / f".{_IDENTITY}.{token_hex(8)}"
+    path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
         write_whole(made, f"{token_hex(16)}\n".encode(), mode=0o644)
         with suppress(FileExistsError):  # another process was first
