@@ -122,7 +122,9 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
     lines.show(machines, lambda line: f"         machine            {line}")
     if _ready(gitboot, base):
         begin = [PYTHON, "-m", "gitboot", "records", "begin", "fresh", "--yes", "--state", str(scratch / "state")]
-        subprocess.run(begin, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        here = {**os.environ, "TMPDIR": str(scratch)}  # what it leaves where it is ended
+        if code := _start(stack, begin, stdout=subprocess.DEVNULL, env=here).wait():
+            return code
         lines.wait_until_quiet()
         _print_what_to_look_at(fleet, base, redfish, log)
     os.waitid(os.P_PID, gitboot.pid, os.WEXITED | os.WNOWAIT)

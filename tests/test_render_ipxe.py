@@ -82,11 +82,14 @@ def test_what_a_path_cannot_hold_finds_nobody(serial: str) -> None:
     assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
 
 
+WHO = "?uuid=${uuid}&serial=${serial:uristring}"  # as far as the loader can say it
+
+
 def test_a_machine_is_looked_up_by_what_says_most_first() -> None:
     asked = [line.split()[3] for line in first_script().splitlines() if line.startswith("imgfetch")]
     assert asked == [
-        "v1/boot/${net${nic}/mac:hexhyp}/boot.ipxe",
-        "ipxe/${uuid}",
-        "ipxe/serial/${serial:uristring}",
+        f"v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{WHO}",
+        f"ipxe/${{uuid}}{WHO}",
+        f"ipxe/serial/${{serial:uristring}}{WHO}",
         "unknown.ipxe",
     ]
