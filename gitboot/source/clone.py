@@ -154,12 +154,17 @@ def _sweep(state: Path, clone: Stored, new: Stored) -> None:
 
 
 def _at(clone: Stored, name: str) -> Revision | None:
+    """The commit that a reference of the clone names."""
     with clone.replacing:
         if not clone.path.exists():
             return None
-    with clone.reading() as ours:
-        reference = ours.references.get(name)
-        return None if reference is None else Revision(str(reference.peel(pygit2.Commit).id))
+
+    def read() -> Revision | None:
+        with clone.reading() as ours:
+            reference = ours.references.get(name)
+            return None if reference is None else Revision(str(reference.peel(pygit2.Commit).id))
+
+    return clone.steadily(read)
 
 
 def _create(new: Stored) -> Stored:

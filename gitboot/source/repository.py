@@ -6,11 +6,11 @@ What is set here is libgit2's, for the whole process.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, TypeVar
 
 import pygit2
 from pygit2.enums import ConfigLevel, RepositoryOpenFlag
@@ -23,6 +23,9 @@ for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, Con
 # its configuration names; libgit2 runs no hook, no filter and no command.
 pygit2.settings.owner_validation = False
 pygit2.settings.enable_fsync_gitdir(True)
+
+_T = TypeVar("_T")
+_MORE_TRIES: Final = 2
 
 TREE: Final = b"40000"
 SYMLINK: Final = b"120000"
@@ -93,6 +96,13 @@ class Stored:
             with self.replacing:
                 repository = stack.enter_context(opened(self.path))
             yield repository
+
+    def steadily(self, read: Callable[[], _T]) -> _T:
+        """Read again what cannot be read, twice: a fetch beside it merges packs, and what was open then is gone."""
+        for _ in range(_MORE_TRIES):
+            with suppress(self._wrong):
+                return read()
+        return read()
 
     def blamed(self) -> AbstractContextManager[None]:
         return blaming(self.path, self._wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import pygit2
@@ -130,16 +131,23 @@ class Blobs:
 
     def __call__(self, blob: BlobId) -> bytes:
         """The bytes of a blob; raises `Oversized` before one is read that no fleet needs."""
+        return self._repository.steadily(partial(self._read, blob))
+
+    def _read(self, blob: BlobId) -> bytes:
         with self._repository.blamed():
             try:
                 objects: pygit2.Odb = self._threads.objects
             except AttributeError:
                 with self._repository.reading() as git:
                     objects = self._threads.objects = git.odb
-            size = objects.read_header(blob)[1]
-            if size > MAX_FILE_BYTES:  # a few bytes of a pack can be gigabytes
-                raise Oversized(size)
-            return objects.read(blob)[1]
+            try:
+                size = objects.read_header(blob)[1]
+                if size > MAX_FILE_BYTES:  # a few bytes of a pack can be gigabytes
+                    raise Oversized(size)
+                return objects.read(blob)[1]
+            except (pygit2.GitError, KeyError):
+                self.close()
+                raise
 
     def close(self) -> None:
         """Let go of this thread's repository; the next blob opens it anew."""
