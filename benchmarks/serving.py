@@ -114,7 +114,8 @@ def main() -> None:
             def read() -> None:
                 assert process.stderr is not None
                 for line in process.stderr:
-                    if json.loads(line)["type"] == "Published":
+                    # What is no event is a line of an endpoint's.
+                    if line.startswith("{") and json.loads(line)["type"] == "Published":
                         published.release()
 
             threading.Thread(target=read, daemon=True).start()
