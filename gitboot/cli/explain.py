@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import OutputOption, at_option, document, fleet_options, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, document, fleet_options, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
 from gitboot.source import WORKTREE
@@ -53,7 +53,7 @@ def command(
     from gitboot.resolve import plan
     from gitboot.source import open_blame
 
-    fleet = planned_fleet(path, rev, at or now(), records)
+    fleet = planned_fleet(path, rev, at or this_second(), records)
     decision = fleet.decision(subject)
     record = fleet.records.get(decision.uuid)
     found = explain(fleet.repository, decision, plan(decision, fleet.at, record), record)

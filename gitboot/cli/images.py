@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.phrases import some
 
@@ -39,7 +39,7 @@ def command(
     from gitboot.audit.images import images
     from gitboot.facts import facts
 
-    fleet = planned_fleet(path, rev, at or now(), records)
+    fleet = planned_fleet(path, rev, at or this_second(), records)
     found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
     for output in outputs:
         if output.format == "json":

@@ -154,8 +154,13 @@ def at_option(command: Command) -> Command:
 
 
 def now() -> datetime:
-    """The clock, read once a command."""
-    return datetime.now(UTC).replace(microsecond=0)
+    """The clock, read once a command: exact, since what an instance noted a moment ago is not later than this."""
+    return datetime.now(UTC)
+
+
+def this_second() -> datetime:
+    """The same for what is read in a repository, and shown with its instant."""
+    return now().replace(microsecond=0)
 
 
 def document(**items: Any) -> str:

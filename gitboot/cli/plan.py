@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, output_option, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_already_made, tell_held_back
 from gitboot.model.scalars import format_instant
 
@@ -39,7 +39,7 @@ def command(
     from gitboot.render.plans import summary
     from gitboot.resolve.instant import already_made
 
-    fleet = planned_fleet(path, rev, at or now(), records)
+    fleet = planned_fleet(path, rev, at or this_second(), records)
     chosen = selected(selector)
     for name in names:
         fleet.decision(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -145,7 +145,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     from gitboot.plan import Record
     from gitboot.resolve.records import adopted, record_facts
 
-    at = datetime.now(UTC)  # to the microsecond: what was fetched a moment before it counts no more
+    at = now()
     with looked_at(state, at) as instance:
         meant = _meant(instance, servers, selector)
         shown = [item for item in _items(instance) if item["server"] in meant]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import at_option, fleet_argument, now
+from gitboot.cli.inputs import at_option, fleet_argument, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_held_back
 
 
@@ -31,7 +31,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
     from gitboot.publish.directory import Directory
     from gitboot.render.formats import shared_files
 
-    fleet = planned_fleet(path, rev, at or now(), records)
+    fleet = planned_fleet(path, rev, at or this_second(), records)
     states = fleet.states()
     target = Directory.open(out, ledger="render")
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.bounded import bounded
-from gitboot.cli.inputs import InstantType, OutputOption, at_option, document, fleet_options, now, output_option
+from gitboot.cli.inputs import InstantType, OutputOption, at_option, document, fleet_options, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 
 
@@ -34,7 +34,7 @@ def command(
     from gitboot.model.scalars import format_instant
     from gitboot.resolve import plan, transition
 
-    fleet = planned_fleet(path, rev, at or now(), records)
+    fleet = planned_fleet(path, rev, at or this_second(), records)
     decision = fleet.decision(server)
     record = fleet.records.get(decision.uuid)
     items = []

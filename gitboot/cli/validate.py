@@ -11,7 +11,7 @@ import click
 
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, at_option, fleet_argument, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.problems import FORMATS, counted, prefix_of
 from gitboot.phrases import count
 
@@ -43,7 +43,7 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
             begun(len(snapshot.blobs))
             decided = read(snapshot)
             repository, decisions = decided.repository, decided.decisions
-        problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or now()))))
+        problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or this_second()))))
         servers, images = len(repository.servers), len(repository.images)
         summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
     except InvalidRepository as error:
