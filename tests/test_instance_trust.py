@@ -111,6 +111,53 @@ def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(benc
     assert phase(bench) is Phase.DISK
 
 
+EVERY_TIME = maintenance("wipe", "20T11:00 20T13:00")
+
+
+@pytest.mark.parametrize("back", [timedelta(seconds=1), timedelta(minutes=1), timedelta(minutes=90)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_e4_a_clock_that_steps_back_opens_no_window_that_was_left(
+    tmp_path: Path, back: timedelta, restarts: bool
+) -> None:
+    """A boot that writes disks at each boot of its window has no record that it was made."""
+    end = NOON + timedelta(hours=1)
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of(0, EVERY_TIME))
+        for bench.now in (end - timedelta(minutes=5), end - timedelta(seconds=1)):
+            bench.plan()
+            assert phase(bench) is Phase.MAINTENANCE
+        bench.now = end
+        assert phase(bench) is Phase.DISK
+        if not restarts:
+            bench.now = end - back
+            assert phase(bench) is Phase.DISK
+            bench.wait(seconds=1)
+            assert phase(bench) is Phase.DISK
+    with Bench(tmp_path) as bench:
+        bench.now = end - back
+        bench.decide(*fleet_of(0, EVERY_TIME, image("more")))
+        assert phase(bench) is Phase.DISK
+        assert all(
+            turn.in_window is False for turns in bench.servers["web01"].published.paths.values() for turn in turns
+        )
+        bench.request("clock", reason="it was ahead before")  # who says so says that the window is not over
+        bench.plan()
+        assert phase(bench) is Phase.MAINTENANCE
+
+
+def test_e4_a_clock_that_steps_back_opens_windows_that_were_not_reached_when_they_are_due(bench: Bench) -> None:
+    later = maintenance("later", "20T13:30 20T14:00")
+    bench.decide(*fleet_of(0, EVERY_TIME, later))
+    bench.now = NOON + timedelta(hours=1, minutes=10)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + timedelta(minutes=50)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + timedelta(minutes=90)
+    assert phase(bench) is Phase.MAINTENANCE
+    bench.now = NOON + timedelta(hours=2)
+    assert phase(bench) is Phase.DISK
+
+
 @pytest.mark.parametrize(("minutes", "trusted"), [(0, True), (2, True), (2.1, False), (60 * 24 * 365, False)])
 def test_a_clock_may_be_two_minutes_behind_the_ledger(bench: Bench, minutes: float, trusted: bool) -> None:
     bench.decide(*fleet_of())

@@ -28,6 +28,7 @@ class Batch:
     requests: tuple[Request, ...] = ()
     keeping: Keeping | None = None  # how the clock is kept; None: it is no instance that learns this
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the newest change of the ledger
+    turned: bool = False  # whether the clock alone has changed a plan since the last one, or there was none
     caught_up: bool = False  # whether the newest commit that there is is the accepted one
     accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
@@ -59,7 +60,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     for uuid, record in batch.written:
         learning.note_override(uuid, record, stored=True)
     if batch.keeping is not None:
-        trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed)
+        trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned)
     requests.carry_out(learning, batch.requests, batch.commit, at)
     if batch.caught_up and learning.facts.gap:
         learning.facts = replace(learning.facts, gap=False)

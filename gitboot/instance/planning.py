@@ -11,6 +11,7 @@ from gitboot.bmc.override import State
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.trust import left_since
 from gitboot.plan import Cause, Decision, Halt, InstallAttempt, Phase, Record
 from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.resolve.attempts import attempt_of, is_overwritten, step_of
@@ -23,6 +24,7 @@ class Plans:
 
     commit: Commit | None = None  # that they are made of
     stop: Halt = Halt.NONE  # with what stopped
+    left: datetime | None = None  # an instant that is still to come, and that was left already by a clock set back
     servers: Mapping[str, ServerState] = field(default_factory=dict)
     transitions: Agenda[str] = field(default_factory=Agenda)  # when which server's plan changes by itself
     planned_at: datetime | None = None
@@ -32,6 +34,11 @@ class Plans:
     consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
     lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
     begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
+
+    def is_due(self, at: datetime) -> bool:
+        """Whether the clock alone changes one, or nothing was planned yet."""
+        due = self.transitions.next
+        return self.planned_at is None or (due is not None and due <= at)
 
     def counted(self, of: str) -> dict[str, int]:
         """How many servers there are of a kind: phases, records, drift."""
@@ -43,11 +50,18 @@ def replanned(
 ) -> tuple[Plans, frozenset[str]]:
     """The plans at ``at``, and the servers whose files may be others than before.
 
-    ``changed`` are the servers of which the commit, or what is known, is another than when they were planned.
+    ``changed`` are the servers of which the commit, or what is known, is another than when they were planned. By a
+    clock that is behind what the ledger has seen, no window opens that had ended by then.
     """
-    names = {*changed, *before.transitions.due(at)}
+    names, left = {*changed, *before.transitions.due(at)}, left_since(knowledge.facts, at)
     set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
-    anew = set_back or stop is not before.stop or before.commit is None or _changes_all_files(before.commit, commit)
+    anew = (
+        set_back
+        or left != before.left
+        or stop is not before.stop
+        or before.commit is None
+        or _changes_all_files(before.commit, commit)
+    )
     if anew:
         names = {*before.servers, *commit.decisions.servers}
     different = frozenset(
@@ -56,7 +70,8 @@ def replanned(
     if not names:
         return replace(before, commit=commit, stop=stop), different
     now = {
-        name: _state(commit, knowledge, name, at, stop) if name in different else before.servers[name] for name in names
+        name: _state(commit, knowledge, name, at, stop, left) if name in different else before.servers[name]
+        for name in names
     }
     here = {name: state for name, state in now.items() if state is not None}
     servers = {**before.servers, **here}
@@ -66,6 +81,7 @@ def replanned(
     return Plans(
         commit=commit,
         stop=stop,
+        left=left,
         servers=dict(sorted(servers.items())) if servers.keys() != before.servers.keys() else servers,
         transitions=before.transitions.moved(
             {name: state.transition if state is not None else None for name, state in now.items()}
@@ -135,10 +151,13 @@ def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: d
     return state.holds(decision, knowledge.record(decision.uuid), at, _about(commit, name))
 
 
-def _state(commit: Commit, knowledge: Knowledge, name: str, at: datetime, stop: Halt) -> ServerState | None:
+def _state(
+    commit: Commit, knowledge: Knowledge, name: str, at: datetime, stop: Halt, left: datetime | None
+) -> ServerState | None:
     if (decision := commit.decisions.servers.get(name)) is None:
         return None
-    return server_state(commit.decisions, decision, knowledge.record(decision.uuid), at, _about(commit, name), stop)
+    record, about = knowledge.record(decision.uuid), _about(commit, name)
+    return server_state(commit.decisions, decision, record, at, about, stop, left)
 
 
 def _about(commit: Commit, name: str) -> About:

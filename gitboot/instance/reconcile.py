@@ -92,7 +92,7 @@ class Reconciler:
                 current = self._read_back(before)
                 taken = self._inbox.take(current.knowledge.taken)
                 wanted = tuple(each for each in taken.requests if each.what != BEGIN)
-                heartbeat = Batch(keeping=keeping, witnessed=taken.witnessed)
+                heartbeat = Batch(keeping=keeping, witnessed=taken.witnessed, turned=current.plans.is_due(at))
                 asked = learn(current.knowledge, replace(heartbeat, written=taken.written, requests=wanted), at)
                 attempt, events = self._accepting.accept(current.attempt, asked.knowledge, at)
                 heard = _heard(taken, attempt, asked.knowledge)

@@ -35,6 +35,12 @@ def behind(about: Facts, at: datetime) -> str | None:
     )
 
 
+def left_since(about: Facts, at: datetime) -> datetime | None:
+    """The newest instant that the ledger has seen, where the clock is behind it by however little."""
+    beat = about.heartbeat
+    return beat.at if beat is not None and at < beat.at else None
+
+
 def unkept(about: Facts, keeping: Keeping) -> str | None:
     """Why the kernel does not vouch for the clock; None: it does, or never did and was never asked to."""
     is_lost = keeping is Keeping.UNKEPT and about.clock == "kept"
@@ -46,10 +52,11 @@ def unkept(about: Facts, keeping: Keeping) -> str | None:
     )
 
 
-def beat(learning: Learning, keeping: Keeping, at: datetime, *, witnessed: bool) -> None:
+def beat(learning: Learning, keeping: Keeping, at: datetime, *, witnessed: bool, turned: bool = False) -> None:
     """Note that the instance is alive, and how its clock is kept; and notice for how long it was not alive.
 
     ``witnessed``: something outside STATE and OUTPUT knows the ledger's newest change: they are no older copy.
+    ``turned``: a plan turns at this instant, and is not to turn back by a clock that does.
     """
     about = learning.facts
     if keeping is Keeping.SYNCHRONISED and about.clock != "kept":
@@ -65,6 +72,8 @@ def beat(learning: Learning, keeping: Keeping, at: datetime, *, witnessed: bool)
     elif -since > _MOST_BEHIND and learning.known.is_trusted:
         _close_graces(learning, at)
     learning.facts = about
+    if turned:
+        refresh(learning, at)
 
 
 def _is_gap(last: Heartbeat, since: timedelta) -> bool:

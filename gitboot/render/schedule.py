@@ -31,7 +31,7 @@ from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn, state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.attempts import step_of
-from gitboot.resolve.instant import fallback
+from gitboot.resolve.instant import fallback, without_left
 from gitboot.resolve.records import drift, record_facts
 
 
@@ -110,13 +110,16 @@ def server_state(
     at: datetime,
     about: About = About(),
     stop: Halt = Halt.NONE,
+    left: datetime | None = None,
 ) -> ServerState:
     """Plan and render one server for ``at`` and for the transitions after it.
 
-    What they will name is among the files already, so that nothing is missing when they come.
+    What they will name is among the files already, so that nothing is missing when they come. ``left`` is an instant
+    later than ``at`` that the clock has shown already: what ended before it is over.
     """
-    now = plan(decision, at, record, stop=stop)
-    later, refresh_at = _bounded(decision, now, tuple(_later(decision, now, at, record, stop)), at)
+    asked = without_left(decision, left)
+    now = plan(asked, at, record, stop=stop)
+    later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop)), at)
     renderings = [_rendered(decisions, decision, about, instant, planned) for instant, planned in ((None, now), *later)]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
     files = {**announced, **renderings[0].lying}

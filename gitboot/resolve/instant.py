@@ -69,6 +69,17 @@ def plan(decision: Decision, at: datetime, record: Record | None, *, stop: Halt 
     )
 
 
+def without_left(decision: Decision, left: datetime | None) -> Decision:
+    """What a decision asks for once it was ``left`` already, whatever a clock says that was set back since.
+
+    A window that had ended by then opens no more; None: the clock was never ahead of what it says.
+    """
+    if left is None:
+        return decision
+    still = tuple(each for each in decision.maintenances if each.end is None or left < each.end)
+    return decision if still == decision.maintenances else replace(decision, maintenances=still)
+
+
 def transition(decision: Decision, at: datetime, record: Record | None, *, stop: Halt = Halt.NONE) -> datetime | None:
     """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
     now = _state(decision, at, record, stop)
