@@ -331,6 +331,37 @@ def test_a_step_lasts_from_the_last_that_was_seen(web01: Installing) -> None:
     assert "web01 (started: " in (web01.condition("BootsProven") or (False, "", ""))[2]
 
 
+@pytest.mark.parametrize("has_started", [False, True])
+def test_what_waits_for_a_commit_alone_is_not_looked_for(web01: Installing, has_started: bool) -> None:
+    """With evidence Declared only Git says the end, whenever somebody comes to that; the start is seen."""
+    web01.entry(web01.install(evidence="Declared"))
+    if has_started:
+        web01.data()
+    web01.wait(minutes=31)
+    web01.reconcile()
+    assert web01.step == ("Started" if has_started else "Attempted")
+    assert (web01.condition("BootsProven") or (None,))[0] is has_started
+
+
+@pytest.mark.parametrize(
+    ("data", "has_started", "step"),
+    [(True, True, "Provisioned"), (True, False, "Attempted"), (False, False, "Provisioned")],
+)
+def test_another_kind_of_evidence_counts_for_what_was_seen_before(
+    web01: Installing, data: bool, has_started: bool, step: str
+) -> None:
+    web01.entry(web01.install(evidence="Reported", data=data))
+    if has_started:
+        web01.data()
+    seen = web01.now
+    web01.wait(minutes=5)
+    assert web01.step == ("Started" if has_started else "Attempted")
+    web01.install(evidence="Fetched", data=data)
+    assert web01.step == step
+    assert web01.record is not None
+    assert web01.record.provisioned_at == (seen if step == "Provisioned" else None)
+
+
 def test_servers_are_counted_by_their_steps(web01: Installing) -> None:
     def counted() -> dict[str, int]:
         return dict(web01.instance.reconciler.status.records)

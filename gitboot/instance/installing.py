@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gitboot.instance.offers import is_past
 from gitboot.plan import Failure, InstallAttempt, Offer, Record, Seen
-from gitboot.resolve.attempts import last_attempt
+from gitboot.resolve.attempts import has_shown_all, last_attempt
 
 
 def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
@@ -64,9 +64,7 @@ def taken_back(record: Record, seen: Seen) -> Record:
 def is_complete(offer: Offer, record: Record) -> bool:
     """Whether nothing more of an installation can be seen by what is fetched: its boots, and that it has started."""
     last = _last(offer, record)
-    if last is None or last.failed is not None or len(last.boots) < offer.boots:
-        return False
-    return last.started is not None or not offer.shows_start
+    return last is not None and has_shown_all(last, boots=offer.boots, shows_start=offer.shows_start)
 
 
 def _is_same(one: Seen, other: Seen) -> bool:

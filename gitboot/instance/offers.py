@@ -25,11 +25,11 @@ def offers_of(state: ServerState) -> Iterator[Offer]:
     for plan in (state.plan, *(plan for _, plan in state.later)):
         if plan is not None and (offer := offer_of(state.decision, plan, state.record)) is not None:
             yield offer
-    if (report := _report_of(state.decision, state.record)) is not None:
+    if (report := report_of(state.decision, state.record)) is not None:
         yield report
 
 
-def _report_of(decision: Decision, record: Record | None) -> Offer | None:
+def report_of(decision: Decision, record: Record | None) -> Offer | None:
     """What the installer's report would meet, whatever is booted when it comes."""
     policy, token = decision.policy, decision.token
     if token is None or record is None or policy is None or policy.boot is None:

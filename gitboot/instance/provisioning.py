@@ -12,7 +12,7 @@ from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.installing import attempted, failed, is_complete, started, taken_back
 from gitboot.instance.knowledge import Knowledge, Learning
-from gitboot.instance.offers import provisioned, run_made
+from gitboot.instance.offers import provisioned, report_of, run_made
 from gitboot.load.machines import taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot
@@ -21,7 +21,7 @@ from gitboot.observe.observation import Observation
 from gitboot.phrases import some
 from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Seen
 from gitboot.resolve import Decisions
-from gitboot.resolve.attempts import is_provisioned
+from gitboot.resolve.attempts import attempt_of, is_provisioned
 from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.records import adopted, attempt_facts, carried
 from gitboot.status import Event
@@ -48,6 +48,8 @@ def settle(
     _adopt_late(learning, here)
     if decisions.evidence is Evidence.DECLARED:
         _declare(learning, here, at)
+    if decisions.evidence is Evidence.FETCHED:
+        _complete_begun(learning, decisions, at)
     if learning.facts.initialised is None:
         learning.facts = replace(learning.facts, initialised="adopt")
     if learning.known.settled is None:
@@ -138,6 +140,16 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
         message = f"{each.server}: provision {declared} is provisioned (Declared)"
         facts = {"server": each.server, "evidence": "Declared"}
         learning.events.append(Event(at=at, type="Provisioned", message=message, facts=facts))
+
+
+def _complete_begun(learning: Learning, decisions: Decisions, at: datetime) -> None:
+    """Take for made what has shown all that fetches can show, and waited for another kind of evidence until now."""
+    begun = ((each, learning.record(each.uuid)) for each in decisions.servers.values())
+    for decision, record in begun:
+        if record is None or attempt_of(decision, record) is None or learning.pending_of(decision.uuid):
+            continue
+        if (offer := report_of(decision, record)) is not None:
+            complete(learning, offer, "Fetched", at)
 
 
 def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:

@@ -13,10 +13,12 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.stops import is_named
 from gitboot.load import Revision
+from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.refused import NotGiven
 from gitboot.plan import InstallAttempt
 from gitboot.render.terms import Terms
+from gitboot.resolve.attempts import has_shown_all
 from gitboot.status import Condition, Endpoints, Event, Status, Telling
 from gitboot.timekeeping import Keeping
 
@@ -101,8 +103,18 @@ class Standing:
 
     def overdue(self, at: datetime) -> dict[str, InstallAttempt]:
         """The installations of which nothing was seen for too long, by server."""
-        begun = self.plans.begun
-        return {name: each for name, each in begun.items() if each.failed is None and self._is_due(each) <= at}
+        begun = self.plans.begun.items()
+        return {name: each for name, each in begun if self._is_looked_for(name, each) and self._is_due(each) <= at}
+
+    def _is_looked_for(self, name: str, attempt: InstallAttempt) -> bool:
+        """Whether anything more of an installation is to be seen; where Git says its end, that has no hour."""
+        plans = self.plans
+        policy = plans.servers[name].decision.policy if name in plans.servers else None
+        if attempt.failed is not None or plans.commit is None or policy is None or policy.boot is None:
+            return False
+        boots, shows_start = policy.boot.boots, policy.boot.shows_its_start
+        is_declared = plans.commit.decisions.evidence is Evidence.DECLARED
+        return not (is_declared and has_shown_all(attempt, boots=boots, shows_start=shows_start))
 
     def _is_due(self, attempt: InstallAttempt) -> datetime:
         """When something more of an installation is to have been seen."""

@@ -106,6 +106,13 @@ def attempt_of(decision: Decision, record: Record | None) -> InstallAttempt | No
     return last_attempt(record, provision_reason(decision.policy, record))
 
 
+def has_shown_all(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
+    """Whether nothing more of an attempt can be seen by what is fetched: its boots, and that it has started."""
+    if attempt.failed is not None or len(attempt.boots) < boots:
+        return False
+    return attempt.started is not None or not shows_start
+
+
 def what_was_seen(decision: Decision, record: Record | None) -> str | None:
     """By what the step is known that the wanted installation has come to, in words; None: nothing was seen of it."""
     if record is None or decision.policy is None or decision.token is None:
