@@ -98,7 +98,7 @@ class Instance:
             self.events.append(event)
 
 
-def eventually(look: Callable[[], Any], within_s: float = 20) -> Any:
+def eventually(look: Callable[[], Any], within_s: float = 60) -> Any:
     """What ``look`` gives once it is true; an AssertionError names the last that it gave or raised."""
     until, last = time.monotonic() + within_s, None
     while time.monotonic() < until:

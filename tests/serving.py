@@ -205,7 +205,7 @@ def undated(response: bytes) -> bytes:
     return b"\r\n".join(line for line in response.split(b"\r\n") if not line.lower().startswith(b"date:"))
 
 
-def eventually(look: Callable[[], bool], within_s: float = 5) -> bool:
+def eventually(look: Callable[[], bool], within_s: float = 60) -> bool:
     until = time.monotonic() + within_s
     while not look():
         if time.monotonic() > until:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,12 @@ def install(instance: Instance, blade: Blade) -> None:
     eventually(lambda: noted(instance, "Provisioned"))
 
 
+def _attempted(instance: Instance, name: str) -> dict[str, Any] | None:
+    """What the API shows of a server, once an attempt to install it is shown."""
+    shown: dict[str, Any] = instance.get(f"/api/v1/servers/{name}").json()
+    return shown if shown["provisioned"]["attempts"] else None
+
+
 def record(rack: Rack, blade: Blade) -> tuple[int | None, str | None] | None:
     """What `gitboot records show` has of a server: its number and its evidence; None where it is unknown."""
     (item,) = json.loads(rack.said("records", "show", blade.name, "-o", "json"))["items"]
@@ -83,7 +90,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack:
         rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
         until_applied(instance, commit)
         install(instance, web)
-        (shown,) = [instance.get("/api/v1/servers/web01").json()]
+        shown = eventually(lambda: _attempted(instance, "web01"))  # once what was noted is published, too
         given = datetime.fromisoformat(shown["provisioned"]["attempts"][0]["boots"][0]["at"])
         assert shown["phase"] == "Network"
         assert datetime.fromisoformat(shown["nextTransition"]) == given + timedelta(minutes=1)
