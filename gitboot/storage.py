@@ -70,6 +70,24 @@ def check_spool(folder: Path, accepted: Collection[str], warn: Warn, *, state: P
         warn(f"{folder} is on {found}: a fetch counts as recorded when its server says that it is on a disk")
 
 
+def check_output(directory: Path, accepted: Collection[str], warn: Warn, *, state: Path) -> None:
+    """Look at where the tree is to lie; raises `UsageError` where two instances could publish there at once.
+
+    A tree that is lost is made anew. But where it is lost alone, its ledger cannot be told from an older copy.
+    """
+    found = filesystem_of(directory)
+    with suppress(OSError):  # where nothing can be written, the publication says so
+        if not _locks_hold(directory):
+            raise _without_locks(directory, found)
+    if _NETWORK.fullmatch(found) and found not in accepted:
+        warn(f"{directory} is on {found}: an endpoint on another machine may read older entries from what it remembers")
+    elif found in _VOLATILE and found not in accepted and state.stat().st_dev != directory.stat().st_dev:
+        warn(
+            f"{directory} is on {found}: the tree goes with it, and the ledger is in doubt then, until a person says "
+            "that it is right (gitboot records begin as-recorded)"
+        )
+
+
 def filesystem_of(path: Path) -> str:
     """The type of the file system that a directory is on, as mount(8) names it; empty where that is not known."""
     with suppress(OSError):
@@ -90,18 +108,27 @@ def _type_at(mounts: str, path: Path) -> str:
 
 def _check_locks(directory: Path, found: str) -> None:
     """Raise `UsageError` where a second process gets a lock that this one holds, or none can be had."""
+    try:
+        held = _locks_hold(directory)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be used: {error.strerror} ({found or 'unknown file system'})") from None
+    if not held:
+        raise _without_locks(directory, found)
+
+
+def _without_locks(directory: Path, found: str) -> UsageError:
+    return UsageError(
+        f"{directory} is on {found or 'a file system'} where the locks of two processes do not hold: choose another"
+    )
+
+
+def _locks_hold(directory: Path) -> bool:
+    """Whether a second process is kept out by a lock that this one holds. Raises OSError where none can be had."""
     probe = directory / f".gitboot-lock-{os.getpid()}"
     try:
         with probe.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            other = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _TRY, str(probe)], check=False, capture_output=True
-            )
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be used: {error.strerror} ({found or 'unknown file system'})") from None
+            command = [sys.executable, "-I", "-S", "-c", _TRY, str(probe)]
+            return subprocess.run(command, check=False, capture_output=True).returncode == 0
     finally:
         probe.unlink(missing_ok=True)
-    if other.returncode:
-        raise UsageError(
-            f"{directory} is on {found or 'a file system'} where the locks of two processes do not hold: choose another"
-        )

@@ -17,6 +17,7 @@ class FailingDisk:
     """While it fails, what is written is taken by the kernel, and every sync of it is refused."""
 
     path: Path
+    _image: Path
     _filler: Path
 
     def fail(self) -> None:
@@ -29,6 +30,11 @@ class FailingDisk:
 
     def heal(self) -> None:
         self._filler.unlink()
+
+    def remount(self) -> None:
+        """Show what is on the disk, and nothing that the kernel only remembers."""
+        _run("umount", self.path)
+        _run("mount", "-o", "loop", self._image, self.path)
 
 
 def _run(*command: object) -> None:
@@ -55,4 +61,4 @@ def failing_disk(folder: Path) -> Iterator[FailingDisk]:
         _run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-E", "lazy_itable_init=0", image)
         _run("mount", "-o", "loop", image, path)
         stack.callback(_run, "umount", "--lazy", path)
-        yield FailingDisk(path, below / "filler")
+        yield FailingDisk(path, image, below / "filler")

@@ -376,6 +376,42 @@ def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path, monk
     assert len(states) > 50
 
 
+class Forgetful(Recorder):
+    """A disk that once fails a sync: what was done before it never stands, and is shown all the same."""
+
+    fails_at = 0
+    stands: dict[str, bytes]
+
+    def sync(self) -> None:
+        self.syncs = getattr(self, "syncs", 0) + 1
+        lost, self.since = self.since, []
+        if self.syncs == self.fails_at:
+            raise PublishError(os.strerror(errno.EIO))
+        for act, path in lost:
+            if act == "place":
+                self.stands[path] = (self.root / path).read_bytes()
+            elif act == "remove":
+                self.stands.pop(path, None)
+
+
+def test_e37_what_a_failed_sync_was_of_is_written_anew(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in count(1):
+        with Directory.open(root, ledger="ours") as directory:
+            publish(directory, number)
+        Forgetful.fails_at, Forgetful.stands = number, everything(root)
+        with monkeypatch.context() as patch:
+            patch.setattr(directory_module, "Disk", Forgetful)
+            with Directory.open(root, ledger="ours") as directory:
+                try:
+                    publish(directory, number + 1)
+                    break
+                except PublishError:
+                    publish(directory, number + 1)
+        found = everything(root)
+        assert {path: found[path] for path in found if Forgetful.stands.get(path) != found[path]} == {}, number
+    assert number > 5
+
+
 @pytest.mark.parametrize("few", [True, False])
 def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     monkeypatch.setattr(durable, "FSYNC_AT_MOST", 1000 if few else 0)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gitboot.errors import LedgerError, UsageError
+from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import facts, records
 from gitboot.ledger.opening import copy_ledger, open_ledger
@@ -20,7 +23,10 @@ from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take
 from gitboot.plan import Record
-from gitboot.storage import _type_at, check_spool, check_state, filesystem_of
+from gitboot.publish.directory import Directory
+from gitboot.publish.manifest import MANIFEST
+from gitboot.render.tree import File
+from gitboot.storage import _type_at, check_output, check_spool, check_state, filesystem_of
 from tests.failing_disk import FailingDisk, failing_disk
 from tests.fleets import at, uuid_of
 from tests.inprocess import in_process
@@ -101,6 +107,16 @@ def test_e37_an_endpoint_whose_records_do_not_last_does_not_begin(volatile: tupl
     assert (done.returncode, f"is on {kind}" in done.stderr) == (64, True)
 
 
+def test_e37_a_tree_that_is_lost_alone_is_warned_of(volatile: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = volatile
+    warned: list[str] = []
+    check_output(folder, (kind,), warned.append, state=tmp_path)
+    check_output(folder, (), warned.append, state=folder)  # what is lost together with the ledger misleads nobody
+    assert warned == []
+    check_output(folder, (), warned.append, state=tmp_path)
+    assert f"is on {kind}: the tree goes with it, and the ledger is in doubt then" in warned[0]
+
+
 @pytest.mark.parametrize("kind", ["nfs4", "9p", "cifs", "fuse.sshfs"])
 def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +130,8 @@ def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
     assert warned == []
     check_state(tmp_path, (kind,), warned.append)
     check_spool(tmp_path, (), warned.append)
-    assert [f"is on {kind}" in each for each in warned] == [True, True]
+    check_output(tmp_path, (), warned.append, state=tmp_path)
+    assert [f"is on {kind}" in each for each in warned] == [True, True, True]
 
 
 def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +139,7 @@ def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, mo
     check_state(tmp_path, ("tmpfs", "overlay"), print)
     script = "import fcntl, sys\nfcntl.flock(open(sys.argv[1] + '.other', 'wb'), fcntl.LOCK_EX)\nsys.exit(3)"
     monkeypatch.setattr("gitboot.storage._TRY", script)
-    for check in (check_state, check_spool):
+    for check in (check_state, check_spool, partial(check_output, state=tmp_path)):
         with pytest.raises(UsageError, match="the locks of two processes do not hold"):
             check(tmp_path, ("tmpfs", "overlay"), print)
 
@@ -202,6 +219,33 @@ def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> Non
     found = {each.at for each in take(disk.path, {}).observations}
     assert observation(failed).at not in found
     assert {observation(0).at, observation(5000).at} <= found
+
+
+def test_e37_a_tree_counts_as_published_when_its_disk_has_it(disk: FailingDisk) -> None:
+    def publish(version: int) -> None:
+        files = {f"boot/o/{version}/{number}": File(bytes([number % 251]) * 65536) for number in range(20)}
+        with Directory.open(disk.path / "output", ledger="ours") as directory:
+            directory.publish({}, files, complete=True, commit=str(version), at=NOON + timedelta(hours=version))
+
+    def commit() -> str:
+        return str(json.loads((disk.path / "output" / MANIFEST).read_bytes())["commit"])
+
+    publish(0)
+    disk.fail()
+    version = 0
+    while commit() == str(version):
+        version += 1
+        assert version < 100, "the disk does not fail"
+        with suppress(PublishError):
+            publish(version)
+    assert commit() == str(version - 1)
+    disk.heal()
+    publish(version)
+    disk.remount()
+    assert commit() == str(version)
+    found = sorted((disk.path / "output" / f"boot/o/{version}").iterdir())
+    assert [path.read_bytes() for path in found] == [bytes([int(path.name) % 251]) * 65536 for path in found]
+    assert len(found) == 20
 
 
 def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from gitboot.serve.tree import status_file
 from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.clone import accepted_snapshot
 from gitboot.status import Event, Status
-from gitboot.storage import check_spool, check_state
+from gitboot.storage import check_output, check_spool, check_state
 
 Tell = Callable[[Event], None]
 Clock = Callable[[], datetime]
@@ -366,6 +366,8 @@ def _look_at_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
     check_state(settings.state, settings.accepted_filesystems, warn)
     if settings.spool is not None and settings.spool.exists():
         check_spool(settings.spool, settings.accepted_filesystems, warn, state=settings.state)
+    if settings.output.exists():
+        check_output(settings.output, settings.accepted_filesystems, warn, state=settings.state)
 
 
 def _make(directory: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.phrases import some
-from gitboot.publish.disk import Disk, is_file
+from gitboot.publish.disk import Disk, holds, is_file
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import Shard
 from gitboot.publish.reindex import Pair, reindexed, reindexed_wholly
@@ -101,8 +101,9 @@ def decide(
     """What brings a tree, and what a crash left between two versions, to what is wanted.
 
     Each file of a server that changed is compared with what lies there by its content, so that nothing is written
-    that stands already; of a server whose state stands, by existence and size. ``gone`` is what is owed to leave the
-    index. Raises PublishError with everything that is in the way.
+    that stands already; of a server whose state stands, by existence and size. What was between two versions when a
+    publication ended early is written anew: after a failed sync the kernel may show what the disk does not have.
+    ``gone`` is what is owed to leave the index. Raises PublishError with everything that is in the way.
     """
     decision = _Decision(disk, tree, named, wanted, at.astimezone(UTC).replace(microsecond=0))
     decision.look()
@@ -221,7 +222,7 @@ class _Decision:
             except InTheWay as error:
                 in_the_way.add(error.path)
                 continue
-            if is_file(stands) and stands.st_size == len(file.content) and self._disk.read(path) == file.content:
+            if path not in self._tree.pending and holds(self._disk, path, stands, file.content):
                 continue
             if stands is None or (is_file(stands) and any(path in each for each in ours)):
                 self._written.append(path)

@@ -14,7 +14,7 @@ from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish.amend import amended
 from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
-from gitboot.publish.disk import Disk, is_file, make_root
+from gitboot.publish.disk import Disk, holds, make_root
 from gitboot.publish.durable import staged
 from gitboot.publish.index import Shard, render_shard
 from gitboot.publish.manifest import STATUS, Stamp
@@ -86,7 +86,7 @@ class Directory:
     def dated(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
         stands = self._disk.look(path)
-        if is_file(stands) and stands.st_size == len(file.content) and self._disk.read(path) == file.content:
+        if stands is not None and path not in self._tree.pending and holds(self._disk, path, stands, file.content):
             return int(stands.st_mtime)  # it is not written anew
         return self._disk.dated(path, at)
 

@@ -177,3 +177,8 @@ def make_root(root: Path) -> None:
 def is_file(found: os.stat_result | None) -> TypeGuard[os.stat_result]:
     """Whether a look found a regular file."""
     return found is not None and S_ISREG(found.st_mode)
+
+
+def holds(disk: Disk, path: str, found: os.stat_result | None, content: bytes) -> bool:
+    """Whether what a look found at ``path`` is a file with exactly this content."""
+    return is_file(found) and found.st_size == len(content) and disk.read(path) == content
