@@ -19,7 +19,7 @@ import httpx
 from gitboot.cli.planning import about_all
 from gitboot.model.fleet import Provisioning
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, identity, take
+from gitboot.observe.spool import Spool, aside, identity, take
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory, Published
 from gitboot.render import terms
@@ -29,9 +29,11 @@ from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
 from gitboot.serve.app import Clients, Endpoint
+from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
+from gitboot.timekeeping import Keeping
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 
 START = at("20T22:00")  # of the maintenance
@@ -76,6 +78,7 @@ class Fleet:
     servers: dict[str, ServerState]
     shared: Files
     provisioning: Provisioning = field(default_factory=Provisioning)
+    endpoint: str | None = None
 
     @property
     def files(self) -> dict[str, File]:
@@ -103,7 +106,10 @@ def planned(
         name: server_state(decisions, decision, known.get(name, Record()), now, about[name])
         for name, decision in decisions.servers.items()
     }
-    return Fleet(servers=servers, shared=shared_files(decisions), provisioning=loaded.fleet.spec.provisioning)
+    spec = loaded.fleet.spec
+    return Fleet(
+        servers=servers, shared=shared_files(decisions), provisioning=spec.provisioning, endpoint=spec.endpoint
+    )
 
 
 FLEET: Final = planned(*ALWAYS, REPAIR)
@@ -121,7 +127,8 @@ class Site:
     def publish(self, fleet: Fleet = FLEET, *, commit: str = "c0ffee", at: datetime = BEFORE) -> Published:
         with Directory.open(self.root, ledger="test") as directory:
             files = {name: state.files for name, state in fleet.servers.items()}
-            shared = {**fleet.shared, **terms.render(terms_of(fleet.provisioning, identity(self.spool)))}
+            given_on = terms_of(fleet.provisioning, identity(self.spool), endpoint=fleet.endpoint)
+            shared = {**fleet.shared, **terms.render(given_on)}
             return directory.publish(files, shared, complete=True, commit=commit, at=at)
 
     def say(self, status: Mapping[str, Any]) -> None:
@@ -146,14 +153,25 @@ class Site:
         self, listen: str = "127.0.0.1:0", *, records: bool = True, deadline_s: float = 20, **more: Any
     ) -> Iterator[str]:
         """The base URL of an endpoint."""
-        assets = more.pop("assets", None)
+        assets, keeping, keeps = (
+            more.pop("assets", None),
+            more.pop("keeping", Keeping.UNKNOWN),
+            more.pop("keeps", False),
+        )
         with ExitStack() as stack:
             recording = None
             if records:
                 spool = Spool(self.spool)
                 stack.callback(spool.close)
                 recording = Recording(spool, deadline_s)
-            tree = PublishedTree(self.root, lambda: self.now)
+            compared = ComparedClock(
+                lambda: self.now,
+                keeping=lambda: keeping,
+                folder=aside(self.spool) if keeps else None,
+                elapsed_s=lambda: self.now.timestamp(),
+            )
+            tree = PublishedTree(self.root, lambda: self.now, compared=compared)
+            stack.callback(compared.keep)  # as it does each minute
             endpoint = Endpoint(self.root, tree, lambda: self.now, recording, Clients(**more), assets)
             listening = listen_at(listen)
             stack.enter_context(EndpointServer(endpoint, listening))

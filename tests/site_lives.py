@@ -25,6 +25,7 @@ from gitboot.observe.spool import Spool
 from gitboot.plan import Record
 from gitboot.resolve.records import record_facts
 from gitboot.serve.app import DEADLINE_S, Endpoint
+from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -169,7 +170,8 @@ class Site:
         spool = Spool(folder)
         stack.callback(spool.close)
         self.recording = MortalRecording(spool, DEADLINE_S)
-        self.tree = PublishedTree(self.folder / "output", lambda: self.clock)
+        compared = ComparedClock(lambda: self.clock, elapsed_s=lambda: self.clock.timestamp())
+        self.tree = PublishedTree(self.folder / "output", lambda: self.clock, compared=compared)
         self.endpoint = Endpoint(self.folder / "output", self.tree, lambda: self.clock, self.recording)
         self._endpoint = stack
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import re
 import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,14 +19,19 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli import cli
-from gitboot.model.scalars import format_instant
-from gitboot.observe.spool import take
+from gitboot.model.scalars import Digest, format_instant
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import Spool, take
 from gitboot.plan import Record
 from gitboot.problems.codes import Code
+from gitboot.render import terms
 from gitboot.render.state import state_path
-from gitboot.render.terms import TERMS
+from gitboot.render.terms import TERMS, Terms
 from gitboot.resolve import decide
+from gitboot.serve.recording import Recording
 from gitboot.status import Status
+from gitboot.timekeeping import Keeping
+from tests.failing_disk import failing_disk
 from tests.fleets import fleet as fleet_document
 from tests.fleets import image, maintenance, policy, profile, repository, server
 from tests.instance import Repository, eventually, running
@@ -160,6 +168,71 @@ def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
                     assert get(url + DATA).status_code == 200
                 process.send_signal(signal.SIGKILL)
         assert [each.path for each in take(here.spool, {}).observations] == [f"boot{ENTRY}", f"boot{DATA}"]
+
+
+# Whether anything can be recorded
+
+
+def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
+    """A load balancer sends machines to who is ready: to none, where all wait for what nobody gives."""
+    with here.serve(records=False) as url:
+        assert httpx.get(f"{url}/readyz").status_code == 503
+        assert "has no spool" in httpx.get(f"{url}/readyz").text
+        here.publish(planned(NAMED, *ONCE[1:]), commit="2")
+        assert httpx.get(f"{url}/readyz").status_code == 200, "it sends on"
+        (here.root / TERMS).write_bytes(terms.render(Terms(giver=None))[TERMS].content)
+        assert httpx.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
+    with here.serve() as url:
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        (here.root / TERMS).write_bytes(terms.render(Terms(giver="f" * 32, sends_on=True))[TERMS].content)
+        assert "another spool than this endpoint's" in httpx.get(f"{url}/readyz").text
+
+
+def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site) -> None:
+    with here.serve() as url:
+        assert httpx.get(f"{url}/readyz").text == "ready\n"
+        assert "gitboot_recording 1.0" in httpx.get(f"{url}/metrics").text
+        (away := here.spool.with_name("away")).mkdir()
+        here.spool.rename(away / "spool")
+        assert "(NotRecorded)" in get(url + ENTRY).text
+        found = httpx.get(f"{url}/readyz")
+        assert found.status_code == 503
+        assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
+        assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(httpx.get(f"{url}/metrics").text.splitlines())
+        (away / "spool").rename(here.spool)
+        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def record() -> bool:
+        stands = await recording.record(fetched)
+        gc.collect()
+        await asyncio.sleep(0)
+        return stands
+
+    fetched = Observation(server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=BEFORE)
+    with closing(Spool(tmp_path / "missing")) as spool:
+        recording = Recording(spool, 20)
+        assert not asyncio.run(record())
+        assert recording.failure is not None
+    gc.collect()
+    assert [each.name for each in caplog.records] == ["gitboot.serve.recording"]
+
+
+def test_e37_an_endpoint_whose_disk_refuses_syncs_is_not_ready_and_asks_nobody_to_find_out(tmp_path: Path) -> None:
+    with failing_disk(tmp_path) as disk, site(planned(*ONCE, now=datetime.now(UTC))) as here:
+        here.spool = disk.path / "spool"
+        here.spool.mkdir()
+        here.publish(planned(*ONCE, now=datetime.now(UTC)), commit="2")
+        with served(here.root, "--spool", str(here.spool), "--accept-filesystem", "ext4") as (url, _):
+            eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+            disk.fail()
+            eventually(lambda: httpx.get(f"{url}/readyz").status_code == 503, within_s=60)
+            assert DISK in get(url + ENTRY).text
+            disk.heal()
+            eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200, within_s=60)
+            assert GIVEN in get(url + ENTRY).text
 
 
 # By whom
@@ -480,10 +553,53 @@ def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(her
 
 
 def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
+    """Its clock or its silence: after a while it is the latter. Where the kernel vouches for the clock, at once."""
     say(here, BEFORE - timedelta(hours=5))
     with here.serve() as url:
+        assert "(ClockOff)" in get(url + ENTRY).text
+        assert "not compared with the instance's yet" in httpx.get(f"{url}/readyz").text
+        here.now = BEFORE + timedelta(minutes=3)
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        assert GIVEN in get(url + ENTRY).text
+    here.publish(FLEET, commit="2")
+    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+        assert "not compared" not in get(url + ENTRY).text
+
+
+def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance_writes(here: Site) -> None:
+    """Two hours ahead, beside an instance that is alive, from the first second on."""
+    here.now = BEFORE + timedelta(hours=2)
+    say(here, BEFORE)
+    with here.serve() as url:
+        assert "(ClockOff)" in get(url + ENTRY).text
+        say(here, BEFORE + timedelta(minutes=1))
+        httpx.get(f"{url}/api/v1/status")
+        assert "+7140 s off" in httpx.get(f"{url}/readyz").text
+        here.now += timedelta(hours=1)
+        assert "(ClockOff)" in get(url + ENTRY).text, "however long that lasts"
+        here.now = BEFORE + timedelta(minutes=2)
+        say(here, here.now)
         httpx.get(f"{url}/api/v1/status")
         assert GIVEN in get(url + ENTRY).text
+
+
+def test_e32_a_clock_that_is_behind_what_it_has_shown_before_gives_nothing(here: Site) -> None:
+    """The instance is gone, and the machine with the endpoint comes up with the clock of its battery."""
+    here.publish(planned(*ONCE, maintenance("repair", "20T22:00 20T23:00")))
+    here.now = START + timedelta(hours=2)
+    with here.serve(keeps=True):
+        pass
+    here.now = START + timedelta(minutes=10)
+    with here.serve(keeps=True) as url:
+        assert "(ClockOff)" in get(url + ENTRY).text, "and no window that was left"
+        assert "-6600 s off" in httpx.get(f"{url}/readyz").text
+        for minute in (11, 12):
+            here.now = START + timedelta(minutes=minute)
+            say(here, here.now)
+            httpx.get(f"{url}/api/v1/status")
+        assert "memtest-7" in get(url + ENTRY).text, "the instance says that it was wrong before"
+    with here.serve(keeps=True) as url:
+        assert httpx.get(f"{url}/readyz").status_code == 200, "nor is that kept"
 
 
 def test_a_clock_that_is_set_back_opens_no_window_that_was_left(here: Site) -> None:

@@ -19,6 +19,7 @@ from gitboot.errors import UsageError
 from gitboot.processes import end_with, python, reap_orphans
 from gitboot.status import Event
 from gitboot.storage import check_spool
+from gitboot.timekeeping import keeping
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -134,8 +135,10 @@ def _work(
     status: Path | None = None,
     ledger: str | None = None,
 ) -> None:
-    from gitboot.observe.spool import Spool
+    from gitboot.observe.spool import Spool, aside
     from gitboot.serve.app import DEADLINE_S, Endpoint
+    from gitboot.serve.clocks import ComparedClock
+    from gitboot.serve.readiness import Turns, why_not_ready
     from gitboot.serve.recording import Recording
     from gitboot.serve.refusals import reporting_to
     from gitboot.serve.server import EndpointServer
@@ -147,14 +150,21 @@ def _work(
             spooled = Spool(spool)
             stack.callback(spooled.close)
             recording = Recording(spooled, DEADLINE_S)
-        tree = PublishedTree(output, _clock, status=status, ledger=ledger)
+        compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
+        tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared)
         endpoint = Endpoint(output, tree, _clock, recording, assets=assets)
         stack.enter_context(EndpointServer(endpoint, listening))
         gc.collect()
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
+        ready = Turns()
         while not stop.wait(LOOK_S):
             tree.look()
+            compared.keep()
+            if recording is not None:
+                recording.look()
+            if (event := ready.turn(why_not_ready(tree, recording), _clock())) is not None:
+                tell(event)
             reporting(_clock())
 
 

@@ -201,7 +201,7 @@ class Reconciler:
     def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = now.publication, now.unwritable
-        terms = terms_of(commit.fleet.provisioning, self._inbox.giver)
+        terms = terms_of(commit.fleet.provisioning, self._inbox.giver, endpoint=commit.fleet.endpoint)
         if different or not publication.stands_for(commit) or publication.terms != terms:
             publication = published(
                 publication, now.plans, commit, different, now.knowledge, self._target, self._store, at, terms=terms

@@ -72,8 +72,10 @@ class GivenBoots:
             del self._files[name]
         for name, path in there.items():
             with suppress(FileNotFoundError):  # the instance has deleted it just now
-                file = self._files.setdefault(name, _File())
-                if path.stat().st_size > file.offset:
+                file, size = self._files.setdefault(name, _File()), path.stat().st_size
+                if size < file.offset:  # what could not be synced was taken back
+                    file = self._files[name] = _File()
+                if size > file.offset:
                     file.read(path)
 
 

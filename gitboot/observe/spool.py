@@ -7,6 +7,7 @@ how far it came it knows itself (`take`), and it deletes what it has wholly take
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,8 @@ MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
 _SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
+_ASIDE: Final = ".endpoints"
+_TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
 
 _T = TypeVar("_T")
 
@@ -43,6 +46,25 @@ def identity(folder: Path) -> str:
         made.unlink()
         _sync_folder(folder)
     return path.read_text().strip()
+
+
+def aside(folder: Path) -> Path:
+    """The folder for what endpoints keep in a spool and is not for the instance: it wakes nobody who watches that."""
+    return folder / _ASIDE
+
+
+def try_out(folder: Path) -> None:
+    """Write something into a spool, durably, and take it away; raises OSError where nothing can be recorded there."""
+    aside(folder).mkdir(exist_ok=True)
+    path = aside(folder) / f"{os.getpid()}-{token_hex(8)}"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    try:
+        if os.write(fd, _TRIAL) < len(_TRIAL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+        path.unlink(missing_ok=True)
 
 
 # Writing

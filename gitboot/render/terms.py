@@ -25,14 +25,16 @@ class Terms:
     clients: Networks = ()  # from where machines boot; (): from anywhere
     monitors: Networks = ()  # whose fetches never count
     giver: str | None = None  # the spool by which what is made once may be given; None: nobody may
+    sends_on: bool = False  # whether who may not give it sends every machine on to who may
 
 
-def terms_of(provisioning: Provisioning, giver: str | None) -> Terms:
-    """The terms of a Fleet, whose instance takes in the spool of this identity."""
+def terms_of(provisioning: Provisioning, giver: str | None, *, endpoint: str | None = None) -> Terms:
+    """The terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
     return Terms(
         clients=tuple(map(ip_network, provisioning.clients)),
         monitors=tuple(map(ip_network, provisioning.monitors)),
         giver=giver,
+        sends_on=endpoint is not None,
     )
 
 
@@ -43,6 +45,7 @@ def render(terms: Terms) -> dict[str, File]:
         "clients": list(map(str, terms.clients)),
         "monitors": list(map(str, terms.monitors)),
         "giver": terms.giver,
+        "sendsOn": terms.sends_on,
     }
     return {TERMS: File(canonical(facts) + b"\n", ContentType.JSON)}
 
@@ -50,8 +53,17 @@ def render(terms: Terms) -> dict[str, File]:
 def parse(data: bytes) -> Terms:
     """What ``render`` wrote; ValueError for anything else, another format's included."""
     match json.loads(data):
-        case {"format": 1, "clients": list(clients), "monitors": list(monitors), "giver": str() | None as giver}:
+        case {
+            "format": 1,
+            "clients": list(clients),
+            "monitors": list(monitors),
+            "giver": str() | None as giver,
+            **more,
+        }:
             return Terms(
-                clients=tuple(map(ip_network, clients)), monitors=tuple(map(ip_network, monitors)), giver=giver
+                clients=tuple(map(ip_network, clients)),
+                monitors=tuple(map(ip_network, monitors)),
+                giver=giver,
+                sends_on=more.get("sendsOn") is True,
             )
     raise ValueError(f"not the terms of format {FORMAT} by which boots are given")

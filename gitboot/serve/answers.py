@@ -171,7 +171,7 @@ class Answers:
     def _turn(self, versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
         """The version at ``at``; a window that was left is not opened again by a clock that is set back."""
         version, until = turn_of(versions, at)
-        latest = self._latest
+        latest = max(filter(None, (self._latest, self._tree.clock.newest)), default=None)
         if version is None or not version.in_window or until is None or latest is None or latest < until:
             return version, until
         return turn_of(versions, latest)

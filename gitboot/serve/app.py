@@ -84,7 +84,7 @@ class Endpoint:
         clients: Clients = Clients(),
         assets: Path | None = None,
     ) -> None:
-        self._tree, self._clock, self._assets = tree, clock, assets
+        self._tree, self._clock, self._recorder, self._assets = tree, clock, recorder, assets
         self._answers = Answers(tree)
         self.refusals = Refusals()
         self._giving = Giving(tree, recorder, partial(_is_there, root, assets), self.refusals)
@@ -215,15 +215,21 @@ class Endpoint:
             await FAULT(scope, receive, noting)
         self._metrics.count(answered, status)
 
-    def _metrics_page(self, _: Request) -> Response:
+    async def _metrics_page(self, _: Request) -> Response:
         from gitboot.serve.exposition import CONTENT_TYPE, Exposition
 
-        page = Exposition(self._metrics, self.refusals.counted, self._tree).page()
+        why_not = await self._why_not_ready()
+        page = Exposition(self._metrics, self.refusals.counted, self._tree, self._recorder, why_not).page()
         return Response(page, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
     async def _readyz(self, _: Request) -> Response:
-        why_not = why_not_ready(self._tree)
+        why_not = await self._why_not_ready()
         return _text(200, "ready\n") if why_not is None else _text(503, f"{why_not}\n")
+
+    async def _why_not_ready(self) -> str | None:
+        if self._recorder is not None:
+            await self._recorder.settle()
+        return why_not_ready(self._tree, self._recorder)
 
 
 class _Page(Response):

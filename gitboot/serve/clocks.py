@@ -1,44 +1,110 @@
-"""An endpoint's clock beside its instance's, which writes its time into each status."""
+"""An endpoint's clock beside its instance's, which writes its time into each status, and beside its own past."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Final
+
+from gitboot.files import write_whole
+from gitboot.model.scalars import format_instant
+from gitboot.timekeeping import Keeping
 
 _logger = logging.getLogger(__name__)
 _MOST_OFF: Final = timedelta(seconds=30)
+_SILENT_S: Final = 150.0  # an instance that is alive has written by then: twice its usual interval, and some more
+_KEPT_EVERY: Final = timedelta(minutes=1)
+_KEPT: Final = "clock"
 
 
 class ComparedClock:
     """Tells by how much a clock is off, by what is seen of another, again and again.
 
-    One that is behind is known at once. One that is ahead cannot be told from an instance that is silent, or a tree
-    that is an old copy, but by what was written between two looks.
+    One that is behind is known at once, by the other's time or by its own, which is kept in ``folder`` from one process
+    to the next. One that is ahead cannot be told from an instance that is silent, or a tree that is an old copy, but by
+    what was written between two looks. Where the kernel does not vouch for it, it is waited for that, for a while after
+    the start: then the instance is silent, and machines are not to wait for it.
     """
 
-    def __init__(self, clock: Callable[[], datetime]) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], datetime],
+        *,
+        keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
+        folder: Path | None = None,
+        elapsed_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._keeping, self._elapsed_s = clock, keeping, elapsed_s
+        self._kept_in = folder / _KEPT if folder is not None else None
+        self._began_s = elapsed_s()
         self._written: datetime | None = None  # by the other's clock, what was seen last
+        self._is_compared = False  # whether something was written while this process looked
+        self._kept = _read(self._kept_in)
+        self.newest = self._kept  # the latest instant that it has shown, before this process; None: it was wrong
         self.off: timedelta | None = None  # by how much this one is ahead; None: by no more than it may be
+        self._check()
+
+    @property
+    def doubt(self) -> str | None:
+        """Why no boot that writes a disk is given by this clock; None: it is right, as far as can be told."""
+        if self.off is not None:
+            return f"the clock is {self.off.total_seconds():+.0f} s off the instance's"
+        if self._is_unproven():
+            return "the clock is not compared with the instance's yet, which is silent or behind"
+        return None
 
     def see(self, written: object) -> None:
         """Take note of the other's time, as it was written; what is none tells nothing."""
-        try:
+        with suppress(ValueError):
             other = datetime.fromisoformat(str(written))
-        except ValueError:
+            off, is_new = self._clock() - other, self._written not in (None, other)
+            self._written = other
+            self._is_compared |= is_new
+            if is_new and abs(off) <= _MOST_OFF:
+                self.newest = None  # whatever it has shown before
+            if off < -_MOST_OFF or (is_new and off > _MOST_OFF):
+                self._set(off)
+                return
+            if not is_new and off > _MOST_OFF and self.off is not None and self.off > timedelta():
+                return  # it is ahead, as it was found to be
+        self._check()
+
+    def keep(self) -> None:
+        """Note, where the next process finds it, how far this clock has come; once a minute, and only if it is right.
+
+        A disk that refuses it loses only that.
+        """
+        now = self._clock()
+        if self._kept_in is None or self.doubt is not None or (self._kept and abs(now - self._kept) < _KEPT_EVERY):
             return
-        off, is_new = self._clock() - other, self._written not in (None, other)
-        self._written = other
-        was_behind = self.off is not None and self.off < timedelta()
-        if off < -_MOST_OFF or (is_new and off > _MOST_OFF):
-            self._set(off)
-        elif is_new or was_behind or off <= _MOST_OFF:
-            self._set(None)
+        with suppress(OSError):
+            self._kept_in.parent.mkdir(exist_ok=True)
+            write_whole(self._kept_in, f"{format_instant(now)}\n".encode(), mode=0o640)
+            self.newest = self._kept = now
+
+    def _check(self) -> None:
+        """Compare it with what it has shown itself before."""
+        behind = self._clock() - self.newest if self.newest is not None else timedelta()
+        self._set(behind if behind < -_MOST_OFF else None)
+
+    def _is_unproven(self) -> bool:
+        """Whether it may be ahead, and nothing has shown yet that it is not."""
+        if self._written is None or self._is_compared or self._clock() - self._written <= _MOST_OFF:
+            return False
+        return self._elapsed_s() - self._began_s < _SILENT_S and self._keeping() is not Keeping.SYNCHRONISED
 
     def _set(self, off: timedelta | None) -> None:
         if off is not None and self.off is None:
             seconds = off.total_seconds()
             _logger.error("the clock is %+.0f s off the instance's: no boot that writes a disk is given", seconds)
         self.off = off
+
+
+def _read(path: Path | None) -> datetime | None:
+    with suppress(OSError, ValueError):
+        return datetime.fromisoformat(path.read_text().strip()) if path is not None else None
+    return None

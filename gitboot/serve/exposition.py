@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from gitboot.observe.refused import WhyNot
 from gitboot.serve.metrics import Metrics
-from gitboot.serve.readiness import why_not_ready
+from gitboot.serve.readiness import Records
 from gitboot.serve.tree import PublishedTree
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -21,8 +21,16 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class Exposition(Collector):
     """Everything is read when it is asked for."""
 
-    def __init__(self, metrics: Metrics, refused: Mapping[WhyNot, int], tree: PublishedTree) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        refused: Mapping[WhyNot, int],
+        tree: PublishedTree,
+        records: Records | None,
+        why_not_ready: str | None,
+    ) -> None:
         self._metrics, self._refused, self._tree = metrics, refused, tree
+        self._records, self._why_not_ready = records, why_not_ready
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -46,8 +54,11 @@ class Exposition(Collector):
         if (off := self._tree.clock.off) is not None:
             text = "How far the clock is ahead of the instance's, where that is too far."
             yield GaugeMetricFamily("gitboot_clock_off_seconds", text, off.total_seconds())
-        is_ready = why_not_ready(self._tree) is None
+        is_ready = self._why_not_ready is None
         yield GaugeMetricFamily("gitboot_ready", "Whether every boot is given that there is to give.", is_ready)
+        if self._records is not None:
+            can_record = self._records.failure is None
+            yield GaugeMetricFamily("gitboot_recording", "Whether fetches can be recorded in the spool.", can_record)
         yield from _of_status(self._tree.status())
 
 

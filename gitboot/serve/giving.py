@@ -32,6 +32,13 @@ class Recorder(Protocol):
     async def record(self, observation: Observation) -> bool:
         """Whether it stands recorded within a deadline; what does not never will."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be recorded; None: it can, as far as is known."""
+
+    async def settle(self) -> None:
+        """Find out whether anything can be recorded, where that is not known."""
+
     async def given(self, server: str, digest: str) -> Given | None:
         """How a boot was given, by whichever process. Raises `Unrecordable`."""
 
@@ -99,8 +106,8 @@ class Giving:
         """What speaks against it without asking the spool."""
         if asked.role is Role.DATA:
             return None
-        if (off := self._tree.clock.off) is not None:
-            return Refusal(WhyNot.CLOCK, f"the clock here and the instance's differ by {off.total_seconds():+.0f} s")
+        if (doubt := self._tree.clock.doubt) is not None:
+            return Refusal(WhyNot.CLOCK, doubt)
         if asked.role is Role.ENTRY:
             if (why := self._why_not_counted(asked, asking)) is not None:
                 return Refusal(WhyNot.NOT_COUNTED, why)

@@ -1,19 +1,22 @@
-"""Recording fetches in the spool, from the event loop of an endpoint."""
+"""Recording fetches in the spool, from the event loop of an endpoint; and whether that is possible at present."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Final
 
 from gitboot.observe.given import Given, GivenBoots
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, identity
+from gitboot.observe.spool import Spool, identity, try_out
 
 _logger = logging.getLogger(__name__)
 _RESULT_S: Final = 1.0  # what has been written is told at once
+_TRIED_EVERY_S: Final = 10.0  # while nothing else is written
 
 
 class Unrecordable(Exception):
@@ -21,42 +24,97 @@ class Unrecordable(Exception):
 
 
 class Recording:
-    """Records each fetch within a deadline, or not at all; knows what was given, by whichever process."""
+    """Records each fetch within a deadline, or not at all; knows what was given, by whichever process.
+
+    Where something could not be written, nothing counts as recordable until a write was seen to stand again.
+    """
 
     def __init__(self, spool: Spool, deadline_s: float) -> None:
         self._spool, self._deadline_s = spool, deadline_s
         self._given = GivenBoots(spool.folder)
+        self._stood_s = -math.inf  # when something was last seen to stand, by a clock that only goes forward
+        self._trial: tuple[float, Future[None]] | None = None  # since when something is tried out
         self.giver: str | None = None  # the identity of the spool, as it was at the last look
+        self.failure: str | None = None  # why nothing can be recorded; None: it can, as far as is known
 
     async def record(self, observation: Observation) -> bool:
         """Whether it stands recorded in time; what does not is taken back."""
         written = self._spool.record(observation)
-        done, _ = await asyncio.wait([asyncio.wrap_future(written)], timeout=self._deadline_s)
+        waited = asyncio.wrap_future(written)
+        waited.add_done_callback(_retrieve)
+        done, _ = await asyncio.wait([waited], timeout=self._deadline_s)
         if not done and written.cancel():
+            self._be_late()
             _logger.error("a fetch of %s was not recorded within %s s", observation.server, self._deadline_s)
             return False
-        return _stands(written, observation)
+        return self._stands(written, observation)
 
     async def given(self, server: str, digest: str) -> Given | None:
         """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
         found = self._spool.call(partial(self._look, server, digest))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(found), self._deadline_s)
-        except (TimeoutError, OSError) as error:
+        except OSError as error:
+            self._note(error)
             _logger.error("what was given to %s cannot be read: %r", server, error)
             raise Unrecordable from error
+
+    def look(self) -> None:
+        """See whether anything could be recorded, where that is not known from what was; it is not waited for."""
+        now_s = time.monotonic()
+        if self._trial is None:
+            if self.failure is not None or now_s - self._stood_s >= _TRIED_EVERY_S:
+                self._trial = now_s, self._spool.call(self._try_out)
+            return
+        since_s, trial = self._trial
+        if trial.done():
+            self._trial = None
+            self._note(trial.exception())
+        elif now_s - since_s > self._deadline_s:
+            self._be_late()
+
+    async def settle(self) -> None:
+        """Look, and wait within the deadline for what that shows."""
+        self.look()
+        if self._trial is not None:
+            waited = asyncio.wrap_future(self._trial[1])
+            waited.add_done_callback(_retrieve)
+            await asyncio.wait([waited], timeout=self._deadline_s)
+            self.look()
 
     def _look(self, server: str, digest: str) -> Given | None:
         """What is known by now, in the thread that writes."""
         self.giver = identity(self._spool.folder)
         return self._given.find(server, digest)
 
+    def _try_out(self) -> None:
+        self.giver = identity(self._spool.folder)
+        try_out(self._spool.folder)
 
-def _stands(written: Future[None], observation: Observation) -> bool:
-    try:
-        error = written.exception(timeout=_RESULT_S)
-    except CancelledError:
-        return False
-    if error is not None:
-        _logger.error("a fetch of %s could not be recorded: %s", observation.server, error)
-    return error is None
+    def _stands(self, written: Future[None], observation: Observation) -> bool:
+        try:
+            error = written.exception(timeout=_RESULT_S)
+        except CancelledError:
+            return False
+        self._note(error)
+        if error is not None:
+            _logger.error("a fetch of %s could not be recorded: %s", observation.server, error)
+        return error is None
+
+    def _note(self, error: BaseException | None) -> None:
+        """Take note of how it went to write something."""
+        if error is None:
+            self._stood_s, self.failure = time.monotonic(), None
+        elif isinstance(error, TimeoutError):
+            self._be_late()
+        else:
+            self.failure = f"{self._spool.folder} cannot be written: {getattr(error, 'strerror', None) or error}"
+
+    def _be_late(self) -> None:
+        self.failure = f"{self._spool.folder} takes nothing within {self._deadline_s:g} s"
+
+
+def _retrieve(written: asyncio.Future[None]) -> None:
+    """Take out what was not waited for, so that nobody is told that nobody did: it is told what came of the fetch."""
+    if not written.cancelled():
+        written.exception()

@@ -68,7 +68,13 @@ class PublishedTree:
     """
 
     def __init__(
-        self, root: Path, clock: Callable[[], datetime], *, status: Path | None = None, ledger: str | None = None
+        self,
+        root: Path,
+        clock: Callable[[], datetime],
+        *,
+        status: Path | None = None,
+        ledger: str | None = None,
+        compared: ComparedClock | None = None,
     ) -> None:
         self._root, self._clock, self._ledger = str(root), clock, ledger
         self._status = str(status or root / STATUS)
@@ -76,7 +82,7 @@ class PublishedTree:
         self.head: Head | None = None
         self.answers = False  # whether its format is known, and its instance has not left the fleet to another
         self._condition: dict[str, Any] = {}
-        self.clock = ComparedClock(clock)  # beside the instance's
+        self.clock = compared or ComparedClock(clock)  # beside the instance's
         self.look()
 
     # What is asked for
