@@ -1,0 +1,97 @@
+"""age: keys, files that are encrypted to them, and opening those with the keys of a file that may change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyrage
+from pyrage import x25519
+
+from gitboot.errors import UsageError
+
+_COMMENT = "#"
+
+
+class Unopened(Exception):
+    """Why a file could not be opened; nothing of what it holds."""
+
+
+class Keys:
+    """The keys of a file, each on a line as `age-keygen` writes them; read anew when it has changed."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._read: tuple[tuple[int, int, int], tuple[x25519.Identity, ...]] | None = None
+
+    def open(self, sealed: bytes) -> bytes:
+        """What was encrypted to one of the keys; raises `Unopened`."""
+        try:
+            keys = self._now()
+        except OSError as error:
+            raise Unopened(f"the file of keys cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise Unopened(f"the file of keys cannot be read: {error}") from None
+        try:
+            return pyrage.decrypt(sealed, keys)
+        except pyrage.DecryptError:  # whatever it says more is of no use: no key fits, or the file is damaged
+            raise Unopened("none of the keys opens it") from None
+
+    def check(self) -> None:
+        """Raise `UsageError` where there is no key to read."""
+        try:
+            self._now()
+        except OSError as error:
+            raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UsageError(f"{self._file}: {error}; make one with `gitboot secret keygen`") from None
+
+    def recipients(self) -> tuple[str, ...]:
+        """What files are encrypted to, so that these keys open them."""
+        return tuple(str(key.to_public()) for key in self._now())
+
+    def _now(self) -> tuple[x25519.Identity, ...]:
+        found = os.stat(self._file)
+        signature = found.st_ino, found.st_mtime_ns, found.st_size
+        if self._read is None or self._read[0] != signature:
+            self._read = signature, _parse(self._file.read_bytes())
+        return self._read[1]
+
+
+def _parse(data: bytes) -> tuple[x25519.Identity, ...]:
+    keys: list[x25519.Identity] = []
+    lines = data.decode("ascii", errors="replace").splitlines()
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith(_COMMENT):
+            try:
+                keys.append(x25519.Identity.from_str(line))
+            except pyrage.IdentityError:
+                raise ValueError(f"line {number} is no key of age: AGE-SECRET-KEY-1…") from None
+    if not keys:
+        raise ValueError("it has no key")
+    return tuple(keys)
+
+
+def make_key(file: Path) -> str:
+    """Write a new key where nothing stands yet, for its owner alone; return what files are encrypted to."""
+    key = x25519.Identity.generate()
+    public = str(key.to_public())
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be made: {error.strerror}") from None
+    with os.fdopen(fd, "wb") as opened:
+        opened.write(f"# public key: {public}\n{key}\n".encode())
+        opened.flush()
+        os.fsync(fd)
+    return public
+
+
+def encrypt(content: bytes, recipients: Iterable[str]) -> bytes:
+    """A file that any of these opens, as text; raises `UsageError` for what is no recipient."""
+    try:
+        parsed = [x25519.Recipient.from_str(each) for each in recipients]
+    except pyrage.RecipientError:  # it may be a key itself, which is not shown
+        raise UsageError("what files are encrypted to begins with age1, and is whole") from None
+    return pyrage.encrypt(content, parsed, armored=True)
