@@ -79,13 +79,22 @@ class UserDataFiles:
     files: Mapping[str, str]  # by name, sorted
     digest: Digest  # of the file, or of the bundle's names and digests
     url: str  # what the system is given: the file, or the bundle's folder with a slash at its end
+    secrets: Mapping[str, str] = field(default_factory=dict)  # what it may fetch besides: age's, as base64, by name
 
     @property
     def folder(self) -> str:
         return f"o/{self.digest}"
 
+    def without_secrets(self) -> UserDataFiles:
+        return replace(self, secrets={}) if self.secrets else self
+
+    def content_facts(self) -> dict[str, Any]:
+        """What it says, wherever it lies."""
+        secrets = {name: sha256(text.encode()).hexdigest() for name, text in self.secrets.items()}
+        return {"format": self.format, "sha256": self.digest, **({"secrets": secrets} if secrets else {})}
+
     def facts(self) -> dict[str, Any]:
-        return {"format": self.format, "sha256": self.digest, "url": self.url}
+        return {**self.content_facts(), "url": self.url}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,6 +100,7 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_percent: st.integers(0, 100),
     scalars.parse_positive: st.integers(1, 10**6),
     scalars.parse_file_path: _PATHS,
+    scalars.parse_secret_path: _PATHS.map("{}.age".format),
     scalars.parse_kernel_argument: _matching(r"-?[a-z.]{1,6}(=[!-~é]([ -~é]{0,6}[!-~])?)?"),
     scalars.parse_variable_name: _matching(r"[A-Za-z_][A-Za-z0-9_]{0,6}"),
     scalars.parse_variable: _TEXTS | st.booleans(),

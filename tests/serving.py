@@ -153,8 +153,9 @@ class Site:
         self, listen: str = "127.0.0.1:0", *, records: bool = True, deadline_s: float = 20, **more: Any
     ) -> Iterator[str]:
         """The base URL of an endpoint."""
-        assets, keeping, keeps = (
+        assets, keys, keeping, keeps = (
             more.pop("assets", None),
+            more.pop("keys", None),
             more.pop("keeping", Keeping.UNKNOWN),
             more.pop("keeps", False),
         )
@@ -172,7 +173,7 @@ class Site:
             )
             tree = PublishedTree(self.root, lambda: self.now, compared=compared)
             stack.callback(compared.keep)  # as it does each minute
-            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, Clients(**more), assets)
+            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, Clients(**more), assets, keys)
             listening = listen_at(listen)
             stack.enter_context(EndpointServer(endpoint, listening))
             yield url_of(listen, listening)

@@ -72,6 +72,14 @@ credentials_option = click.option(
 )
 
 
+secret_keys_option = click.option(
+    "--secret-keys",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with the keys of age that open the fleet's secrets, from `gitboot secret keygen`. Default: none, "
+    "and no secret is given.",
+)
+
+
 accept_filesystem_option = click.option(
     "--accept-filesystem",
     "accepted_filesystems",

@@ -16,7 +16,7 @@ import click
 from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
-from gitboot.cli.inputs import accept_filesystem_option, config_option, credentials_option
+from gitboot.cli.inputs import accept_filesystem_option, config_option, credentials_option, secret_keys_option
 from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
@@ -65,6 +65,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     type=click.Path(path_type=Path, file_okay=False),
     help="Where `gitboot serve --spool` records fetches. Default: STATE/spool, where this instance serves itself.",
 )
+@secret_keys_option
 @click.option(
     "--git-credentials",
     type=click.Path(path_type=Path, file_okay=False),

@@ -9,10 +9,11 @@ import socket
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from gitboot.cli.inputs import accept_filesystem_option, config_option
+from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
@@ -20,6 +21,9 @@ from gitboot.processes import end_with, python, reap_orphans
 from gitboot.status import Event
 from gitboot.storage import check_spool
 from gitboot.timekeeping import keeping
+
+if TYPE_CHECKING:
+    from gitboot.age import Keys
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -48,6 +52,7 @@ from gitboot.timekeeping import keeping
     type=click.Path(path_type=Path, file_okay=False),
     help="A directory that is served under /assets/. Default: none.",
 )
+@secret_keys_option
 @accept_filesystem_option
 @click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
 @click.option("--parent", type=int, hidden=True, help="That process.")
@@ -59,6 +64,7 @@ def command(
     workers: int,
     spool: Path | None,
     assets: Path | None,
+    secret_keys: Path | None,
     accepted_filesystems: tuple[str, ...],
     fd: int | None,
     parent: int | None,
@@ -79,9 +85,10 @@ def command(
         make_spool(spool)
         if parent is None:  # else the instance has looked at it
             check_spool(spool, accepted_filesystems, _warn)
+    keys = keys_in(secret_keys)
     stop = stopped_by_signal(signal.SIGTERM) if parent is not None else stopped_by_signal()
     if fd is not None:
-        _work(output, socket.socket(fileno=fd), spool, assets, stop, status, ledger)
+        _work(output, socket.socket(fileno=fd), spool, assets, stop, status, ledger, keys)
         return
     from gitboot.serve.server import listen_at, url_of
 
@@ -93,11 +100,11 @@ def command(
         tell(Event(at=_clock(), type="NotRecording", message=message, warning=True))
     reap_orphans(stop.wait)
     if workers == 1:
-        _work(output, listening, spool, assets, stop)
+        _work(output, listening, spool, assets, stop, keys=keys)
     else:
         from gitboot.serve.supervise import Workers
 
-        with Workers(worker_command(output, spool, assets), listening, workers):
+        with Workers(worker_command(output, spool, assets, secret_keys=secret_keys), listening, workers):
             while not stop.wait(3600):
                 pass
     tell(Event(at=_clock(), type="Stopped", message="the tree stays as it is"))
@@ -107,12 +114,29 @@ def _warn(message: str) -> None:
     tell(Event(at=_clock(), type="StateMayBeLost", message=message, warning=True))
 
 
+def keys_in(file: Path | None) -> Keys | None:
+    """The keys of a file that is given; raises UsageError where it has none."""
+    if file is None:
+        return None
+    from gitboot.age import Keys  # few give one
+
+    keys = Keys(file)
+    keys.check()
+    return keys
+
+
 def worker_command(
-    output: Path, spool: Path | None, assets: Path | None, status: Path | None = None, ledger: str | None = None
+    output: Path,
+    spool: Path | None,
+    assets: Path | None,
+    status: Path | None = None,
+    ledger: str | None = None,
+    secret_keys: Path | None = None,
 ) -> list[str]:
     """The command line of a process that serves at a socket which this one hands down."""
     arguments = ["--output", str(output.absolute()), "--parent", str(os.getpid())]
-    for name, path in (("--spool", spool), ("--assets", assets), ("--status", status)):
+    paths = (("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys))
+    for name, path in paths:
         if path is not None:
             arguments += [name, str(path.absolute())]
     return python("gitboot", "serve", *arguments, *(["--ledger", ledger] if ledger is not None else []))
@@ -134,6 +158,7 @@ def _work(
     stop: Stop,
     status: Path | None = None,
     ledger: str | None = None,
+    keys: Keys | None = None,
 ) -> None:
     from gitboot.observe.spool import Spool, aside
     from gitboot.serve.app import DEADLINE_S, Endpoint
@@ -152,7 +177,7 @@ def _work(
             recording = Recording(spooled, DEADLINE_S)
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared)
-        endpoint = Endpoint(output, tree, _clock, recording, assets=assets)
+        endpoint = Endpoint(output, tree, _clock, recording, assets=assets, keys=keys)
         stack.enter_context(EndpointServer(endpoint, listening))
         gc.collect()
         gc.freeze()  # what is there now stays; it need not be looked through again and again

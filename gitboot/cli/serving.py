@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gitboot.cli.serve import make_spool, worker_command
+from gitboot.cli.serve import keys_in, make_spool, worker_command
 from gitboot.cli.telling import tell
 from gitboot.instance.directory import STATUS
 from gitboot.instance.settings import Settings
@@ -36,9 +36,12 @@ def serving(settings: Settings, ledger: str, wake: Callable[[], None]) -> Iterat
     if settings.listen is None:
         yield None
         return
+    keys_in(settings.secret_keys)
     listening = listen_at(settings.listen)
     url = url_of(settings.listen, listening)
-    command = worker_command(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger)
+    command = worker_command(
+        *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys)
+    )
     with Workers(command, listening, settings.workers, wake) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
         yield workers

@@ -82,8 +82,7 @@ _OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (
 _OF_BOOT: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.IMAGE, lambda its: (its.image, its.version, _artifacts(its))),
     (Risk.KERNEL_ARGUMENTS, own_arguments),
-    (Risk.USER_DATA, lambda its: (its.user_data.facts()["sha256"] if its.user_data else None, its.templates)),
-    (Risk.USER_DATA, lambda its: its.user_data.format if its.user_data else None),
+    (Risk.USER_DATA, lambda its: (its.user_data.content_facts() if its.user_data else None, its.templates)),
     (Risk.POOL_MOVE, lambda its: (its.node_labels, its.node_taints)),
     (Risk.BOOT, lambda its: (its.profile, its.method, its.http_boot, its.writes_disk, its.config_from)),
     (Risk.BOOT, lambda its: (its.entries, its.boots)),

@@ -56,6 +56,7 @@ class Settings:
     listen: str | None = None  # HOST:PORT; None: nothing is served
     workers: int = 1  # processes that serve
     assets: Path | None = None  # what is served under /assets/
+    secret_keys: Path | None = None  # the file with what opens the fleet's secrets
     spool: Path | None = None  # where endpoints leave what was fetched from them
     poll_s: float = 60
     accepted_filesystems: tuple[str, ...] = ()  # on which state may lie although it may be lost there

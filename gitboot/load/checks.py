@@ -16,9 +16,11 @@ from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark
 from gitboot.load.resources import Id
+from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import is_placeholder_uuid, shown
+from gitboot.model.scalars.names import AGE
 from gitboot.model.server import Server, is_placeholder_serial
 from gitboot.phrases import near
 from gitboot.problems.codes import Code
@@ -142,8 +144,21 @@ def _missing_file(draft: Draft, names: _Names, key: Id, name: str, at: Path) -> 
     if is_lfs_pointer(data):
         message = f"{shown(name)} is a Git LFS pointer"
         yield Remark(spot=draft.spot(key, at), code=Code.LFS_POINTER, message=message)
+    elif why_not := why_not_sealed(name, data):
+        message = f"{shown(name)} is no secret that an endpoint could open: {why_not}"
+        yield Remark(spot=draft.spot(key, at), code=Code.NOT_SEALED, message=message, hint=Code.NOT_SEALED.hint)
     else:
         draft.files[name] = data
+
+
+def why_not_sealed(name: str, data: bytes) -> str | None:
+    """Why a file that its name calls a secret is none; None: it is one, or is called something else."""
+    if name.endswith(AGE):
+        try:
+            sealed(data)
+        except NotSealed as error:
+            return str(error)
+    return None
 
 
 class _Names:

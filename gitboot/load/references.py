@@ -30,6 +30,8 @@ def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
                 yield "BootImage", server.pin.image, ("spec", "pin", "image")
             if server.bmc is not None and server.bmc.tls.ca is not None:
                 yield "file", server.bmc.tls.ca, ("spec", "bmc", "tls", "ca")
+            for name, secret in server.secrets.items():
+                yield "file", secret, ("spec", "secrets", name)
         case ImageStream(spec=stream):
             yield "BootImage", stream.current, ("spec", "current")
             if stream.rollout is not None:
@@ -45,6 +47,8 @@ def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
                 yield "ImageStream", boot.stream, ("spec", "stream")
             if boot.user_data is not None:
                 yield "file", boot.user_data.template, ("spec", "userData", "template")
+                for name, secret in boot.user_data.secrets.items():
+                    yield "file", secret, ("spec", "userData", "secrets", name)
             for loader in ("ipxe", "grub"):
                 if (template := getattr(boot.templates, loader)) is not None:
                     yield "file", template, ("spec", "templates", loader)

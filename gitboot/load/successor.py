@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gitboot.load.blobs import ParseCache, ParsedBlob, is_lfs_pointer, read_blob
-from gitboot.load.checks import reports_of_nothing
+from gitboot.load.checks import reports_of_nothing, why_not_sealed
 from gitboot.load.listing import listed
 from gitboot.load.references import references
 from gitboot.load.register import Register
@@ -203,7 +203,7 @@ def _contents(
         contents.pop(path, None)
         if register.naming(Id("file", path)):
             data = _content(snapshot, path)
-            if data is None or is_lfs_pointer(data):
+            if data is None or is_lfs_pointer(data) or why_not_sealed(path, data) is not None:
                 return None
             contents[path] = data
     if contents == before.repository.files:

@@ -32,6 +32,7 @@ from gitboot.model.scalars import (
     parse_network,
     parse_percent,
     parse_positive,
+    parse_secret_path,
     parse_signed,
     parse_uuid,
     parse_variable,
@@ -105,6 +106,11 @@ FilePath = Annotated[
     str,
     BeforeValidator(parse_file_path),
     WithJsonSchema({"type": ["string", "number"], "pattern": r"^[^/\\][^\\]*$"}),
+]
+SecretPath = Annotated[
+    str,
+    BeforeValidator(parse_secret_path),
+    WithJsonSchema({"type": "string", "pattern": r"^[^/\\][^\\]*\.age$"}),
 ]
 KernelArgument = Annotated[str, BeforeValidator(parse_kernel_argument), _TEXT]
 VariableName = Annotated[str, BeforeValidator(parse_variable_name)]

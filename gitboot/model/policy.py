@@ -18,6 +18,7 @@ from gitboot.model.fields import (
     LabelKey,
     LabelValue,
     NameField,
+    SecretPath,
     SignedInteger,
     Text,
     Variable,
@@ -95,6 +96,10 @@ class UserData(Struct):
 
     format: FormatField = Field(description="What the template renders to; the image must understand it.")
     template: FilePath = Field(description="A Jinja2 template in this repository, relative to the fleet's root.")
+    secrets: dict[VariableName, SecretPath] = Field(
+        default_factory=dict,
+        description="Files that age encrypted, by name: the machine fetches them at urls.secrets.NAME. Default: none.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)

@@ -20,6 +20,7 @@ from gitboot.model.fields import (
     KernelArgument,
     Mac,
     NameField,
+    SecretPath,
     Text,
     Uuid,
     Variable,
@@ -159,6 +160,10 @@ class ServerSpec(Struct):
     )
     vars: dict[VariableName, Variable] = Field(
         default_factory=dict, description="Variables for templates; they win over all others. Default: none."
+    )
+    secrets: dict[VariableName, SecretPath] = Field(
+        default_factory=dict,
+        description="Its own files that age encrypted, by name; they win over the profile's. Default: none.",
     )
 
     @model_validator(mode="after")

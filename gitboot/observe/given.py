@@ -59,8 +59,17 @@ class GivenBoots:
         first = next((each for each in known if each.digest == digest and _role(each) is not Role.REPORT), None)
         if first is None:
             return None
-        is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.REPORT) for each in known)
+        is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
         return Given(first, is_over)
+
+    def reported(self, server: str, token: str) -> bool:
+        """Whether an installer has reported since its boot was given last. Raises OSError like `find`."""
+        self._look()
+        known = [*self._of(server)]
+        reports = [each.at for each in known if each.digest == token and _role(each) is Role.REPORT]
+        return bool(reports) and max(reports) >= max(
+            (each.at for each in known if _role(each) is Role.ENTRY), default=max(reports)
+        )
 
     def _of(self, server: str) -> Iterator[Observation]:
         for file in self._files.values():

@@ -53,4 +53,4 @@ class Observation:
     def is_start(self) -> bool:
         """Whether it is by the system that was booted, not by the loader that boots it."""
         kind = means(self.path)
-        return kind is not None and kind.role is Role.DATA
+        return kind is not None and kind.role in (Role.DATA, Role.SEALED)

@@ -16,7 +16,7 @@ MANY: Final = 5  # fetches that do not count: a person who looks is none
 
 
 class WhyNot(StrEnum):
-    """Why a boot that writes a disk was not given."""
+    """Why a boot that writes a disk, or a secret of it, was not given."""
 
     CLOCK = "ClockOff"
     NOT_COUNTED = "NotCounted"
@@ -24,6 +24,7 @@ class WhyNot(StrEnum):
     MISSING = "Missing"
     ANOTHER_GIVER = "AnotherGiver"
     NOT_RECORDED = "NotRecorded"
+    NOT_OPENED = "NotOpened"
     GIVEN = "Given"
 
 
@@ -55,6 +56,7 @@ _WORDS: Final = {
     WhyNot.MISSING: "what the boot would fetch next is not there",
     WhyNot.ANOTHER_GIVER: "an endpoint was asked whose spool is not the instance's",
     WhyNot.NOT_RECORDED: "the fetch could not be recorded",
+    WhyNot.NOT_OPENED: "an endpoint has no key for a secret",
     WhyNot.NOT_COUNTED: "who asked does not count as a machine that boots",
 }
 

@@ -403,6 +403,22 @@ class Code(StrEnum):
         "Remove it, change it where it was valid, and let the machine fetch its secret from a secret store.",
     )
 
+    NOT_SEALED = (
+        "GB3011",
+        "A secret's file that no endpoint could open",
+        "The machine would be refused its secret in the middle of its installation; and what is not encrypted is "
+        "known to everybody who reads the repository.",
+        "Encrypt it with `gitboot secret encrypt`, or with age to a key that begins with age1; where it stood in clear "
+        "in Git, change the secret, too.",
+    )
+    SECRET_KEPT_OPEN = (
+        "GB3012",
+        "A secret for a boot that has no end",
+        "A secret is given from when its installation is offered until that is done; to a machine that boots from the "
+        "network again and again, or in a maintenance's window, it would be given at any time.",
+        "Use networkBoot Once or OnImageChange, or let the machine fetch its secret from a secret store.",
+    )
+
     # Images and artifacts, GB4…
 
     NO_ARTIFACT = (

@@ -46,6 +46,7 @@ class Role(StrEnum):
 
     ENTRY = "entry"  # that the machine boots what it names
     DATA = "data"  # that the system which was booted asks for what it configures itself by
+    SEALED = "sealed"  # the same; it is given decrypted, and by an endpoint alone
     REPORT = "report"  # that its installer is done, or has failed
     OFFER = "offer"  # nothing: a DHCP server asks on its own behalf
 
@@ -74,7 +75,7 @@ _IDENTITIES: Final = {
     Kind.SERIAL: _Identity(r"[A-Za-z0-9][A-Za-z0-9._-]*", _serial),
 }
 _INSTALLATION: Final = "[0-9a-f]{64}"  # of an installation
-_NAME: Final = r"[a-z]+[a-z.-]*"
+_NAME: Final = "[A-Za-z_][A-Za-z0-9_.-]*"
 
 
 class PathKind(NamedTuple):
@@ -115,6 +116,7 @@ PXELINUX: Final = PathKind("pxelinux.cfg/01-{id}", "pxelinux", Kind.MAC, Role.EN
 IGNITION: Final = PathKind("ignition/{id}", None, Kind.UUID, Role.DATA, ContentType.IGNITION)
 HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, Kind.UUID, Role.OFFER, ContentType.JSON)
 DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, Kind.MAC, Role.DATA, ContentType.OCTETS)
+SECRET: Final = PathKind("s/{token}/{id}/{name}", None, Kind.MAC, Role.SEALED, ContentType.OCTETS)
 PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
@@ -137,6 +139,7 @@ TABLE: Final = (
     IGNITION,
     HTTP_BOOT,
     DATA,
+    SECRET,
     PROVISIONED,
     FAILED,
 )
@@ -170,7 +173,7 @@ def _loosely(kind: PathKind) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text))
 
 
-_LOOSE: Final = tuple((kind, _loosely(kind)) for kind in (IGNITION, DATA, *REPORTS))
+_LOOSE: Final = tuple((kind, _loosely(kind)) for kind in (IGNITION, DATA, SECRET, *REPORTS))
 
 
 def means(path: str) -> PathKind | None:
@@ -181,7 +184,7 @@ def means(path: str) -> PathKind | None:
 def token_in(path: str) -> str | None:
     """The installation that a path names; None: it names none."""
     found = re.search(rf"/({_INSTALLATION})(?:/|$)", path)
-    return found[1] if found is not None and means(path) in (DATA, *REPORTS) else None
+    return found[1] if found is not None and means(path) in (DATA, SECRET, *REPORTS) else None
 
 
 def is_immutable(path: str) -> bool:
@@ -211,5 +214,5 @@ def _orders(kind: Kind, value: str) -> tuple[str, ...]:
 
 
 def evidence_expression() -> str:
-    """A regular expression for the paths, below boot/, of which a completed GET says something."""
-    return "|".join(kind.expression for kind in TABLE if kind.role is not Role.OFFER)
+    """A regular expression for the paths, below boot/, of which a completed GET from a mirror says something."""
+    return "|".join(kind.expression for kind in TABLE if kind.role not in (Role.OFFER, Role.SEALED))

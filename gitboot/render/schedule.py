@@ -17,6 +17,7 @@ from gitboot.render.paths import (
     BOOT,
     HTTP_BOOT,
     IPXE_BY_SERIAL,
+    SECRET,
     ContentType,
     Kind,
     PathKind,
@@ -24,6 +25,7 @@ from gitboot.render.paths import (
     identity_of,
     is_immutable,
     kind_of,
+    means,
     token_in,
 )
 from gitboot.render.plans import document, summary
@@ -212,9 +214,10 @@ def _rendered(
         if not _ends(planned, planned.boot, about.machine):
             files.pop(HTTP_BOOT.of(decision.uuid), None)
     base_url = decisions.base_url if decision.base_url == decisions.base_url else None
-    in_tree: Mapping[str, File] = files
+    in_tree = files
     if decision.endpoint is not None and planned is not None and planned.writes_disk and planned.key is not None:
         in_tree = lying(decision, files, instead)
+    in_tree = {path: file for path, file in in_tree.items() if means(path) is not SECRET}
     return _Rendering(since, files, instead, planned, in_tree, base_url)
 
 

@@ -14,7 +14,10 @@ from gitboot.resolve.userdata import family
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """What the plan's boot configures itself by, under ``o/``; also by UUID, and by what is installed once."""
+    """What the plan's boot configures itself by, under ``o/``; also by UUID, and by what is installed once.
+
+    Secrets are for endpoints alone; `schedule` keeps them out of what machines and mirrors find in the tree.
+    """
     if plan is None:
         return
     if plan.boot is not None and plan.boot.user_data is not None:
@@ -29,6 +32,9 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         for name, text in plan.user_data.files.items():
             file = File(text.encode(), paths.artifact_type(name))
             yield from ((paths.DATA.of(mac, decision.token, name), file) for mac in decision.macs)
+        for name, text in plan.user_data.secrets.items():
+            file = File(text.encode(), ContentType.OCTETS)
+            yield from ((paths.SECRET.of(mac, decision.token, name), file) for mac in decision.macs)
 
 
 def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:

@@ -60,8 +60,9 @@ def struck(reach: Reach, made: Mapping[str, Made], servers: Iterable[str]) -> No
 
 def _for_all(fleet: FleetSpec) -> tuple[object, ...]:
     """What of the Fleet goes into each server's decision."""
-    stopped, evidence = fleet.stopped is not None, fleet.provisioning.evidence
-    return fleet.base_url, fleet.sites, fleet.serving.restrict, evidence, fleet.require_policy, stopped
+    stopped, provisioning = fleet.stopped is not None, fleet.provisioning
+    counts = provisioning.evidence, provisioning.attempts
+    return fleet.base_url, fleet.endpoint, fleet.sites, fleet.serving.restrict, counts, fleet.require_policy, stopped
 
 
 def _selectors(name: str, *both: Mapping[str, Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from gitboot.resolve import arguments, userdata
 from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
+from gitboot.resolve.secrets import secret_texts
 from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.template import TemplateFault, TemplateSet
 
@@ -143,6 +144,7 @@ class Composer:
                 source.profile_id,
                 *at,
             )
+        secrets = secret_texts(source, self._repository.files)
         text = self._file(wanted.template, context, source, "userData", "template")
         try:
             userdata.check(wanted.format, text)
@@ -158,7 +160,8 @@ class Composer:
         instance = {}
         if source.server is not None:
             instance = {"instance-id": source.server.spec.uuid, "local-hostname": source.server.metadata.name}
-        return userdata.bundled(wanted.format, text, instance=instance, base_url=source.base_url)
+        found = userdata.bundled(wanted.format, text, instance=instance, base_url=source.base_url)
+        return replace(found, secrets=secrets)
 
     def _file(self, path: str, context: Context, source: BootSource, *field: str) -> str:
         with self._template(path, source, *field):

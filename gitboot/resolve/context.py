@@ -12,6 +12,7 @@ from gitboot.load import KINDS, Id, Resource
 from gitboot.model.policy import Taint
 from gitboot.plan import Boot, UserDataFiles, provisioned_token
 from gitboot.resolve.merging import merged_vars
+from gitboot.resolve.secrets import secret_urls
 from gitboot.resolve.source import BootSource
 
 
@@ -87,10 +88,10 @@ class Context:
             made["maintenance"] = plain(source.maintenance)
         return made
 
-    def urls(self, user_data: UserDataFiles | None) -> dict[str, str]:
+    def urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
         """Where the machine finds what; ``user_data`` only once that is rendered."""
         source = self._source
-        urls = {"base": source.base_url}
+        urls: dict[str, Any] = {"base": source.base_url, "secrets": secret_urls(source)}
         if source.server is not None:
             mac = source.server.boot_macs[0]
             urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"

@@ -172,6 +172,11 @@ def site_of(repository: FleetRepository, server: Server) -> Site | None:
     return next((site for site in repository.fleet.spec.sites if selects(site.select, name, labels)), None)
 
 
+def endpoint_of(repository: FleetRepository, site: Site | None) -> str | None:
+    """The URL of who gives what is made once; None: nobody is named."""
+    return (site.endpoint if site else None) or repository.fleet.spec.endpoint
+
+
 def boot_source(
     repository: FleetRepository,
     server: Server,
@@ -183,12 +188,14 @@ def boot_source(
 ) -> BootSource:
     """What one server's boot is composed of, under a policy or a maintenance."""
     site = site_of(repository, server)
+    base_url = site.base_url if site else repository.fleet.spec.base_url
     return BootSource(
         image=repository.images[image],
         profile=profile,
         architecture=server.spec.architecture,
         firmware=server.spec.firmware,
-        base_url=site.base_url if site else repository.fleet.spec.base_url,
+        base_url=base_url,
+        endpoint=endpoint_of(repository, site) or base_url,
         phase=Phase.NETWORK if maintenance is None else Phase.MAINTENANCE,
         server=server,
         pool=pool,
@@ -229,6 +236,7 @@ class _Deciding:
     def server(self, server: Server) -> Made:
         """The decision for ``server``, with what it lacks."""
         self._found, self._of = [], {}
+        self._uses(*(Id("file", path) for path in server.spec.secrets.values()))
         decision = self._decision(server)
         of = tuple(sorted(self._of))
         return Made(decision, tuple(self._found), self._interned.setdefault(of, of))
@@ -258,7 +266,7 @@ class _Deciding:
             declared=self._declared(server),
             replaces=server.spec.replaces,
             stopped=self.repository.fleet.spec.stopped is not None,
-            endpoint=(site.endpoint if site else None) or self.repository.fleet.spec.endpoint,
+            endpoint=endpoint_of(self.repository, site),
         )
 
     def _declared(self, server: Server) -> int | None:
@@ -354,6 +362,7 @@ class _Deciding:
             self._uses(Id("ImageStream", spec.stream))
         files = (spec.user_data.template if spec.user_data else None, spec.templates.ipxe, spec.templates.grub)
         self._uses(*(Id("file", path) for path in files if path is not None))
+        self._uses(*(Id("file", path) for path in (spec.user_data.secrets.values() if spec.user_data else ())))
         return profile
 
     # R2
@@ -418,6 +427,7 @@ class _Deciding:
                 architecture=architecture,
                 firmware=Firmware.UEFI,
                 base_url=fleet.spec.base_url,
+                endpoint=fleet.spec.endpoint or fleet.spec.base_url,
                 phase=Phase.NETWORK,
             )
             if (boot := self._composed(source)) is not None:

@@ -262,18 +262,26 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         if since is not None and until is not None and since <= at < until and record.image == boot.image:
             return to_be_made
         asks_still = since is not None and _is_within(since, at, DATA_GRACE)
-        return _disk(policy, Cause.PROVISIONED, boot.user_data if asks_still else None)
+        data = boot.user_data if asks_still else None
+        if data is not None and record.evidence not in _EVIDENCE_OF_A_BEGINNING:
+            data = data.without_secrets()
+        return _disk(policy, Cause.PROVISIONED, data)
     if (last := last_attempt(record, provision_reason(policy, record))) is not None:
         if last.is_given_again(at):
             return replace(to_be_made, key=last.boot_key)
         if due_boot(policy, record) is None:
-            asks_still = _is_within(last.boots[-1].at, at, DATA_GRACE)
-            return replace(_disk(policy, _CAUSES[last.step], boot.user_data if asks_still else None), key=key)
+            data = boot.user_data if _is_within(last.boots[-1].at, at, DATA_GRACE) else None
+            if data is not None and last.step is InstallStep.FAILED:
+                data = data.without_secrets()
+            return replace(_disk(policy, _CAUSES[last.step], data), key=key)
     if record.consumed_at is not None and is_covered(record.consumed_key, key):
         late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
         return replace(_disk(policy, Cause.CONSUMED), key=key) if late else to_be_made
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
 
+
+# A server counts as provisioned by it before its installer has asked for its data; others say that it is done.
+_EVIDENCE_OF_A_BEGINNING: Final = ("Fetched", "Consumed")
 
 _CAUSES: Final = {
     InstallStep.ATTEMPTED: Cause.ATTEMPTED,

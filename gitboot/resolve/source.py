@@ -22,6 +22,7 @@ class BootSource:
     architecture: Architecture
     firmware: Firmware
     base_url: str
+    endpoint: str  # the URL of who gives what is made once
     phase: Phase
     server: Server | None = None  # None: a machine that no document describes
     pool: Pool | None = None  # None: under a maintenance no policy field applies

@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from gitboot.age import Keys
 from gitboot.observe.observation import last_lines
 from gitboot.observe.refused import WhyNot
 from gitboot.render.paths import FAILED, PXELINUX_CORE, Role, means
@@ -72,7 +73,8 @@ class Clients:
 class Endpoint:
     """Answers each request from one state of one server, and at one instant.
 
-    Without a ``recorder`` nothing can be recorded: a boot that is made once is then not given.
+    Without a ``recorder`` nothing can be recorded: a boot that is made once is then not given. Without ``keys`` no
+    secret is.
     """
 
     def __init__(
@@ -83,11 +85,12 @@ class Endpoint:
         recorder: Recorder | None = None,
         clients: Clients = Clients(),
         assets: Path | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self._tree, self._clock, self._recorder, self._assets = tree, clock, recorder, assets
         self._answers = Answers(tree)
         self.refusals = Refusals()
-        self._giving = Giving(tree, recorder, partial(_is_there, root, assets), self.refusals)
+        self._giving = Giving(tree, recorder, partial(_is_there, root, assets), self.refusals, keys)
         self._is_trusted = membership(clients.trusted_proxies)
         self._is_operator = membership(clients.operators)
         self._metrics = Metrics()
@@ -181,6 +184,10 @@ class Endpoint:
             if scope.get("extensions", {}).get(GONE, bool)():
                 return None
         asking = _asking(scope, self._client(scope), at)
+        if guarded.role is Role.SEALED:
+            found = await self._giving.secret(guarded, asking, bytes(answer.reply.body))
+            reply = _withheld(found) if isinstance(found, Refusal) else file_reply(found, answer.content_type, UNCACHED)
+            return self._counted(answer.counts_as, reply)
         refusal = await self._giving.refusal(guarded, asking)
         if refusal is None:
             return self._counted(answer.counts_as, answer.reply)
@@ -273,11 +280,19 @@ def _asking(scope: Scope, client: str | None, at: datetime) -> Asking:
 def _instead(answer: Answer, guarded: Guarded, refusal: Refusal) -> Reply:
     """What is answered in place of what is not given."""
     if guarded.role is Role.DATA:
-        return NOT_NOW if refusal.reason in (WhyNot.NOT_RECORDED, WhyNot.ANOTHER_GIVER) else NOT_FOUND
+        return _withheld(refusal)
     if answer.instead is None:
         return NOT_FOUND
     content = explained(answer.instead, refusal, guarded.server) if guarded.role is Role.ENTRY else answer.instead
     return file_reply(content, answer.content_type, UNCACHED)
+
+
+def _withheld(refusal: Refusal) -> Reply:
+    """What is answered in place of data or a secret: another endpoint, or this one later, may give it."""
+    return NOT_NOW if refusal.reason in _FOR_NOW else NOT_FOUND
+
+
+_FOR_NOW: Final = (WhyNot.NOT_RECORDED, WhyNot.ANOTHER_GIVER, WhyNot.NOT_OPENED)
 
 
 async def _healthz(_: Request) -> Response:

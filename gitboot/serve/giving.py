@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol
 
+from gitboot.age import Keys, Unopened
 from gitboot.model.scalars import Digest, Malformed, SystemUuid, format_instant, is_placeholder_uuid, parse_uuid
 from gitboot.model.server import is_placeholder_serial
 from gitboot.observe.given import Given
@@ -19,6 +21,8 @@ from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.tree import PublishedTree
 
 _HEADER_LINES: Final = b"#!"
+_ANOTHER_GIVER: Final = Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
+_NOT_RECORDED: Final = Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
 _SENT_ON: Final = (WhyNot.ANOTHER_GIVER, WhyNot.NOT_RECORDED)  # by which another endpoint may give it
 
 
@@ -41,6 +45,9 @@ class Recorder(Protocol):
 
     async def given(self, server: str, digest: str) -> Given | None:
         """How a boot was given, by whichever process. Raises `Unrecordable`."""
+
+    async def reported(self, server: str, token: str) -> bool:
+        """Whether an installer has reported since its boot was given last. Raises `Unrecordable`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +80,14 @@ class Giving:
     """Decides by the terms of a tree, by what is there, and by the spool; takes note of what is refused."""
 
     def __init__(
-        self, tree: PublishedTree, recorder: Recorder | None, has: Callable[[str], bool], refusals: Refusals
+        self,
+        tree: PublishedTree,
+        recorder: Recorder | None,
+        has: Callable[[str], bool],
+        refusals: Refusals,
+        keys: Keys | None = None,
     ) -> None:
-        self._tree, self._recorder, self._has, self._refusals = tree, recorder, has, refusals
+        self._tree, self._recorder, self._has, self._refusals, self._keys = tree, recorder, has, refusals, keys
         self._census = Census(tree.terms)
 
     async def refusal(self, asked: Guarded, asking: Asking) -> Refusal | None:
@@ -98,6 +110,44 @@ class Giving:
             self._refusals.note(asked.server, refusal, asking.client or "unknown", asking.at)
         return refusal
 
+    async def secret(self, asked: Guarded, asking: Asking, sealed: bytes) -> bytes | Refusal:
+        """What a secret holds, or why it is not given: to machines alone, on record, until their installer is done."""
+        found = self._at_once(asked, asking) or self._opened(asked, sealed)
+        if isinstance(found, bytes) and (why := await self._not_on_record(asked, asking)) is not None:
+            found = why
+        if asking.only_looks:
+            return found
+        if isinstance(found, Refusal):
+            self._refusals.note(asked.server, found, asking.client or "unknown", asking.at)
+        else:
+            self._refusals.settle(asked.server)
+        return found
+
+    def _opened(self, asked: Guarded, sealed: bytes) -> bytes | Refusal:
+        name = asked.path.rpartition("/")[2]
+        if self._keys is None:
+            return Refusal(WhyNot.NOT_OPENED, f"the secret {name}: this endpoint was started without --secret-keys")
+        try:
+            return self._keys.open(b64decode(sealed))
+        except Unopened as error:
+            return Refusal(WhyNot.NOT_OPENED, f"the secret {name}: {error}")
+
+    async def _not_on_record(self, asked: Guarded, asking: Asking) -> Refusal | None:
+        recorder, token = self._recorder, asked.digest
+        if recorder is None or token is None:
+            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
+        try:
+            is_done = await recorder.reported(asked.server, token)
+        except Unrecordable:
+            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
+        if self._is_another_giver(recorder):
+            return _ANOTHER_GIVER
+        if is_done:
+            return Refusal(WhyNot.GIVEN, "its installer has reported since")
+        if asking.only_looks or await self._recorded(asked, asking):
+            return None
+        return _NOT_RECORDED
+
     async def heard(self, asked: Guarded, asking: Asking, log: str) -> bool:
         """Whether the word of an installer stands recorded, with the end of its log."""
         return await self._recorded(asked, asking, log)
@@ -108,7 +158,7 @@ class Giving:
             return None
         if (doubt := self._tree.clock.doubt) is not None:
             return Refusal(WhyNot.CLOCK, doubt)
-        if asked.role is Role.ENTRY:
+        if asked.role in (Role.ENTRY, Role.SEALED):
             if (why := self._why_not_counted(asked, asking)) is not None:
                 return Refusal(WhyNot.NOT_COUNTED, why)
             if (other := _another_machine(asked.shows, asking.query)) is not None:
@@ -125,18 +175,22 @@ class Giving:
             given = await recorder.given(asked.server, digest)
         except Unrecordable:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
-        if self._tree.is_foreign or recorder.giver != self._tree.terms.giver:
-            return Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
+        if self._is_another_giver(recorder):
+            return _ANOTHER_GIVER
         if asked.role is Role.DATA:
             counts = self._why_not_counted(asked, asking) is None
             stands = not counts or asking.only_looks or await self._recorded(asked, asking)
-            return None if stands else Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
+            return None if stands else _NOT_RECORDED
         if given is not None and not given.again(asking.at):
             first = given.first
             return Refusal(WhyNot.GIVEN, f"given once, at {format_instant(first.at)} to {first.client}")
         if asked.role is Role.OFFER or asking.only_looks or await self._recorded(asked, asking):
             return None
-        return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
+        return _NOT_RECORDED
+
+    def _is_another_giver(self, recorder: Recorder) -> bool:
+        """Whether only another endpoint may give what is made once; by the spool's identity at the last look."""
+        return self._tree.is_foreign or recorder.giver != self._tree.terms.giver
 
     async def _recorded(self, asked: Guarded, asking: Asking, log: str | None = None) -> bool:
         """Whether a fetch stands recorded."""

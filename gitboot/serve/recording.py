@@ -6,15 +6,17 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from gitboot.observe.given import Given, GivenBoots
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, identity, try_out
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _RESULT_S: Final = 1.0  # what has been written is told at once
 _TRIED_EVERY_S: Final = 10.0  # while nothing else is written
 
@@ -51,9 +53,21 @@ class Recording:
 
     async def given(self, server: str, digest: str) -> Given | None:
         """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
-        found = self._spool.call(partial(self._look, server, digest))
+        return await self._asked(server, partial(self._given.find, server, digest))
+
+    async def reported(self, server: str, token: str) -> bool:
+        """Whether an installer has reported since its boot was given. Raises `Unrecordable` likewise."""
+        return await self._asked(server, partial(self._given.reported, server, token))
+
+    async def _asked(self, server: str, ask: Callable[[], _T]) -> _T:
+        """What the spool says, read by the thread that writes to it."""
+
+        def look() -> _T:
+            self.giver = identity(self._spool.folder)
+            return ask()
+
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(found), self._deadline_s)
+            return await asyncio.wait_for(asyncio.wrap_future(self._spool.call(look)), self._deadline_s)
         except OSError as error:
             self._note(error)
             _logger.error("what was given to %s cannot be read: %r", server, error)
@@ -81,11 +95,6 @@ class Recording:
             waited.add_done_callback(_retrieve)
             await asyncio.wait([waited], timeout=self._deadline_s)
             self.look()
-
-    def _look(self, server: str, digest: str) -> Given | None:
-        """What is known by now, in the thread that writes."""
-        self.giver = identity(self._spool.folder)
-        return self._given.find(server, digest)
 
     def _try_out(self) -> None:
         self.giver = identity(self._spool.folder)

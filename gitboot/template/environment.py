@@ -19,7 +19,9 @@ from gitboot.template.values import Missing, kind_of
 
 def _secret(_: str) -> NoReturn:
     raise TemplateFault(
-        Code.SECRET, "secret() is not available yet in this version; let the machine fetch its secret itself"
+        Code.SECRET,
+        "secret() would be published with the rest; name its file in userData.secrets, and let the machine fetch "
+        "urls.secrets.NAME",
     )
 
 

@@ -20,6 +20,7 @@ from gitboot.model.scalars.names import (
     parse_label_key,
     parse_label_value,
     parse_name,
+    parse_secret_path,
     parse_variable,
     parse_variable_name,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "parse_network",
     "parse_percent",
     "parse_positive",
+    "parse_secret_path",
     "parse_signed",
     "parse_uuid",
     "parse_variable",

@@ -83,6 +83,21 @@ def parse_file_path(value: object) -> str:
     return found
 
 
+AGE: Final = ".age"  # the end of the name of a file that is encrypted
+
+
+def parse_secret_path(value: object) -> str:
+    """A file that age encrypted, in the repository; its name says so, to people and to editors."""
+    found = parse_file_path(value)
+    if not found.endswith(AGE):
+        raise Malformed(
+            Code.FILE_PATH,
+            f"expected a file that is encrypted, *{AGE}, found {shown(found)}",
+            "encrypt it with `gitboot secret encrypt`, and never commit what it holds",
+        )
+    return found
+
+
 _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 
 

@@ -1,0 +1,116 @@
+"""`gitboot secret`: keys, secrets that are encrypted to them, and whether they open what a fleet has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import OutputOption, document, fleet_argument, output_option
+from gitboot.errors import UsageError
+from gitboot.phrases import count
+
+_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+
+
+@click.group(context_settings=_SETTINGS)
+def command() -> None:
+    """Make keys of age, encrypt secrets to them, and look whether they open a fleet's.
+
+    age's own programs do the same: the files are theirs.
+    """
+
+
+@command.command("keygen", context_settings=_SETTINGS)
+@click.argument("file", type=click.Path(path_type=Path))
+def keygen(file: Path) -> None:
+    """Write a new key to FILE, for --secret-keys, and print what secrets are encrypted to.
+
+    FILE is its owner's alone; keep a copy where you keep the ledger's. One that is there already is not touched: to
+    change a key, append the new one to the old, encrypt every secret anew, and then delete the old line.
+    """
+    from gitboot.age import make_key
+
+    click.echo(make_key(file))
+
+
+@command.command("encrypt", context_settings=_SETTINGS)
+@click.argument("secret", type=click.File("rb"), default="-")
+@click.option("--to", "recipients", multiple=True, metavar="age1…", help="What to encrypt to; may be given often.")
+@click.option(
+    "--to-keys",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Encrypt to every key of this file. Default: to those of --to alone.",
+)
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The file to write: NAME.age."
+)
+def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, out: Path) -> None:
+    """Encrypt SECRET, a file or standard input, for a fleet's repository.
+
+    All of its bytes count, a line end at its end too.
+    """
+    from gitboot.age import Keys
+    from gitboot.age import encrypt as encrypted
+    from gitboot.load.sealed import NotSealed, sealed
+
+    if to_keys is not None:
+        keys = Keys(to_keys)
+        keys.check()
+        recipients += keys.recipients()
+    if not recipients:
+        raise UsageError("give --to or --to-keys: a secret is encrypted to somebody")
+    content = encrypted(secret.read(), recipients)
+    try:
+        sealed(content)
+    except NotSealed as error:
+        raise UsageError(f"encrypted so, no endpoint would give it: {error}") from None
+    try:
+        out.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+
+
+@command.command("check", context_settings=_SETTINGS)
+@fleet_argument
+@click.option(
+    "--secret-keys", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The keys to look with."
+)
+@output_option("text", "json")
+@bounded
+def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputOption, ...]) -> None:
+    """Look whether these keys open each secret that the fleet at PATH names; the exit code is 3 where one is closed.
+
+    Nothing of what they hold is shown. Run it before a commit is merged, and after keys have changed, where the keys
+    are: neither a review nor an instance can tell without them.
+    """
+    from gitboot.age import Keys, Unopened
+    from gitboot.load import load
+    from gitboot.load.sealed import sealed
+    from gitboot.model.scalars.names import AGE
+    from gitboot.source import open_snapshot
+
+    keys = Keys(secret_keys)
+    keys.check()
+    closed: dict[str, str] = {}
+    with evaluating() as begun:
+        snapshot = open_snapshot(path, rev)
+        begun(len(snapshot.blobs))
+        files = {name: data for name, data in load(snapshot).files.items() if name.endswith(AGE)}
+    for name, data in files.items():
+        try:
+            keys.open(sealed(data))
+        except Unopened as error:
+            closed[name] = str(error)
+    for output in outputs:
+        if output.format == "json":
+            output.write(document(items=[{"path": name, "closed": closed.get(name)} for name in files]))
+        else:
+            output.write("".join(f"{name}: {why}\n" for name, why in closed.items()))
+    click.echo(f"{count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
+    if closed:
+        sys.exit(Exit.INVALID)

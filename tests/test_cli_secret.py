@@ -1,0 +1,69 @@
+"""`gitboot secret`: keys, files that are encrypted to them, and whether they open what a fleet has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from gitboot.age import Keys
+from gitboot.cli import cli
+from gitboot.cli.exit import Exit
+from gitboot.load.sealed import sealed
+from tests.test_serve_secrets import IGNITION, documents
+
+
+def run(*arguments: str | Path, given: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["secret", *map(str, arguments)], input=given)
+
+
+def fails(*arguments: str | Path) -> str:
+    """What a command that is refused says."""
+    return str(run(*arguments).exception)
+
+
+def written(folder: Path, key: Path) -> Path:
+    """A fleet whose secrets are encrypted to a key."""
+    (folder / "s").mkdir(parents=True)
+    (folder / "fleet.yaml").write_text("---\n".join(documents()))
+    (folder / "t").write_text(IGNITION)
+    for name in ("join", "own"):
+        assert run("encrypt", "--to-keys", key, "--out", folder / "s" / f"{name}.age", given="hunter2").exit_code == 0
+    return folder
+
+
+def test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked(tmp_path: Path) -> None:
+    key, other = tmp_path / "key", tmp_path / "other"
+    public = run("keygen", key).output.strip()
+    assert public.startswith("age1")
+    fleet = written(tmp_path / "fleet", key)
+    assert Keys(key).open(sealed((fleet / "s/join.age").read_bytes())) == b"hunter2"
+    assert run("check", fleet, "--secret-keys", key).exit_code == 0
+
+    new = run("keygen", other).output.strip()
+    assert run("encrypt", fleet / "t", "--to", public, "--to", new, "--out", fleet / "s/own.age").exit_code == 0
+    found = run("check", fleet, "--secret-keys", other, "-o", "json")
+    assert found.exit_code == Exit.INVALID
+    items = json.loads(found.stdout)["items"]
+    assert [(each["path"], each["closed"]) for each in items] == [
+        ("s/join.age", "none of the keys opens it"),
+        ("s/own.age", None),
+    ]
+    text = run("check", fleet, "--secret-keys", other)
+    assert text.output == "s/join.age: none of the keys opens it\n2 secrets, 1 closed to these keys\n"
+    assert "hunter2" not in found.output + text.output
+
+
+def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "x.age"
+    (tmp_path / "large").write_bytes(b"x" * 70_000)
+    (tmp_path / "none").write_text("hunter2")
+    public = run("keygen", tmp_path / "key").output.strip()
+    assert "encrypted to somebody" in fails("encrypt", tmp_path / "none", "--out", out)
+    assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--out", out)
+    assert "over 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--out", out)
+    no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--out", out)
+    assert "line 1 is no key of age" in no_key and "hunter2" not in no_key
+    assert "cannot be made: File exists" in fails("keygen", tmp_path / "key")
+    assert not out.exists()
