@@ -12,6 +12,7 @@
     ├── InvalidRepository           the author: a commit's problems, all of them
     └── OperatorError               the operator: it does not go away by itself
         ├── UsageError              a flag, a setting, a path is wrong
+        │   └── BmcNotTrusted       the instance does not say that a BMC may be sent its credentials
         ├── StaleDigest             an acknowledgement of changes that are not the ones at hand
         ├── SourceRefused           authentication, host key, signature
         ├── LockedByAnother         another instance holds this directory
@@ -92,6 +93,10 @@ class OperatorError(GitbootError):
 
 class UsageError(OperatorError):
     """A flag, a setting or a path that cannot be what was meant."""
+
+
+class BmcNotTrusted(UsageError):
+    """A BMC that the instance's own settings do not let have the credentials that a document names for it."""
 
 
 class StaleDigest(OperatorError):

@@ -217,6 +217,10 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
         folder.mkdir(parents=True)
         (folder / "username").write_text("gitboot")
         (folder / "password").write_text("example")
+    # What the instance says itself: who may be sent them, and that the fleet's own authority proves who that is.
+    (scratch / "credentials" / "access.toml").write_text(
+        'networks = ["127.0.0.0/8"]\nhttp = true\nrepository-authorities = true\n'
+    )
     (scratch / "bmcs").mkdir()
     command = [PYTHON, "-m", "tests.redfish", "--port", "0", *systems, "--fetch", base]
     if shutil.which("openssl"):  # makes the authority of the BMCs' certificates; without it they speak plain HTTP

@@ -18,6 +18,7 @@ from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection, Credentials
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from tests.credentials import give_credentials
 from tests.fleets import uuid_of
 from tests.redfish.double import STARTED, Machine
 from tests.redfish.server import RedfishServer
@@ -123,9 +124,7 @@ class Rack:
 
 
 def write_credentials(folder: Path, name: str = "rack", password: str = PASSWORD) -> None:
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / name / "username").write_text(f"{USER}\n")
-    (folder / name / "password").write_text(f"{password}\n")
+    give_credentials(folder, name, user=USER, password=password)
 
 
 MakeRack = Callable[..., Rack]

@@ -14,6 +14,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 from gitboot.cli import main
+from tests.credentials import give_credentials
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, eventually, running
 from tests.redfish.double import Machine
@@ -124,9 +125,7 @@ class Rack:
         return self.folder / "credentials"
 
     def give_password(self, password: str) -> None:
-        (self.credentials / "rack").mkdir(parents=True, exist_ok=True)
-        (self.credentials / "rack" / "username").write_text(USER)
-        (self.credentials / "rack" / "password").write_text(password)
+        give_credentials(self.credentials, user=USER, password=password)
 
     def bmc(self, name: str, uuid: str | None = None, profile: Profile = GENERIC) -> tuple[Machine, RedfishServer]:
         """A machine with a BMC of its own, that answers."""

@@ -31,6 +31,7 @@ from gitboot.ledger.opening import open_ledger
 from gitboot.model.scalars import parse_uuid
 from gitboot.plan import Record
 from gitboot.resolve.records import exported
+from tests.credentials import give_credentials
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
 from tests.redfish.double import Machine
@@ -774,17 +775,15 @@ def test_a_dry_run_of_an_invalid_commit_exits_with_3(followed: Followed) -> None
 
 
 def test_a_dry_run_says_each_patch_and_sends_none(followed: Followed) -> None:
-    rack = followed.folder / "credentials" / "rack"
-    rack.mkdir(parents=True)
-    (rack / "username").write_text("root")
-    (rack / "password").write_text("correct horse")
+    credentials = followed.folder / "credentials"
+    give_credentials(credentials, password="correct horse")
     machine = Machine("web01", uuid=uuid_of("web01"))
     with RedfishServer(Service(machine, credentials={"root": "correct horse"})) as bmc:
         spec = f"provision: 1, bmc: {{address: '{bmc.url}', credentials: rack}}"
         followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
         followed.run(records="fresh")
         before = listing(followed.folder)
-        done = followed.run("--credentials", rack.parent, once="--dry-run")
+        done = followed.run("--credentials", credentials, once="--dry-run")
     assert (machine.writes, listing(followed.folder)) == ([], before)
     *_, said = done.out.splitlines()
     assert said.startswith('web01: would PATCH /redfish/v1/Systems/1: {"Boot": {"BootSourceOverrideEnabled": "Once"')

@@ -359,7 +359,7 @@ def test_nothing_in_common_is_one_server_less_and_one_more() -> None:
 def test_a_bmc_that_is_another_is_told_though_no_decision_is() -> None:
     changes = compared(machine("a", "1", bmc="y"), {**FLEET, **machine("a", "1", bmc="x")})
     assert changes.nothing
-    assert changes.bmcs == ("a",)
+    assert changes.moved_bmcs == ("a",)
 
 
 # When
@@ -429,7 +429,7 @@ def test_the_bmc_of_a_new_server_is_part_of_what_is_looked_at() -> None:
     one, other = (compared(machine("new", "1", bmc=bmc)) for bmc in ("x", "y"))
     assert [change.pair for change in one.servers] == [change.pair for change in other.servers]
     assert one.digest != other.digest
-    assert (one.bmcs, other.bmcs) == ((), ())
+    assert (one.moved_bmcs, other.moved_bmcs) == ((), ())
 
 
 # What DHCP is told is in no decision

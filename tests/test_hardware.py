@@ -26,6 +26,7 @@ from gitboot.plan import BootPlan, Record
 from gitboot.remedies import with_state
 from gitboot.render.state import parse, turn_of
 from gitboot.status import Condition
+from tests.credentials import give_credentials
 from tests.doubles import note_fetch
 from tests.fleets import at
 from tests.inprocess import Parts, in_process
@@ -126,9 +127,7 @@ class Hall:
         self.addresses: dict[str, str] = {}  # of BMCs: on the page, and here
         self.machines: list[Machine] = []
         self.machine = self.bmc("https://10.112.0.13")
-        (folder / "credentials" / "rack").mkdir(parents=True)
-        for name in ("username", "password"):
-            (folder / "credentials" / "rack" / name).write_text("root")
+        give_credentials(folder / "credentials", password="root")
         shutil.copytree(FLEET, folder / "work")
         self.work = Work(folder / "work")
         web01 = self.work.path / "servers" / "web01.yaml"

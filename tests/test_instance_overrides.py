@@ -17,6 +17,7 @@ from gitboot.bmc.override import OverrideRecord, State
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootPlan, Cause, Phase
 from tests.bench import Bench
+from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.redfish.double import Machine
 from tests.redfish.faults import Drop, Hang, Ignored, Slow, Status
@@ -124,9 +125,7 @@ def make_site(tmp_path: Path) -> Iterator[MakeSite]:
     with ExitStack() as stack:
 
         def make_site(*, initial: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC) -> Site:
-            (tmp_path / "rack").mkdir(exist_ok=True)
-            (tmp_path / "rack" / "username").write_text("root")
-            (tmp_path / "rack" / "password").write_text(password)
+            give_credentials(tmp_path, password=password)
             machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
             bmc = stack.enter_context(RedfishServer(Service(machine, credentials={"root": PASSWORD})))
 
@@ -677,9 +676,7 @@ def test_other_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path
     site = make_site(password="wrong")
     site.decide()
     site.bench.reconcile()
-    (tmp_path / "fixed").mkdir()
-    for part, value in (("username", "root"), ("password", PASSWORD)):
-        (tmp_path / "fixed" / part).write_text(value)
+    give_credentials(tmp_path, "fixed", password=PASSWORD)
     site.spec = site.spec.replace("credentials: rack", "credentials: fixed")
     site.decide()
     site.bench.reconcile()
@@ -815,9 +812,7 @@ class Many:
         names = [f"web{number:02}" for number in range(count)]
         self.machines = [Machine(name, uuid=uuid_of(name), system=name) for name in names]
         self.bmc = stack.enter_context(RedfishServer(Service(*self.machines, credentials={"root": PASSWORD})))
-        (folder / "rack").mkdir()
-        (folder / "rack" / "username").write_text("root")
-        (folder / "rack" / "password").write_text(PASSWORD)
+        give_credentials(folder, password=PASSWORD)
         self.bench = stack.enter_context(Bench(folder, credentials=folder, **given))
         self.bench.now = self.machines[0].now
 

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import pytest
 
 from tests.bench import Bench
+from tests.credentials import give_credentials
 from tests.fleets import fleet, image, policy, profile, server, uuid_of
 from tests.redfish.double import Answer, Boot, Machine
 from tests.redfish.profiles import ENABLED
@@ -139,9 +140,7 @@ def test_an_instance_that_is_killed_around_a_patch_arms_no_key_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power is cut here
-    (tmp_path / "rack").mkdir()
-    (tmp_path / "rack" / "username").write_text("root")
-    (tmp_path / "rack" / "password").write_text("secret")
+    give_credentials(tmp_path, password="secret")
     chance, killed = random.Random(20261121), Counter[str]()
     machine = Watched("web01", uuid=uuid_of("web01"))
     booted: list[int] = []  # the numbers that were booted from the network, each time that one was

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.bmc.access import pair_of
 from gitboot.bmc.override import State
-from gitboot.ledger import events, evidence, facts, machines, overrides, records, requests
+from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, records, requests
 from gitboot.ledger.entries import Suspension
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import write_mark
@@ -67,6 +68,8 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert (app.provision, app.consumed_key, app.consumed_at is not None) == (None, "provision/1", True)
         assert known.keys() == machines.read(opened).keys() == machines.standing(opened) == set(UUIDS.values())
         assert machines.read(opened)[UUIDS["web01"]].bmc is not None
+        bmcs = {pair_of(each.bmc) for each in machines.read(opened).values() if each.bmc is not None}
+        assert known_bmcs.read(opened) == bmcs != frozenset(), "who was asked before is asked after the upgrade"
         states = {name: {each.reason: each.state for each in set_[uuid].values()} for name, uuid in UUIDS.items()}
         assert states == {
             "app01": {"maintenance/repair/3": State.CONFIRMED, "provision/1": State.CONSUMED},

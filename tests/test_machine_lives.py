@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
 from gitboot.resolve.records import record_facts
+from tests.credentials import give_credentials
 from tests.lives import MONITOR, STRANGER, Life
 from tests.lives_commits import Repair
 from tests.lives_machines import Watched
@@ -87,9 +88,7 @@ class Lives(RuleBasedStateMachine):
     )
     def begin(self, often: str, provision: int, netboots: bool, delays: bool) -> None:
         folder = Path(mkdtemp(dir=self.folder))
-        (folder / "rack").mkdir()
-        (folder / "rack" / "username").write_text("root")
-        (folder / "rack" / "password").write_text("secret")
+        give_credentials(folder, password="secret")
         self.life = Life(folder=folder, bmcs=self.bmcs, profile=self.profile, direct=self.direct)
         self.life.netboots, self.life.delays = netboots, delays
         self.life.push(often=often, provision=provision)

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.credentials import give_credentials
 from tests.fleets import SEED, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, evaluators, eventually, running
 from tests.rack import Rack
@@ -215,16 +216,14 @@ def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
 def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
     """Once with UefiHttp or Pxe: set, consumed by a reset, proven by the fetch, and never set again."""
     machine = Machine("web01", uuid=uuid_of("web01"), system="1", post_s=1)
-    credentials = tmp_path / "credentials" / "bmc"
-    credentials.mkdir(parents=True)
-    (credentials / "username").write_text("root")
-    (credentials / "password").write_text("calvin")
+    credentials = tmp_path / "credentials"
+    give_credentials(credentials, "bmc", password="calvin")
     with RedfishServer(Service(machine, credentials={"root": "calvin"})) as bmc:
         spec = f"provision: 1, bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
         documents = (SEED[0], server("web01", "role: web", spec), *SEED[2:-1], policy("web", often="Once"))
         repository = Repository.create(tmp_path / "git")
         repository.push(fleet_files(*documents))
-        with running(repository.bare, tmp_path, "--credentials", str(credentials.parent), records="fresh") as instance:
+        with running(repository.bare, tmp_path, "--credentials", str(credentials), records="fresh") as instance:
 
             def event(type: str) -> bool:
                 return any(each["type"] == type for each in instance.events)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from gitboot.bmc.identity import Identified, identify, known_at, pin
+from gitboot.bmc.identity import Identified, Pinned, identify, known_at, pin, with_certificate
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import (
     OFF,
@@ -29,7 +29,7 @@ from gitboot.bmc.override import (
 )
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import BmcConnection
-from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, LedgerError
+from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 
 _MOST_STEPS: Final = 8  # withdraw, confirm, set, confirm, and as much again for a BMC that changes under us
 
@@ -52,6 +52,7 @@ def bring_about(
         outcome: Outcome,
         message: str,
         *,
+        asked: bool = True,
         answered: bool = True,
         asks: OperatorCondition | None = None,
         retry_after_s: int | None = None,
@@ -64,12 +65,16 @@ def bring_about(
             before=before,
             observed=seen,
             wrote=tuple(wrote),
+            asked=asked,
             answered=answered,
             identified=identified,
-            pinned=job.pinned if job.dry_run else pinned,
+            pinned=job.pinned if job.dry_run else certified(),
             asks=asks,
             retry_after_s=retry_after_s,
         )
+
+    def certified() -> Pinned | None:
+        return with_certificate(pinned, bmc.reach.seen, place=job.bmc.place, at=clock())
 
     def keep(record: OverrideRecord) -> None:
         record = replace(record, bmc=job.bmc)
@@ -126,6 +131,8 @@ def bring_about(
         return done(Outcome.WAITING, str(error), answered=False)
     except BmcRejected as error:
         return done(Outcome.STALLED, str(error), answered=seen is not None)
+    except BmcNotTrusted as error:
+        return done(Outcome.STALLED, str(error), asked=False, answered=False)
     return done(Outcome.WAITING, f"not settled after {_MOST_STEPS} steps")
 
 

@@ -65,6 +65,7 @@ class Pinned:
     place: tuple[str, str | None]  # of the BMC
     accepted: bool = False  # by a person: it is the machine, whatever its document says
     changed: Shown | None = None  # what it shows instead, and what holds until a person accepts it
+    certificate: str | None = None  # the fingerprint of its certificate, where no authority verifies that
 
     @property
     def seen(self) -> Shown:
@@ -151,7 +152,16 @@ def pin(
 
 def accept(pinned: Pinned, *, at: datetime) -> Pinned:
     """Take a person's word that what the BMC shows now is the machine."""
-    return Pinned(uuid=pinned.seen.uuid, serial=pinned.seen.serial, at=at, place=pinned.place, accepted=True)
+    return replace(pinned, uuid=pinned.seen.uuid, serial=pinned.seen.serial, at=at, accepted=True, changed=None)
+
+
+def with_certificate(
+    pinned: Pinned | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
+) -> Pinned | None:
+    """What is to be kept once a certificate was seen that no authority verifies."""
+    if certificate is None or (pinned is not None and pinned.certificate == certificate):
+        return pinned
+    return replace(pinned or Pinned(uuid=None, serial=None, at=at, place=place), certificate=certificate)
 
 
 def known_at(pinned: Pinned | None, place: tuple[str, str | None]) -> Pinned | None:

@@ -33,6 +33,7 @@ class Job:
     with_clock: bool = False  # what its marks say is to count: the Manager's clock is read, too
     serial: str | None = None  # as its document says
     pinned: Pinned | None = None  # what its BMC showed before
+    known: bool = False  # whether its BMC is one that the ledger lets have its credentials
     shared: frozenset[str] = frozenset()  # what the BMCs of several machines show: `gitboot.bmc.identity.shared`
 
     @property
@@ -51,6 +52,7 @@ class Result:
     before: Override | None = None  # what the first reading showed
     observed: Observed | None = None  # the last reading
     wrote: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
+    asked: bool = True  # False: the instance's own settings forbid it, which says nothing of the network
     answered: bool = True  # whether the BMC, and the way to it, are in order
     identified: Identified | None = None  # whose machine answered, by the last reading
     pinned: Pinned | None = None  # what is to be kept of what it shows

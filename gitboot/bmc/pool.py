@@ -9,18 +9,20 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from gitboot.bmc.access import AUTHORITY, FILE, Trust, read_trust
 from gitboot.bmc.apply import bring_about
+from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.redfish import BmcConnection, Credentials
-from gitboot.bmc.transport import tls_context
-from gitboot.errors import UsageError
+from gitboot.bmc.transport import Reach, tls_context
+from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 
@@ -40,49 +42,79 @@ _FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # this process's own: a finge
 
 
 def fingerprint(directory: Path | None, name: str) -> str | None:
-    """What changes when credentials do, and tells nothing of them; None where there are none."""
+    """What changes when credentials do, or what is said of them, and tells nothing of either; None: there are none."""
     if directory is None:
         return None
     try:
         found = read_credentials(directory, name)
     except UsageError:
         return None
-    text = f"{found.username}\0{found.password}".encode()
-    return hashlib.blake2b(text, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
+    said = [f"{found.username}\0{found.password}".encode()]
+    for path in (directory / name / FILE, directory / FILE, directory / name / AUTHORITY, directory / AUTHORITY):
+        with suppress(OSError):
+            said.append(path.read_bytes())
+    return hashlib.blake2b(b"\0".join(said), key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
+
+
+def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
+    """Whether the instance itself says that a BMC may be sent its credentials, or has none that it could be sent."""
+    if directory is None or not (directory / bmc.credentials).is_dir():
+        return True
+    try:
+        return read_trust(directory, bmc.credentials).covers(bmc)
+    except UsageError:
+        return False
+
+
+_Access = tuple[BmcAccess, Credentials, Trust, bool]
 
 
 @dataclass(slots=True)
 class Connections:
-    """One kept connection a machine, made anew when its document or its credentials have changed."""
+    """One kept connection a machine, made anew when its document, its credentials, or what is said of them changed."""
 
     directory: Path | None  # of credentials
-    _kept: dict[SystemUuid, tuple[BmcAccess, Credentials, BmcConnection]] = field(init=False, default_factory=dict)
+    _kept: dict[SystemUuid, tuple[_Access, BmcConnection]] = field(init=False, default_factory=dict)
     _trusting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
-    def to(self, uuid: SystemUuid, server: str, bmc: BmcAccess) -> BmcConnection:
-        """The connection to a machine's BMC; raises `UsageError` where there are no credentials for it."""
+    def to(
+        self, uuid: SystemUuid, server: str, bmc: BmcAccess, *, known: bool = False, certificate: str | None = None
+    ) -> BmcConnection:
+        """The connection to a machine's BMC; raises `UsageError` where there are no credentials that it may be sent.
+
+        ``known``: the ledger lets it have them; ``certificate``: the fingerprint of the one that it showed before.
+        """
         if self.directory is None:
             raise UsageError(f"no directory of credentials is given, and {bmc.credentials} is needed (--credentials)")
-        credentials = read_credentials(self.directory, bmc.credentials)
-        kept = self._kept.get(uuid)
-        if kept is not None:
-            if kept[:2] == (bmc, credentials):
-                return kept[2]
-            kept[2].close()
-        made = BmcConnection(bmc.address, credentials, system=bmc.system, tls=self._trusted(server, bmc))
-        self._kept[uuid] = (bmc, credentials, made)
-        return made
+        credentials, trust = (
+            read_credentials(self.directory, bmc.credentials),
+            read_trust(self.directory, bmc.credentials),
+        )
+        access, kept = (bmc, credentials, trust, known), self._kept.get(uuid)
+        if kept is not None and kept[0] == access:
+            connection = kept[1]
+        else:
+            if kept is not None:
+                kept[1].close()
+            reach = Reach(allowed=trust.allowed(bmc, known=known))
+            tls = self._tls(server, bmc, trust)
+            connection = BmcConnection(bmc.address, credentials, system=bmc.system, tls=tls, reach=reach)
+            self._kept[uuid] = access, connection
+        connection.reach.certificate = certificate
+        return connection
 
-    def _trusted(self, server: str, bmc: BmcAccess) -> ssl.SSLContext:
+    def _tls(self, server: str, bmc: BmcAccess, trust: Trust) -> ssl.SSLContext:
+        authority = trust.trusted_authority(bmc)
         try:
             with self._trusting:  # one context for each authority: loading the CA bundle is what costs
-                return tls_context(verify=bmc.verify, ca=bmc.ca)
+                return tls_context(verify=bmc.verify, ca=authority)
         except ssl.SSLError as error:
-            raise UsageError(f"bmc.tls.ca of {server} is not a certificate in PEM: {error.reason or error}") from None
+            where = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"{AUTHORITY} of {bmc.credentials}"
+            raise UsageError(f"{where} is not a certificate in PEM: {error.reason or error}") from None
 
     def close(self) -> None:
-        for _, _, bmc in self._kept.values():
-            bmc.close()
+        for _, connection in self._kept.values():
+            connection.close()
 
 
 @dataclass(slots=True)
@@ -164,10 +196,19 @@ class BmcPool:
     def _run(self, job: Job) -> Result:
         used = self.fingerprint(job.bmc)  # before they are used: what changes meanwhile is a change
         try:
-            bmc = self._connections.to(job.uuid, job.server, job.bmc)
+            pinned = known_at(job.pinned, job.bmc.place)
+            certificate = pinned.certificate if pinned is not None else None
+            bmc = self._connections.to(job.uuid, job.server, job.bmc, known=job.known, certificate=certificate)
         except UsageError as error:
-            stalled = Outcome.STALLED
-            return Result(server=job.server, uuid=job.uuid, outcome=stalled, message=str(error), answered=False)
+            return Result(
+                server=job.server,
+                uuid=job.uuid,
+                outcome=Outcome.STALLED,
+                message=str(error),
+                asked=not isinstance(error, BmcNotTrusted),
+                answered=False,
+                credentials=used,
+            )
         result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
         return replace(result, credentials=used)
 

@@ -23,8 +23,15 @@ from sushy.connector import Connector
 from gitboot.bmc.override import OFF, Observed, Override
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
-from gitboot.bmc.transport import BmcAdapter, RedirectedElsewhere, tls_context
-from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.bmc.transport import (
+    AddressRefused,
+    BmcAdapter,
+    CertificateChanged,
+    Reach,
+    RedirectedElsewhere,
+    tls_context,
+)
+from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 
 _ROOT = "/redfish/v1/"
 _MAX_REDIRECTS = 3  # within the BMC: a missing slash, a version
@@ -81,6 +88,7 @@ class BmcConnection:
         *,
         system: str | None = None,  # the path of the ComputerSystem; None: the only one
         tls: ssl.SSLContext | None = None,  # shared between BMCs; None: what this machine trusts
+        reach: Reach | None = None,  # None: wherever the address leads
         connect_timeout_s: float = 3,
         read_timeout_s: float = 10,  # until the answer is whole
     ) -> None:
@@ -104,7 +112,8 @@ class BmcConnection:
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = _MAX_REDIRECTS
         session.headers["Connection"] = "keep-alive"
-        adapter = BmcAdapter(tls)
+        self.reach = reach or Reach()
+        adapter = BmcAdapter(tls, self.reach)
         session.mount("http://", adapter)
         session.mount("https://", adapter)
 
@@ -216,7 +225,9 @@ def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorE
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
-        if isinstance(cause, RedirectedElsewhere):
+        if isinstance(cause, AddressRefused):
+            return BmcNotTrusted(f"{request}: {cause}")
+        if isinstance(cause, RedirectedElsewhere | CertificateChanged):
             return BmcRejected(f"{request}: {cause}")
         if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
             return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")

@@ -1,17 +1,22 @@
 """HTTP to a BMC, kept within bounds: one kept connection, one shared TLS context, no answer without end.
 
 Left alone, requests loads its CA bundle anew for each connection (17 ms of CPU), waits for ever for a BMC
-that sends a byte now and then, reads whatever size it sends, and follows it to any other host.
+that sends a byte now and then, reads whatever size it sends, follows it to any other host, and connects to
+whatever address a name has at that moment.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import socket
 import ssl
 import time
-from functools import cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
 from http.client import HTTPResponse
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -20,6 +25,7 @@ from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError, NameResolutionError
 
 MAX_BODY_BYTES = 1024 * 1024  # the largest ComputerSystem seen has 60 KB
 _CHUNK_BYTES = 64 * 1024
@@ -31,6 +37,39 @@ class RedirectedElsewhere(RequestException):
 
 class BodyTooLarge(RequestException):
     """An answer of more than ``MAX_BODY_BYTES``."""
+
+
+class AddressRefused(RequestException):
+    """A name whose addresses are none at which the credentials may be used."""
+
+
+class CertificateChanged(RequestException):
+    """A BMC that shows another certificate than at first contact, and no authority says that it may."""
+
+
+@dataclass(slots=True)
+class Reach:
+    """Which addresses a connection may be made to, and which certificate it has to meet there."""
+
+    allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
+    certificate: str | None = None  # the fingerprint that is pinned; None: none is
+    seen: str | None = None  # that of the first connection, where no authority verifies it
+
+    def addresses(self, host: str, port: int) -> Iterator[str]:
+        """The addresses of a host, as they are now; raises `AddressRefused` where none is allowed."""
+        found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        allowed = [each for each in found if self.allowed(ip_address(each))]
+        if not allowed:
+            where = f" is at {', '.join(found)}, which" if [host] != list(found) else ""
+            raise AddressRefused(f"{host}{where} is no address at which these credentials may be used (access.toml)")
+        yield from allowed
+
+    def check_certificate(self, certificate: bytes) -> None:
+        """Raise `CertificateChanged` where it is another than before."""
+        shown, known = hashlib.sha256(certificate).hexdigest(), self.certificate or self.seen
+        if known not in (None, shown):
+            raise CertificateChanged(f"the certificate changed: it was {known}, and is {shown}")
+        self.seen = shown
 
 
 @cache
@@ -46,13 +85,18 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
 class BmcAdapter(HTTPAdapter):
     """Requests' adapter for one BMC: every answer whole, within its time and size, and from that BMC."""
 
-    def __init__(self, tls: ssl.SSLContext) -> None:
-        self._tls = tls
+    def __init__(self, tls: ssl.SSLContext, reach: Reach) -> None:
+        self._tls, self._reach = tls, reach
         super().__init__(pool_connections=1, pool_maxsize=1)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+        # urllib3 calls these, and asks nothing else of them that a class has.
+        pools: dict[str, Any] = {
+            "http": partial(_HttpPool, reach=self._reach),
+            "https": partial(_HttpsPool, reach=self._reach),
+        }
+        self.poolmanager.pool_classes_by_scheme = pools
 
     def build_connection_pool_key_attributes(
         self, request: PreparedRequest, verify: Any, cert: Any = None
@@ -134,17 +178,54 @@ class _TimelyResponse(HTTPResponse):
         self.fp = io.BufferedReader(_InTime(self.fp.detach(), sock))
 
 
-class _HttpConnection(HTTPConnection):
+class _Reaching(HTTPConnection):
+    """A connection to an address that was looked at: the name is not resolved again after that."""
+
     response_class = _TimelyResponse
 
+    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
+        self._reach = reach
+        super().__init__(*args, **kwargs)
 
-class _HttpsConnection(HTTPSConnection):
-    response_class = _TimelyResponse
+    def _new_conn(self) -> socket.socket:
+        name, last = self._dns_host, None
+        try:
+            for address in self._reach.addresses(name, self.port):
+                self._dns_host = address
+                try:
+                    return super()._new_conn()
+                except HTTPError as error:
+                    last = error
+        except socket.gaierror as error:
+            raise NameResolutionError(name, self, error) from error
+        finally:
+            self._dns_host = name
+        assert last is not None  # noqa: S101 - there was an address, and it failed
+        raise last
+
+
+class _HttpConnection(_Reaching):
+    """Without TLS."""
+
+
+class _HttpsConnection(_Reaching, HTTPSConnection):
+    """With TLS: where no authority verifies it, the certificate is that of the first connection."""
+
+    def connect(self) -> None:
+        super().connect()
+        if isinstance(self.sock, ssl.SSLSocket) and self.sock.context.verify_mode is ssl.CERT_NONE:
+            self._reach.check_certificate(self.sock.getpeercert(binary_form=True) or b"")
 
 
 class _HttpPool(HTTPConnectionPool):
-    ConnectionCls = _HttpConnection
+    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connection: Any = partial(_HttpConnection, reach=reach)
+        self.ConnectionCls = connection
 
 
 class _HttpsPool(HTTPSConnectionPool):
-    ConnectionCls = _HttpsConnection
+    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connection: Any = partial(_HttpsConnection, reach=reach)
+        self.ConnectionCls = connection

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gitboot.bmc.override import OverrideRecord
     from gitboot.cli.instance import Look
     from gitboot.instance.inspect import Inspection
+    from gitboot.load.machines import Machine
     from gitboot.model.scalars import SystemUuid
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -104,6 +105,34 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
     click.echo(request(state, RETRY, {"uuids": uuids}))
 
 
+@command.command("trust", context_settings=_SETTINGS)
+@state_option
+@credentials_option
+@bounded
+def trust(state: Path, credentials: Path | None) -> None:
+    """Print, for each name of credentials, the file that lets them be used for the BMCs of the accepted commit.
+
+    DIR/NAME/access.toml says where gitboot may send the credentials in DIR/NAME: without one only to BMCs that it
+    knows already. What the repository says is what you are about to trust: read it before you put it there.
+    """
+    from gitboot.bmc.access import FILE, as_file, pair_of
+    from gitboot.cli.instance import looked_at
+
+    with looked_at(state, now()) as instance:
+        machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
+        known = instance.knowledge.known_pairs
+    names: dict[str, list[Machine]] = {}
+    for machine in machines:
+        if machine.bmc is not None:
+            names.setdefault(machine.bmc.credentials, []).append(machine)
+    for name, its in sorted(names.items()):
+        new = [each.name for each in its if each.bmc is not None and pair_of(each.bmc) not in known]
+        click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {count(len(its), 'BMC')}")
+        if new:
+            click.echo(f"# Not known yet, look at them first: {some(new)}")
+        click.echo(as_file(each.bmc for each in its if each.bmc is not None))
+
+
 @command.command("resolve", context_settings=_SETTINGS)
 @click.argument("server")
 @state_option
@@ -111,29 +140,45 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
 @click.option("--not-set", "word", flag_value="not-set", help="The override was never set.")
 @click.option("--same", "word", flag_value="same", help="What the BMC shows now is SERVER all the same.")
 @click.option("--replace", "word", flag_value="replace", help="What somebody else has set there may be replaced.")
+@click.option("--certificate", metavar="SHA256", help="The certificate with this fingerprint is the BMC's new one.")
 @_reason_option
 @bounded
-def resolve(server: str, state: Path, word: str | None, reason: str) -> None:
+def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
     """Say what only a person can know of the BMC of SERVER.
 
     --consumed: the override was set and consumed; it is not set again. --not-set: it was never set; where the plan
     still wants it, it is set now (condition NeedsOperator). Look at the machine's console or boot log first: the wrong
     word installs it twice, or never. --same: the machine that the BMC shows is SERVER (condition AnotherMachine).
-    --replace: somebody else's override gives way to what the plan wants (condition ForeignOverride).
+    --replace: somebody else's override gives way to what the plan wants (condition ForeignOverride). --certificate:
+    what it shows instead of the one that was pinned; look there that it is the BMC which shows it.
     """
     from gitboot.cli.instance import looked_at, machines_of, request
     from gitboot.errors import UsageError
+    from gitboot.instance.requests import CERTIFICATE
 
-    if word is None:
-        raise click.UsageError("Missing option '--consumed', '--not-set', '--same' or '--replace'.")
+    if word is None and certificate is None:
+        raise click.UsageError("Missing option '--consumed', '--not-set', '--same', '--replace' or '--certificate'.")
     at = now()
+    asked: list[tuple[str, dict[str, object]]] = []
     with looked_at(state, at) as instance:
-        meant = (_resolved(instance, uuid, server, word, at) for uuid in machines_of(instance, server))
-        asked = [each for each in meant if each is not None]
+        if certificate is not None:
+            pinned = [uuid for uuid in machines_of(instance, server) if uuid in instance.knowledge.pins]
+            asked = [(CERTIFICATE, {"uuid": uuid, "certificate": _fingerprint(certificate)}) for uuid in pinned]
+        elif word is not None:
+            meant = (_resolved(instance, uuid, server, word, at) for uuid in machines_of(instance, server))
+            asked = [each for each in meant if each is not None]
     if not asked:
         raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {server}")
     for kind, facts in asked:
         click.echo(request(state, kind, facts | {"server": server, "reason": reason}))
+
+
+def _fingerprint(text: str) -> str:
+    """A SHA-256 as gitboot writes it, of one as openssl may."""
+    plain = text.replace(":", "").lower()
+    if len(plain) != 64 or set(plain) - set("0123456789abcdef"):
+        raise click.UsageError("--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it")
+    return plain
 
 
 def _resolved(

@@ -176,8 +176,14 @@ def _documents(review: Review) -> Iterator[str]:
             yield _wrapped(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
         if left := more(len(found) - 20, "document"):
             yield f"  {left}"
-    if review.changes is not None and review.changes.bmcs and not review.changes.first:
-        yield _wrapped(f"BMC: overrides go to another BMC, or trust it otherwise: {some(review.changes.bmcs)}", "")
+    if review.changes is not None and not review.changes.first:
+        if bmcs := review.changes.moved_bmcs:
+            yield _wrapped(f"BMC: overrides go to another BMC, or trust it otherwise: {some(bmcs)}", "")
+        if moved := words.credentials(review.changes.bmcs):
+            yield "Credentials go where they did not go before; an instance sends them only where it is told:"
+            yield from (_wrapped(line) for line in moved[:_LIMITS])
+            if left := more(len(moved) - _LIMITS, "BMC"):
+                yield f"  {left}"
 
 
 def _problems(review: Review, prefix: str) -> Iterator[str]:

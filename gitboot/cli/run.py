@@ -135,6 +135,14 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 )
 @accept_filesystem_option
 @limit_options
+@click.option(
+    "--max-bmc-changes",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Guard. BMCs that one commit may let have credentials which nothing beside them says they may have.",
+)
 @allowance_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
@@ -165,7 +173,7 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
     from gitboot.evaluate.limits import Allowance
     from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 
-    limits = {name: given.pop(name) for name in LIMITS}
+    limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}
     allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
     git = GitSettings(
         repository=repository,

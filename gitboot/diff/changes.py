@@ -70,6 +70,16 @@ class ServerChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BmcChange:
+    """A server whose BMC is another, new, or trusted otherwise: by it credentials go where they did not go before."""
+
+    server: str
+    comes: bool  # whether the server itself is new
+    old: BmcAccess | None
+    new: BmcAccess | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Touched:
     """What of two commits can differ: all else is the same in both, and need not be compared."""
 
@@ -92,7 +102,7 @@ class Changes:
     images: tuple[ImageChange, ...]
     areas: tuple[Area, ...]  # the whole fleet first
     documents: Mapping[Id, DocumentChange]
-    bmcs: tuple[str, ...]  # servers that are reached, or trusted, at another BMC
+    bmcs: tuple[BmcChange, ...]  # servers whose BMC is another or new, or is trusted otherwise
     besides: tuple[Pair, ...]  # what is in no decision, and yet not what was looked at if it is another
     digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
 
@@ -109,6 +119,11 @@ class Changes:
     def nothing(self) -> bool:
         """Whether no decision changes, and so no published byte."""
         return not (self.servers or self.unknown or self.shared)
+
+    @property
+    def moved_bmcs(self) -> tuple[str, ...]:
+        """The servers that were there and are reached, or trusted, at another BMC."""
+        return tuple(each.server for each in self.bmcs if not each.comes)
 
     @property
     def extent(self) -> Extent:
@@ -179,7 +194,7 @@ def compare(
         images=tuple(image_changes(documents, (old, new), (old_repository, new_repository), touched.servers)),
         areas=_areas(pairs, servers, old_repository, new_repository, touched.sizes),
         documents=documents,
-        bmcs=tuple(now for was, _, now, _ in reached if was),
+        bmcs=tuple(BmcChange(server=now, comes=was is None, old=old, new=new) for was, old, now, new in reached),
         besides=tuple(("bmc", _bmc(was, before), _bmc(now, after)) for was, before, now, after in reached),
     )
 

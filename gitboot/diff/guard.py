@@ -25,11 +25,16 @@ class Guard(StrEnum):
     ALLOW_EMPTY = "allowEmpty"
     ALLOW_REWIND = "allowRewind"
     ALLOW_TAKEOVER = "allowTakeover"
+    MAX_BMC_CHANGES = "maxBmcChanges"
     MAX_DELETES = "maxDeletes"
     MAX_DELETE_PERCENT = "maxDeletePercent"
     MAX_UPDATE_PERCENT = "maxUpdatePercent"
     MAX_SMALL_GROUP = "maxSmallGroup"
     MAX_INSTALLS = "maxInstalls"
+
+
+# A line in a message is its author's word, and no rewind is made by one: these take a shell.
+ONLY_APPROVED: Final = frozenset({Guard.ALLOW_REWIND, Guard.MAX_BMC_CHANGES})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +49,7 @@ class Limits:
     max_installs: int = 50
     max_unknown_changes: int = 0
     mutated_images: int = 0
+    max_bmc_changes: int = 0
     allow_empty: bool = False
     allow_rewind: bool = False
     allow_takeover: bool = False
@@ -100,6 +106,7 @@ def judge(
     returning: int = 0,
     rewound: bool = False,
     takeover: bool | None = None,
+    bmcs: int = 0,
 ) -> Verdict:
     """What of a commit's ``extent`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
 
@@ -107,13 +114,18 @@ def judge(
     which changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings
     back that the records know as installed, and that would be installed again. ``rewound`` says that the commit does
     not descend from the accepted one, ``takeover`` that by it the instance begins or ceases to act for the fleet; where
-    there is no instance, the commit alone says whether one may.
+    there is no instance, the commit alone says whether one may. ``bmcs`` is how many servers it lets an instance send
+    credentials for to whom it was never told to send them.
     """
     taken = extent.takeover if takeover is None else takeover
 
     trips = (
         replace(trip, acknowledged=(extent.digest, trip.guard.value) in acknowledged)
-        for trip in (*_of_branch(limits, rewound, taken), *_trips(extent, limits, pending, returning))
+        for trip in (
+            *_of_branch(limits, rewound, taken),
+            *_more(Guard.MAX_BMC_CHANGES, "BMCs that were never sent these credentials", bmcs, limits.max_bmc_changes),
+            *_trips(extent, limits, pending, returning),
+        )
     )
     order = list(Guard)
     ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
@@ -251,4 +263,6 @@ def _fault(line: str) -> str | None:
         return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
     if guard not in list(Guard):
         return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
+    if guard == Guard.MAX_BMC_CHANGES:
+        return f"{guard} is acknowledged with gitboot approve alone, not by who wrote the message"
     return None

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Protocol
 
-from gitboot.diff.guard import Guard, Limits, Verdict, trailer
+from gitboot.bmc.access import Pair
+from gitboot.diff.guard import ONLY_APPROVED, Limits, Verdict, trailer
 from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, Orders, SourceError, TryAgain
 from gitboot.instance.commit import Commit
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
 from gitboot.load import Revision
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count, more, some
 from gitboot.plan import Halt
@@ -58,6 +60,7 @@ class Attempt:
     accepted: Commit | None = None
     changes: tuple[str, ...] = ()  # the digests of the steps that led to the accepted one since the start
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by them
+    let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials because they passed the guard
     attempted: Revision | None = None
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
@@ -87,10 +90,11 @@ class Accepting:
         evaluation: Evaluating,
         *,
         limits: Limits,
+        covered: Callable[[BmcAccess], bool] = lambda _: True,
         published: Revision | None = None,
     ) -> None:
         self._source, self._evaluation, self._limits = source, evaluation, limits
-        self._judging = Judging(evaluation, limits)
+        self._judging = Judging(evaluation, limits, covered)
         self._published = published  # the commit that the tree was made of before this start
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
@@ -154,6 +158,7 @@ class Accepting:
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
             attempt = _accepted(found.reached, digests, found.introduced, events, at)
+            attempt = replace(attempt, let_in=found.let_in)
             events += _acknowledged(found.hops, at)
         attempt = replace(attempt, orders=found.orders)
         if found.invalid is not None:
@@ -284,14 +289,14 @@ def held_message(held: Candidate) -> str:
     message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
     if not held.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
-    if Guard.ALLOW_REWIND not in verdict.holding:  # that is bound to two commits, so no line in a message can
+    if not ONLY_APPROVED & set(verdict.holding):
         message = (
             f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "
             f"{_trailers(verdict)}, or with: {approve}"
         )
     if held.released:
         message = f"{message}. {count(len(held.released), 'server')} would boot by it at once: {some(held.released)}"
-    if len(held.steps) > 1:
+    if len(held.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in held.steps):
         each = "; ".join(f"{revision[:12]} with {_trailers(step)}" for revision, step in held.steps)
         message = f"{message}. Or each merge by itself: {each}"
     unheeded = tuple(f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in held.unheeded)

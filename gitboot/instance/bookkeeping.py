@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge, News
-from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests
+from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, pins, records, requests
 from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
@@ -37,6 +37,7 @@ def known(store: Store) -> Knowledge:
         standing=machines.standing(store),
         overrides=overrides.read(store),
         pins=pins.read(store),
+        known_pairs=known_bmcs.read(store),
         pending=pending,
         noted=evidence.last_noted(store),
         approvals=facts.approvals(store),
@@ -60,6 +61,8 @@ def _write(tx: Transaction, news: News) -> None:
     machines.write(tx, news.machines, gone=news.gone)
     overrides.write(tx, news.overrides)
     pins.write(tx, news.pins.items())
+    if news.known_pairs is not None:
+        known_bmcs.write(tx, news.known_pairs)
     evidence.note(tx, news.pending)
     evidence.judge(tx, news.verdicts)
     if news.taken is not None:

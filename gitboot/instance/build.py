@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gitboot.bmc.override import OverrideRecord
-from gitboot.bmc.pool import BmcPool, read_credentials
+from gitboot.bmc.pool import BmcPool, is_covered, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
 from gitboot.instance.accept import Accepting, Attempt, CommitSource
@@ -124,7 +124,13 @@ def assembled(
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=outside.records)
     schedule = Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter)
-    accepting = Accepting(outside.source, outside.evaluation, limits=settings.limits, published=outside.published)
+    accepting = Accepting(
+        outside.source,
+        outside.evaluation,
+        limits=settings.limits,
+        covered=partial(is_covered, settings.bmc.credentials),
+        published=outside.published,
+    )
     reconciler = Reconciler(
         Standing(
             knowledge=knowledge,

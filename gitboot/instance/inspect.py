@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from gitboot.bmc.access import pair_of
 from gitboot.bmc.apply import look, would_send
 from gitboot.bmc.identity import Described, Pinned, identify, known_at
 from gitboot.bmc.override import (
@@ -63,6 +64,7 @@ class Subject:
     serial: str | None = None
     pinned: Pinned | None = None
     shared: frozenset[str] = frozenset()
+    known: bool = False  # whether the ledger lets its BMC have the credentials
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
 
     @property
@@ -202,6 +204,7 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
             serial=machine.serial,
             pinned=knowledge.pins.get(decision.uuid),
             shared=values,
+            known=pair_of(machine.bmc) in knowledge.known_pairs,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
         )
     for uuid in sorted(knowledge.overrides):
@@ -211,7 +214,16 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
             continue
         name = knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid)
         yield Subject(
-            name=name, uuid=uuid, bmc=bmc, decision=None, plan=None, record=None, wanted=None, overrides=overrides
+            name=name,
+            uuid=uuid,
+            bmc=bmc,
+            decision=None,
+            plan=None,
+            record=None,
+            wanted=None,
+            overrides=overrides,
+            pinned=knowledge.pins.get(uuid),
+            known=pair_of(bmc) in knowledge.known_pairs,
         )
 
 
@@ -236,12 +248,14 @@ def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
 
 
 def _inspect(subject: Subject, connections: Connections, at: datetime) -> Inspection:
+    pinned = known_at(subject.pinned, subject.bmc.place)
+    certificate = pinned.certificate if pinned is not None else None
     try:
-        seen = look(connections.to(subject.uuid, subject.name, subject.bmc), subject.overrides, lambda: at)
+        bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
+        seen = look(bmc, subject.overrides, lambda: at)
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error)
     described = Described.by(subject.uuid, subject.serial, subject.bmc)
-    pinned = known_at(subject.pinned, subject.bmc.place)
     identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
     step = next_step(wanted=subject.wanted, observed=seen, records=subject.overrides, at=at, identified=identified)
     return Inspection(subject=subject, seen=seen, step=step, failure=None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gitboot.bmc.access import Pair, pair_of
 from gitboot.diff.guard import Acknowledged, Limits, Unheeded, Verdict, judge
 from gitboot.diff.returning import returning
 from gitboot.diff.way import Hop, Leg, introduced, way
@@ -14,6 +15,7 @@ from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.provisioning import left_to_install, strangers
 from gitboot.load import Revision
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision
 
@@ -60,6 +62,7 @@ class Advance:
     reached: Commit | None = None  # the newest that can be; None: none
     hops: tuple[tuple[Revision, Verdict], ...] = ()  # that lead there
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
+    let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest says nothing
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
@@ -93,8 +96,8 @@ class _Walk:
 class Judging:
     """Evaluates and judges what lies ahead; what its commits say is kept until something else does."""
 
-    def __init__(self, evaluation: Evaluating, limits: Limits) -> None:
-        self._evaluation, self._limits = evaluation, limits
+    def __init__(self, evaluation: Evaluating, limits: Limits, covered: Callable[[BmcAccess], bool]) -> None:
+        self._evaluation, self._limits, self._covered = evaluation, limits, covered
         self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
 
     def judge(self, ahead: Ahead, knowledge: Knowledge) -> Advance:
@@ -127,8 +130,10 @@ class Judging:
                 heeds_lines=heeds_lines,
             )
         known = ahead.accepted.machines if ahead.accepted is not None else {}
+        reached = commits[found.reached] if found.reached else None
         return Advance(
-            reached=commits[found.reached] if found.reached else None,
+            reached=reached,
+            let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
             hops=tuple(map(named, found.hops)),
             introduced=introduced(known, walk.come_by(found.reached)),
             candidate=candidate,
@@ -177,6 +182,13 @@ class Judging:
             if revision in on_it and (base is None or base in on_it)
         }
 
+    def _uncovered(self, base: Commit | None, commit: Commit, knowledge: Knowledge) -> frozenset[Pair]:
+        """The BMCs that a commit brings, and that nothing but an approval lets have their credentials."""
+        before = {*knowledge.known_pairs, *(pair_of(each) for each in _bmcs(base))}
+        return frozenset(
+            pair_of(each) for each in _bmcs(commit) if pair_of(each) not in before and not self._covered(each)
+        )
+
     def _verdict(self, ahead: Ahead, base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> Verdict:
         """What guards say of one step, with nothing acknowledged."""
         commit, changes, come = evaluated.commit, evaluated.changes, evaluated.come
@@ -196,7 +208,13 @@ class Judging:
             returning=len(returning(come, knowledge.records, knowledge.machines)),
             rewound=ahead.leaves_out is not None,
             takeover=base is not None and base.is_for(identity) != commit.is_for(identity),
+            bmcs=len(self._uncovered(base, commit, knowledge)),
         )
+
+
+def _bmcs(commit: Commit | None) -> Iterator[BmcAccess]:
+    machines = commit.machines.values() if commit is not None else ()
+    yield from (machine.bmc for machine in machines if machine.bmc is not None)
 
 
 def approvals(knowledge: Knowledge) -> Acknowledged:

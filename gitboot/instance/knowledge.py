@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from gitboot.bmc.access import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.ledger.entries import Approval, Facts, Pending, Request
@@ -27,6 +28,7 @@ class Knowledge:
     standing: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # what BMCs showed of their machines
+    known_pairs: frozenset[Pair] = frozenset()  # which BMCs may be sent which credentials, if nothing else says so
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
     noted: int = 0  # the number of the observation that was noted last
     approvals: Mapping[str, frozenset[str]] = field(default_factory=dict)  # guards, by the digest of changes
@@ -68,6 +70,7 @@ class News:
     gone: tuple[SystemUuid, ...]
     overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
     pins: Mapping[SystemUuid, Pinned]
+    known_pairs: frozenset[Pair] | None  # None: as before
     pending: tuple[Pending, ...]  # noted now, or with marks now
     verdicts: Mapping[int, str]  # by the number of an observation
     approved: tuple[Approval, ...]
@@ -83,7 +86,10 @@ class News:
             *(self.records, self.machines, self.gone, self.overrides, self.pins, self.pending, self.verdicts),
             *(self.approved, self.outcomes, self.events),
         )
-        singles = (self.forgotten, self.used_up, self.prune_before, self.taken is not None)
+        singles = (
+            *(self.forgotten, self.used_up, self.prune_before, self.taken is not None),
+            self.known_pairs is not None,
+        )
         return not (any(lists) or any(singles) or self.facts != self.facts_before)
 
 
@@ -109,6 +115,7 @@ class Learning:
         self.prune_before: datetime | None = None
         self.hurried: set[SystemUuid] = set()  # whose BMCs are to be asked now
         self.judged: set[SystemUuid] = set()  # whose fetches were judged by a reading
+        self.known_pairs = known.known_pairs
         self.forgotten = False  # whether nothing that was recorded before counts
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
         self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
@@ -182,6 +189,7 @@ class Learning:
             standing=standing,
             overrides={**known.overrides, **self.new_overrides} if self.new_overrides else known.overrides,
             pins={**known.pins, **self.new_pins} if self.new_pins else known.pins,
+            known_pairs=self.known_pairs,
             pending={uuid: each for uuid, each in pending.items() if each} if self.new_pending else pending,
             noted=self.noted,
             approvals=_approvals(known.approvals, self.approved, self.used_up),
@@ -200,6 +208,7 @@ class Learning:
             gone=tuple(sorted(self.gone)),
             overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
             pins=self.new_pins,
+            known_pairs=self.known_pairs if self.known_pairs != self.known.known_pairs else None,
             pending=tuple(self._noted[number] for number in sorted(self._noted)),
             verdicts=self._verdicts,
             approved=tuple(self.approved),

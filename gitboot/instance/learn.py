@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from gitboot.bmc.access import Pair, pair_of
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.errors import Orders
@@ -33,6 +34,7 @@ class Batch:
     accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
+    let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials since the guard let them pass
     commit: Commit | None = None  # the accepted one, where this instance acts for it
     changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
     fetched: tuple[Fetch, ...] = ()
@@ -67,6 +69,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     learning.events += batch.events
     if batch.accepted is not None:
         learning.facts = replace(learning.facts, orders=batch.orders)
+    learning.known_pairs |= batch.let_in
     if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
         revision, learning.used_up = batch.accepted
         learning.facts = replace(learning.facts, accepted=revision)
@@ -100,8 +103,17 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
     evidence.trust_unasked(learning, batch.unasked, commit, at)
     evidence.take(learning, batch.fetched, commit, at)
     provisioning.carry(learning, commit, batch.changed)
+    if batch.changed:  # who is asked for nothing any more is a stranger when it comes back
+        learning.known_pairs &= _pairs_in_use(learning, commit)
     learning.taken = batch.taken
     learning.unseen = _unseen(learning, commit, batch.changed)
+
+
+def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:
+    uuids = learning.known.overrides.keys() | learning.new_overrides.keys()
+    standing = (each.bmc for uuid in uuids for each in learning.overrides_of(uuid) if each.state.is_open)
+    described = (machine.bmc for machine in commit.machines.values())
+    return frozenset(pair_of(bmc) for bmc in (*described, *standing) if bmc is not None)
 
 
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:

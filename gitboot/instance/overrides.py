@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from zlib import crc32
 
+from gitboot.bmc.access import pair_of
 from gitboot.bmc.identity import CannotTell, Pinned, shared
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
@@ -362,6 +363,8 @@ def reported(
 
 def _counted(schedule: Schedule, result: Result, at: datetime) -> Schedule:
     """Notice when BMCs fail in a row: then it is the network, or a password, and not they."""
+    if not result.asked:
+        return schedule
     if result.answered:
         return replace(schedule, failures=0, has_asked=True)
     failures, last = schedule.failures + 1, f"the last {result.server}: {result.message}"
@@ -441,6 +444,7 @@ def _job(ask: Ask, knowledge: Knowledge, shared: frozenset[str]) -> Job:
         with_clock=ask.judged_by_marks,
         serial=ask.serial,
         pinned=knowledge.pins.get(ask.uuid),
+        known=pair_of(ask.bmc) in knowledge.known_pairs,
         shared=shared,
     )
 

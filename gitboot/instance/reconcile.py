@@ -135,6 +135,7 @@ class Reconciler:
         batch = Batch(
             keeping=before.keeping,
             accepted=(accepted.revision, attempt.changes),
+            let_in=attempt.let_in,
             orders=attempt.orders,
             caught_up=knowledge.facts.gap and is_fetched and self._accepting.is_newest(attempt),
             events=(*events, *done),

@@ -27,6 +27,7 @@ RECORDS: Final = "records"  # {"items": [{"uuid", "server", …a record}], "reas
 RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
 ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
+CERTIFICATE: Final = "certificate"  # {"uuid", "server", "certificate", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
 CLOCK: Final = "clock"  # {"reason"}
 BEGIN: Final = "begin"  # {"how", "commit", "items": [{"uuid", …a record}]}; waits until a commit is accepted
@@ -63,6 +64,8 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
             return _resolve(learning, facts)
         case "accept":
             return _accept(learning, facts, at)
+        case "certificate":
+            return _accept_certificate(learning, facts)
         case "replace":
             return _replace(learning, facts, at)
         case "clock":
@@ -164,6 +167,16 @@ def _accept(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
     learning.pin(uuid, accept(pinned, at=at))
     learning.hurried.add(uuid)
     return f"{server}: it is the machine whose BMC shows {pinned.seen} ({facts['reason']})"
+
+
+def _accept_certificate(learning: Learning, facts: Mapping[str, Any]) -> str:
+    """Take a person's word for the certificate that a BMC shows instead of the one that was pinned."""
+    uuid, server, certificate = parse_uuid(facts["uuid"]), facts["server"], str(facts["certificate"])
+    if (pinned := learning.pinned(uuid)) is None:
+        raise UsageError(f"no certificate of the BMC of {server} is pinned")
+    learning.pin(uuid, replace(pinned, certificate=certificate))
+    learning.hurried.add(uuid)
+    return f"{server}: its BMC shows the certificate {certificate} ({facts['reason']})"
 
 
 def _replace(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:

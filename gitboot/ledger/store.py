@@ -81,6 +81,11 @@ _MIGRATIONS: Final = (
     ALTER TABLE records ADD COLUMN offered_at TEXT;
     ALTER TABLE records ADD COLUMN attempts TEXT NOT NULL DEFAULT '[]';
     ALTER TABLE runs ADD COLUMN window_end TEXT;
+    CREATE TABLE known_bmcs (
+        address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials)
+    ) STRICT;
+    INSERT OR IGNORE INTO known_bmcs SELECT json_extract(bmc, '$.address'), json_extract(bmc, '$.credentials')
+        FROM (SELECT bmc FROM machines WHERE stands UNION ALL SELECT bmc FROM overrides) WHERE bmc IS NOT NULL;
     """,
 )
 VERSION: Final = len(_MIGRATIONS)

@@ -195,6 +195,16 @@ class ProblemFacts:
 
 @with_config(_CLOSED)
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CredentialFacts:
+    """Whom a server's BMC credentials are for: their name, the address, and how that is trusted."""
+
+    server: str
+    old: str | None
+    new: str | None
+
+
+@with_config(_CLOSED)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DiffFacts:
     """What `gitboot diff -o json` prints."""
 
@@ -217,6 +227,9 @@ class DiffFacts:
     servers: tuple[ServerFacts, ...]
     documents: Annotated[tuple[DocumentFacts, ...], Field(description="Those from which no decision follows.")]
     bmcs: Annotated[tuple[str, ...], Field(description="Servers whose BMC is another, or is trusted otherwise.")]
+    credentials: Annotated[
+        tuple[CredentialFacts, ...], Field(description="The same and new servers: where credentials go by it.")
+    ]
     problems: tuple[ProblemFacts, ...]
     base_problems: tuple[ProblemFacts, ...]
     reproduce: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from gitboot.diff.changes import Changes, ServerChange
+from gitboot.diff.changes import BmcChange, Changes, ServerChange
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.effects import Effect
 from gitboot.diff.extent import Area
@@ -18,6 +18,7 @@ from gitboot.model.review import (
     AreaFacts,
     CauseFacts,
     CountFacts,
+    CredentialFacts,
     DiffFacts,
     DocumentFacts,
     EffectFacts,
@@ -66,11 +67,16 @@ def diff_facts(review: Review) -> DiffFacts:
         groups=tuple(map(_group, review.groups)),
         servers=_servers(review.groups),
         documents=tuple(map(_document, review.documents_only)),
-        bmcs=tuple(changes.bmcs) if changes else (),
+        bmcs=changes.moved_bmcs if changes else (),
+        credentials=tuple(map(_credentials, changes.bmcs)) if changes and not changes.first else (),
         problems=tuple(map(_problem, review.head.problems)),
         base_problems=tuple(map(_problem, review.base.problems)) if review.base.decisions is None else (),
         reproduce=review.command,
     )
+
+
+def _credentials(change: BmcChange) -> CredentialFacts:
+    return CredentialFacts(server=change.server, old=words.access(change.old), new=words.access(change.new))
 
 
 def _counts(changes: Changes) -> CountFacts:

@@ -204,10 +204,14 @@ def _documents(review: Review) -> Iterator[str]:
             for each in found
         ]
         yield from _fitting(lines, "document")
-    if review.changes is not None and review.changes.bmcs and not review.changes.first:
-        bmcs = review.changes.bmcs
-        shown = some(list(map(code, bmcs)), 10)
-        yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {count(len(bmcs), 'server')}: {shown}"
+    if review.changes is not None and not review.changes.first:
+        if bmcs := review.changes.moved_bmcs:
+            shown = some(list(map(code, bmcs)), 10)
+            number = count(len(bmcs), "server")
+            yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {number}: {shown}"
+        if moved := words.credentials(review.changes.bmcs):
+            yield "\n**Credentials** go where they did not go before; an instance sends them only where it is told:\n"
+            yield from _fitting([f"- {code(line)}" for line in moved], "BMC")
 
 
 def _problems(review: Review) -> Iterator[str]:

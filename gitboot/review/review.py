@@ -70,7 +70,8 @@ class Review:
             return ReviewOutcome.INVALID
         if self.verdict.held:
             return ReviewOutcome.HELD
-        return ReviewOutcome.UNCHANGED if self.changes.nothing else ReviewOutcome.FINE
+        is_same = self.changes.nothing and not self.changes.moved_bmcs
+        return ReviewOutcome.UNCHANGED if is_same else ReviewOutcome.FINE
 
     @property
     def headline(self) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.changes import Changes
+from gitboot.diff.changes import BmcChange, Changes
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.extent import Area
@@ -18,6 +18,7 @@ from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
 from gitboot.diff.unknown import BecomesUnknown, Since
+from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more, some
 from gitboot.review.groups import ChangeCause, Group
@@ -51,6 +52,25 @@ def change(field: FieldChange) -> str:
     if field.old == field.new:
         return f"{field.dotted}: another"
     return f"{field.dotted}: {value(field.old)} {ARROW} {value(field.new)}"
+
+
+def access(bmc: BmcAccess | None) -> str | None:
+    """Where credentials go, and who proves to be the BMC there."""
+    if bmc is None:
+        return None
+    encrypted = bmc.address.lower().startswith("https:")
+    how = ", unverified" if not bmc.verify else ", by an authority of the repository" if bmc.ca is not None else ""
+    return f"{bmc.credentials} at {bmc.address}{how if encrypted else ', unencrypted'}"
+
+
+def credentials(changes: Iterable[BmcChange]) -> list[str]:
+    """A line for each server whose BMC's credentials go elsewhere than before."""
+    lines = []
+    for each in changes:
+        old, new = access(each.old), access(each.new)
+        if new is not None and new != old:
+            lines.append(f"{each.server}: {f'{old} {ARROW} ' if old is not None else ''}{new}")
+    return lines
 
 
 def reason(asked: Reinstall) -> str:

@@ -19,6 +19,7 @@ from tests.boots.initramfs import END
 from tests.boots.machine import Machine
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
+from tests.credentials import give_credentials
 from tests.fleets import document, fleet, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.instance import Repository, eventually, running
 from tests.redfish.double import Machine as Double
@@ -55,9 +56,8 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
         ends_at_reset=True,
     )
     owner = Owner(double, machine)
-    (tmp_path / "credentials" / "bmc").mkdir(parents=True)
-    (tmp_path / "credentials" / "bmc" / "username").write_text("root")
-    (tmp_path / "credentials" / "bmc" / "password").write_text("calvin")
+    trust = f'networks = ["{HOST}"]\nhttp = true\n'
+    give_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
     (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
     repository = Repository.create(tmp_path / "git")
     options = ("--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
