@@ -539,21 +539,22 @@ def test_a_clock_that_is_set_back_is_believed(instance: Instance) -> None:
 
 
 def test_a_full_disk_leaves_the_endpoint_right_and_is_made_up_for_by_the_next_pass(instance: Instance) -> None:
-    """The same commit, whose window opens and ends while nothing can be written."""
+    """The same commit, whose window opens, and later ends, while nothing can be written."""
     instance.reconcile(BEFORE)
-    instance.target.full = True
-    for now, expected in ((OPEN, "memtest-7"), (AFTER, "flatcar-1"), (OPEN, "memtest-7")):
+    for now, before, expected in ((OPEN, "flatcar-1", "memtest-7"), (AFTER, "memtest-7", "flatcar-1")):
+        instance.target.full = True
+        for _ in range(2):
+            instance.reconcile(now)
+            assert (instance.boots(now), instance.published) == (expected, before)
+            assert instance.condition("Published") == (False, "PublishError")
+        instance.target.full = False
         instance.reconcile(now)
-        assert (instance.boots(now), instance.published) == (expected, "flatcar-1")
-        assert instance.condition("Published") == (False, "PublishError")
-    assert instance.told("PublishFailed") == ["PublishFailed"]
-    instance.target.full = False
-    instance.reconcile(OPEN)
-    assert instance.published == "memtest-7"
-    assert instance.condition("Published") == (True, "Published")
-    calls = instance.target.calls
-    instance.reconcile(OPEN)
-    assert instance.target.calls == calls
+        assert instance.published == expected
+        assert instance.condition("Published") == (True, "Published")
+        calls = instance.target.calls
+        instance.reconcile(now)
+        assert instance.target.calls == calls
+    assert instance.told("PublishFailed") == ["PublishFailed"] * 2
 
 
 def test_a_commit_that_could_not_be_published_is_accepted_and_not_yet_applied(
