@@ -69,6 +69,7 @@ class Parsed(NamedTuple):
     documents: tuple[Document, ...]  # that are sound
     problems: tuple[Problem, ...]  # the first ones of the others, sorted
     more: int  # that lie behind those
+    unread: tuple[bytes, ...] | None  # the others as they are written; None: all of the file, which nobody has read
 
 
 _UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
@@ -87,8 +88,9 @@ def parse(data: bytes, path: str) -> Parsed:
     Documents with nothing in them are passed over.
     """
     if problem := _problem_of_file(data, path):
-        return Parsed((), (problem,), 0)
+        return Parsed((), (problem,), 0, None)
     documents: list[Document] = []
+    unread: list[bytes] = []
     problems: list[Problem] = []
     index = more = 0
     for span in _cut(data):
@@ -97,11 +99,13 @@ def parse(data: bytes, path: str) -> Parsed:
             continue
         if document := reader.read(index):
             documents.append(document)
+        else:
+            unread.append(data[span.start : span.end])
         index += 1
         problems += reader.faults.problems
         more += reader.faults.more + len(problems[MAX_KEPT:])
         del problems[MAX_KEPT:]
-    return Parsed(tuple(documents), tuple(sorted(problems)), more)
+    return Parsed(tuple(documents), tuple(sorted(problems)), more, tuple(unread))
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:

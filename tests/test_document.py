@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 
 
 def values(text: str | bytes) -> list[dict[str, Value]]:
-    documents, problems, _ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
+    documents, problems, *_ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
     assert problems == ()
     return [each.value for each in documents]
 
@@ -30,7 +30,7 @@ def values(text: str | bytes) -> list[dict[str, Value]]:
 def faults(text: str | bytes) -> str:
     """As "ALIAS 1:4, TAG 2:1"."""
     names: dict[str, str] = {code: code.name for code in Code}
-    _, problems, _ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
+    _, problems, *_ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
     return ", ".join(f"{names[each.code]} {each.line}:{each.column}" for each in problems)
 
 
@@ -264,7 +264,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("text", "expected"), MESSAGES)
 def test_messages_say_what_was_found_and_how_to_fix_it(text: str, expected: str) -> None:
-    _, problems, _ = parse(text.encode(), "a.yaml")
+    _, problems, *_ = parse(text.encode(), "a.yaml")
     assert [str(each) for each in problems] == [f"a.yaml:{expected}"]
 
 
@@ -276,13 +276,13 @@ def test_every_hint_of_a_syntax_error_is_for_a_message_of_libyaml() -> None:
 
 
 def test_the_third_of_equal_keys_names_the_line_of_the_first() -> None:
-    _, problems, _ = parse(b"a: b\na: c\na: d", "a.yaml")
+    _, problems, *_ = parse(b"a: b\na: c\na: d", "a.yaml")
     assert ["line 1" in each.message for each in problems] == [True, True]
 
 
 @pytest.mark.parametrize("separator", ["", "---\n"])
 def test_of_too_many_problems_the_first_are_shown(separator: str) -> None:
-    _, problems, more = parse("".join(f"{separator}a{n}: *b\n" for n in range(300)).encode(), "a.yaml")
+    _, problems, more, _ = parse("".join(f"{separator}a{n}: *b\n" for n in range(300)).encode(), "a.yaml")
     assert [(each.code, each.line) for each in problems] == [
         (Code.ALIAS, number * (1 + bool(separator))) for number in range(1, 102)
     ]
@@ -295,7 +295,7 @@ def test_the_first_problems_of_too_many_are_sorted() -> None:
 
 
 def test_a_message_does_not_repeat_a_long_key() -> None:
-    _, [problem], _ = parse(f"? {'a' * 5000}\n: b\n".encode() * 2, "a.yaml")
+    _, [problem], *_ = parse(f"? {'a' * 5000}\n: b\n".encode() * 2, "a.yaml")
     assert len(problem.message) < 200
 
 
@@ -490,6 +490,13 @@ def test_each_place_is_where_the_text_of_its_value_begins(case: tuple[dict[str, 
         assert locate(text.encode(), 1, ()) <= locate(text.encode(), 1, path, key=True) <= (line, column)
 
 
+def test_what_is_unread_is_kept_as_it_is_written() -> None:
+    unread = parse(b"a: b\n---\n- web01\n---\nc: [\n", "a.yaml").unread
+    assert unread is not None
+    assert [each.strip() for each in unread] == [b"---\n- web01", b"---\nc: ["]
+    assert parse(b"\xff\xfea", "a.yaml").unread is None
+
+
 @given(st.lists(written(), min_size=1, max_size=2), st.data())
 def test_a_faulty_document_hides_no_other(cases: list[tuple[dict[str, Value], str]], data: st.DataObject) -> None:
     faulty = data.draw(
@@ -498,7 +505,7 @@ def test_a_faulty_document_hides_no_other(cases: list[tuple[dict[str, Value], st
     at = data.draw(st.integers(0, len(cases)))
     texts = [text for _, text in cases]
     texts.insert(at, f"{faulty}\n")
-    documents, problems, _ = parse("".join(f"---\n{text}" for text in texts).encode(), "a.yaml")
+    documents, problems, *_ = parse("".join(f"---\n{text}" for text in texts).encode(), "a.yaml")
     assert [each.value for each in documents] == [value for value, _ in cases]
     assert [each.index for each in documents] == [index for index in range(len(texts)) if index != at]
     line = sum(text.count("\n") + 1 for text in texts[:at]) + 2
@@ -548,7 +555,7 @@ likely = st.lists(st.sampled_from(pieces), max_size=40).map("".join)
 
 @given(st.binary() | (st.text(characters) | likely).map(str.encode))
 def test_any_bytes_give_documents_or_problems(data: bytes) -> None:
-    documents, problems, _ = parse(data, "a.yaml")
+    documents, problems, *_ = parse(data, "a.yaml")
     assert list(problems) == sorted(set(problems))
     lines = data.count(b"\n") + 1
     assert all(1 <= each.line <= lines and each.column >= 1 for each in problems)
@@ -566,7 +573,7 @@ with open(sys.argv[1], "rb") as file:
 limit = len(data) + 256 * 1024 * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 began = time.process_time()
-_, problems, _ = parse(data, "a.yaml")
+_, problems, *_ = parse(data, "a.yaml")
 took = time.process_time() - began
 assert took < 5, took
 print(*sorted({each.code for each in problems}))

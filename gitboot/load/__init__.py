@@ -84,9 +84,7 @@ def examine(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetReposit
     if not problems:
         return draft.repository()
     whole = draft.whole()
-    lacking = {key.kind for key in draft.known() - whole}
-    if draft.nameless:
-        lacking |= KINDS.keys()
+    lacking = {key.kind for key in draft.known() - whole} | draft.unread.kinds
     if not draft.of(Fleet):
         lacking.add("Fleet")
     return Flawed(

@@ -13,6 +13,7 @@ from gitboot.load.findings import Finding
 from gitboot.load.problems import START, problem_at
 from gitboot.load.resources import Id, Resource
 from gitboot.load.snapshot import BlobId, Oversized, Snapshot
+from gitboot.load.unread import ANYTHING, Unread, unread_document, unread_text
 from gitboot.problems.codes import Code
 from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
@@ -26,7 +27,7 @@ class ParsedBlob:
     problems: tuple[Problem, ...]  # the first ones, sorted
     more: int  # that lie behind those
     broken: tuple[Id, ...]  # documents that have problems of their own, but a name
-    nameless: bool  # some document's kind or name could not be told
+    unread: tuple[Unread, ...]  # documents whose kind or name could not be told
 
 
 ParseCache = MutableMapping[BlobId, ParsedBlob]
@@ -36,13 +37,13 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     """What a file says: each of its documents as a resource, or with its problems."""
     if is_lfs_pointer(data):
         problem = problem_at(path, START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
-        return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), nameless=True)
+        return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), unread=(ANYTHING,))
     parsed = parse(data, path)
     resources: list[tuple[int, Resource]] = []
     problems: list[Problem] = []
     more = parsed.more
     broken: list[Id] = []
-    nameless = bool(parsed.problems)
+    unread = [ANYTHING] if parsed.unread is None else [unread_text(text) for text in parsed.unread]
     for document in parsed.documents:
         found = checked(document.value)
         if not isinstance(found, Broken):
@@ -54,14 +55,14 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
         if found.id is not None:
             broken.append(found.id)
         else:
-            nameless = True
+            unread.append(unread_document(document.value.get("kind"), document.value))
     problems = sorted([*problems, *parsed.problems])
     return ParsedBlob(
         resources=tuple(resources),
         problems=tuple(problems[:MAX_KEPT]),
         more=more + len(problems[MAX_KEPT:]),
         broken=tuple(broken),
-        nameless=nameless,
+        unread=tuple(unread),
     )
 
 
@@ -79,7 +80,9 @@ def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
     try:
         return parse_blob(snapshot.read(blob), path)
     except Oversized as error:
-        return ParsedBlob(resources=(), problems=(oversized(path, START, error),), more=0, broken=(), nameless=True)
+        return ParsedBlob(
+            resources=(), problems=(oversized(path, START, error),), more=0, broken=(), unread=(ANYTHING,)
+        )
 
 
 def oversized(path: str, at: Place, error: Oversized) -> Problem:

@@ -28,7 +28,7 @@ from gitboot.problems.codes import Code
 
 def check(draft: Draft) -> None:
     """Note everything that is wrong between resources; the files that they name are read into the draft."""
-    if not draft.nameless and not any(key.kind == "Fleet" for key in draft.known()):
+    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.known()):
         message = "the repository has no document of kind Fleet"
         draft.problems.append(problem_at("fleet.yaml", START, Code.NO_FLEET, message))
     draft.remarks += _second_fleets(draft)
@@ -116,7 +116,7 @@ def _dangling_references(draft: Draft) -> Iterator[Remark]:
         for kind, name, at in references(resource):
             if kind == "file":
                 yield from _missing_file(draft, names, key, name, at)
-            elif Id(kind, name) not in known and not draft.nameless:
+            elif Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
                 yield Remark(
                     spot=draft.spot(key, at),
                     code=Code.UNKNOWN_REFERENCE,

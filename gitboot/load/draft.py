@@ -14,6 +14,7 @@ from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id, Origin, Resource
 from gitboot.load.schemas import adapter
 from gitboot.load.snapshot import Snapshot
+from gitboot.load.unread import ANYTHING, AllUnread
 from gitboot.model.envelope import API_VERSION
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
@@ -38,7 +39,7 @@ class Draft:
         self.snapshot = snapshot
         self._irregular = frozenset(irregular)
         self._lengths = {len(path) for path in irregular}
-        self.nameless = bool(irregular)  # what could not be read may be any resource
+        self.unread = AllUnread([ANYTHING] if irregular else [])  # what could not be read may be a resource, too
         self.resources: dict[Id, Resource] = {}
         self.files: dict[str, bytes] = {}  # that resources name
         self.remarks: list[Remark] = []
@@ -53,7 +54,8 @@ class Draft:
         self.problems += (replace(problem, path=path) for problem in parsed.problems)
         self.more[path] = parsed.more
         self._broken.update(parsed.broken)
-        self.nameless |= parsed.nameless
+        for each in parsed.unread:
+            self.unread.add(each)
         for index, resource in parsed.resources:
             key = Id(type(resource).__name__, resource.metadata.name)
             origin = Origin(path, self.snapshot.blobs[path], index)

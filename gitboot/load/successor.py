@@ -144,7 +144,7 @@ def _read_files(before: Loaded, snapshot: Snapshot, cache: ParseCache) -> _Chang
         blob: BlobId = looked_at[path]
         if (found := cache.get(blob)) is None:
             found = cache[blob] = read_blob(snapshot, blob, path)
-        if found.problems or found.nameless:
+        if found.problems or found.unread:
             return None
         parsed[path] = found
         for index, resource in found.resources:
