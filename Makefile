@@ -9,6 +9,9 @@ WORKERS := $(if $(BOOTS),auto,$(shell expr 2 \* $$(nproc)))
 PYTEST = $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY := .venv/.ready
 
+# Tests start a thousand programs: none of them compiles what one before it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test test-boot check reference format clean
 
