@@ -10,12 +10,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.identity import Pinned, shared
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.pool import BmcPool
-from gitboot.bmc.redfish import BmcConnection, Credentials
+from gitboot.bmc.redfish import BmcConnection
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from tests.credentials import give_credentials

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.access import Trust, as_file, origin_of, read_trust
+from gitboot.bmc.access import Credentials, Trust, as_file, origin_of, read_trust
 from gitboot.bmc.pool import Connections
-from gitboot.bmc.redfish import BmcConnection, Credentials
+from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError

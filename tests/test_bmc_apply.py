@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import Enabled, OverrideRecord, State, Wanted
 from gitboot.bmc.pool import BmcPool, read_credentials
-from gitboot.bmc.redfish import BmcConnection, Credentials
+from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid

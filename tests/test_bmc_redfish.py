@@ -19,12 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sushy.exceptions import SushyError
 
+from gitboot.bmc.access import Credentials
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.override import OFF, BootTarget, Enabled, Observed, Override, fit, stands
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import QUIRKS
-from gitboot.bmc.redfish import MEANING, BmcConnection, Credentials
+from gitboot.bmc.redfish import MEANING, BmcConnection
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
 from gitboot.model.scalars import SystemUuid

@@ -24,12 +24,13 @@ from typing import Any, Final, Self, TypeAlias
 
 import pytest
 
+from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, OverrideRecord, State, Wanted, fit
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import BmcConnection, Credentials
+from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evidence import Fetch

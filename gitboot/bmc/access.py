@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,13 @@ def origin_of(address: str) -> str:
     """Scheme, host and port, in one spelling: who answers, whatever the path."""
     parts = urlsplit(address)
     return place_of(f"{parts.scheme}://{parts.netloc}", None)[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credentials:
+    username: str
+    password: str = field(repr=False)
+    name: str = ""  # by which documents name them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

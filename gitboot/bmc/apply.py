@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gitboot.bmc.identity import Identified, Pinned, identify, known_at, pin, with_certificate
 from gitboot.bmc.job import Job, Outcome, Result
@@ -28,8 +28,10 @@ from gitboot.bmc.override import (
     refused,
 )
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
+
+if TYPE_CHECKING:
+    from gitboot.bmc.redfish import BmcConnection
 
 _MOST_STEPS: Final = 8  # withdraw, confirm, set, confirm, and as much again for a BMC that changes under us
 

@@ -13,18 +13,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gitboot.bmc.access import AUTHORITY, FILE, Trust, read_trust
+from gitboot.bmc.access import AUTHORITY, FILE, Credentials, Trust, read_trust
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import OverrideRecord
-from gitboot.bmc.redfish import BmcConnection, Credentials
-from gitboot.bmc.transport import Reach, tls_context
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
+
+if TYPE_CHECKING:
+    from gitboot.bmc.redfish import BmcConnection
 
 
 def read_credentials(directory: Path, name: str) -> Credentials:
@@ -96,6 +97,9 @@ class Connections:
         else:
             if kept is not None:
                 kept[1].close()
+            from gitboot.bmc.redfish import BmcConnection  # only here: it takes its time, and many fleets have no BMC
+            from gitboot.bmc.transport import Reach
+
             reach = Reach(allowed=trust.allowed(bmc, known=known))
             tls = self._tls(server, bmc, trust)
             connection = BmcConnection(bmc.address, credentials, system=bmc.system, tls=tls, reach=reach)
@@ -104,6 +108,8 @@ class Connections:
         return connection
 
     def _tls(self, server: str, bmc: BmcAccess, trust: Trust) -> ssl.SSLContext:
+        from gitboot.bmc.transport import tls_context
+
         authority = trust.trusted_authority(bmc)
         try:
             with self._trusting:  # one context for each authority: loading the CA bundle is what costs

@@ -11,7 +11,7 @@ import logging
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Self
@@ -20,6 +20,7 @@ from requests import Response
 from sushy import exceptions
 from sushy.connector import Connector
 
+from gitboot.bmc.access import Credentials
 from gitboot.bmc.override import OFF, Observed, Override
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
@@ -65,13 +66,6 @@ MEANING: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] =
 
 _BUSY = frozenset({409, 412, 423, 429, 503})
 _NEVER = frozenset({501, 505})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Credentials:
-    username: str
-    password: str = field(repr=False)
-    name: str = ""  # by which documents name them
 
 
 class BmcConnection:
