@@ -137,7 +137,20 @@ def test_no_module_repeats_anothers_name() -> None:
 
 # What goes through several rooms, or is about what stands beside them.
 ACROSS = {
-    *("boots_page", "chain", "ci", "drills", "faults", "flip", "golden", "kill", "hardware", "kill_overrides", "laws"),
+    *(
+        "boots_page",
+        "chain",
+        "ci",
+        "drills",
+        "faults",
+        "flip",
+        "fuzz",
+        "golden",
+        "kill",
+        "hardware",
+        "kill_overrides",
+        "laws",
+    ),
     *(
         "machine_lives",
         "mirrors",

@@ -124,6 +124,7 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
     url = request.url or ""
     location = response.headers["Location"]
     try:
+        location.encode("latin-1").decode()  # as requests does, which lets the error out
         target = urljoin(url, location)
         same_place = _origin(target) == _origin(url)
     except ValueError:

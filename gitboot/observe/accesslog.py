@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from gitboot.observe.observation import Observation
+from gitboot.observe.observation import Observation, instant_of
 from gitboot.render.paths import evidence_expression
 
 
@@ -56,24 +55,20 @@ def read(line: bytes) -> Observation | Ignored:
         return Ignored.PART
     try:
         modified = int(parsedate_to_datetime(request.modified).timestamp())
-    except ValueError:
+    except (ValueError, OverflowError):
         return Ignored.VERSION
     try:
-        client = str(ip_address(request.client))
+        client = str(ip_address(request.client.partition("%")[0]))
     except ValueError:
         return Ignored.CLIENT
-    at = _instant(request.at)
-    if at is None:
-        return Ignored.FORMAT
-    return Observation(server="", path=f"boot/{path[1]}", client=client, at=at, modified=modified)
-
-
-def _instant(text: str) -> datetime | None:
     try:
-        at = datetime.fromisoformat(text)
+        at = instant_of(request.at)
     except ValueError:
-        return None
-    return at.astimezone(UTC) if at.tzinfo is not None else None
+        return Ignored.FORMAT
+    try:
+        return Observation(server="", path=f"boot/{path[1]}", client=client, at=at, modified=modified)
+    except ValueError:
+        return Ignored.VERSION
 
 
 def _parse(line: bytes) -> _Request | None:

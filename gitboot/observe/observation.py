@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from gitboot.model.scalars import Digest
@@ -11,6 +11,15 @@ from gitboot.render.paths import FAILED, PROVISIONED, Role, means
 
 MOST_LOG_BYTES: Final = 4096  # of an installer's log
 _MOST_LINES: Final = 20
+_FAR_AHEAD_S: Final = 2**40  # since 1970: what is more is no date, and more than a ledger holds
+
+
+def instant_of(text: str) -> datetime:
+    """In UTC, of which others can be reckoned; raises ValueError for what is none, or at the ends of time."""
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None or not 1970 <= at.year < 9999:
+        raise ValueError("no instant of a request")
+    return at.astimezone(UTC)
 
 
 def last_lines(log: bytes) -> str:
@@ -38,6 +47,10 @@ class Observation:
     def __post_init__(self) -> None:
         if (self.digest is None) == (self.modified is None):
             raise ValueError("an observation has either a plan's digest or a file's date")
+        if self.modified is not None and not 0 <= self.modified < _FAR_AHEAD_S:
+            raise ValueError("a file's date is one of this age")
+        for text in (self.server, self.path, self.client, self.log or ""):
+            text.encode()  # half of a surrogate pair, which JSON can say, could be written nowhere
 
     @property
     def is_report(self) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
+from gitboot.observe.observation import instant_of
 from gitboot.observe.refused import KEPT, NotGiven, WhyNot
 
 _SUFFIX: Final = ".report"
@@ -35,8 +36,28 @@ def read_reports(folder: Path, at: datetime) -> tuple[NotGiven, ...]:
 
 
 def _read(path: Path) -> Iterator[NotGiven]:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        for facts in json.loads(path.read_bytes()):
-            yield NotGiven(
-                **{**facts, "reason": WhyNot(facts["reason"]), "at": datetime.fromisoformat(facts["at"])},
-            )
+    with suppress(OSError, ValueError, RecursionError):
+        for facts in _list(json.loads(path.read_bytes())):
+            match facts:
+                case {
+                    "reason": str(reason),
+                    "server": str(server),
+                    "words": str(words),
+                    "client": str(client),
+                    "at": str(at),
+                    "times": int(times),
+                }:
+                    for text in (server, words, client):
+                        text.encode()
+                    yield NotGiven(
+                        reason=WhyNot(reason),
+                        server=server,
+                        words=words,
+                        client=client,
+                        at=instant_of(at),
+                        times=times,
+                    )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeVar
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.model.scalars import Digest, format_instant
-from gitboot.observe.observation import Observation
+from gitboot.observe.observation import Observation, instant_of
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
@@ -327,7 +327,7 @@ def parse(line: bytes) -> Observation | int | None:
                     server=server,
                     path=path,
                     client=client,
-                    at=datetime.fromisoformat(at),
+                    at=instant_of(at),
                     digest=Digest(digest) if isinstance(digest, str) else None,
                     modified=modified if isinstance(modified, int) else None,
                     log=log if isinstance(log, str) else None,
