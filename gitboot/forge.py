@@ -65,12 +65,13 @@ class Project:
     """Where a forge keeps a repository."""
 
     kind: ForgeKind
+    page: str  # URL
     api: str  # URL
     path: str  # OWNER/NAME, with more before it at GitLab
 
     @classmethod
-    def parse(cls, text: str) -> Project:
-        """``KIND=URL`` of the project's page; raises `UsageError`."""
+    def parse(cls, text: str, api: str | None = None) -> Project:
+        """``KIND=URL`` of the project's page, and where the API is if not at its place; raises `UsageError`."""
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
             raise UsageError(
@@ -79,7 +80,8 @@ class Project:
         host, parts = host_of(url), urlsplit(url)
         if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
             raise UsageError(f"--forge: http://{host} would get the token unencrypted; use https")
-        path = parts.path.strip("/").removesuffix(".git")
+        page = parts.path.strip("/").removesuffix(".git")
+        path = page.removeprefix(_below(api, parts.scheme, host)) if api is not None else page
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
             raise UsageError(f"--forge {text}: expected the URL of a project's page, which ends in OWNER/NAME")
         root = f"{parts.scheme}://{host}"
@@ -88,8 +90,13 @@ class Project:
             ForgeKind.GITLAB: f"{root}/api/v4",
             ForgeKind.GITEA: f"{root}/api/v1",
         }
-        api = "https://api.github.com" if host == "github.com" else apis[ForgeKind(name)]
-        return cls(kind=ForgeKind(name), api=api, path=path)
+        if api is None:
+            api = "https://api.github.com" if host == "github.com" else apis[ForgeKind(name)]
+        return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
+
+    def shows(self, commit: str) -> str:
+        """The page of a commit."""
+        return f"{self.page}/{'-/' if self.kind is ForgeKind.GITLAB else ''}commit/{commit}"
 
     def writes(self, commit: str) -> str:
         """Where a status of a commit is posted."""
@@ -132,7 +139,7 @@ class Forge:
             "state": _STATES[self._project.kind][verdict.judgement],
             "name" if self._project.kind is ForgeKind.GITLAB else "context": self._name,
             "description": verdict.description,
-            **({"target_url": self._link} if self._link is not None else {}),
+            "target_url": self._link or self._project.shows(verdict.commit),
         }
         self._asked(self._project.writes(verdict.commit), body)
 
@@ -179,13 +186,23 @@ def _read(commit: str, description: object) -> CommitVerdict | None:
     found = _WITNESS.fullmatch(description) if isinstance(description, str) else None
     if found is None:
         return None
-    judgement = re.split(r"\W", found["says"], maxsplit=1)[0]
-    if judgement not in set(Judgement):
+    try:
+        judgement = judgement_in(found["says"])
+    except ValueError:
         return None
     return CommitVerdict(
-        commit=commit,
-        judgement=Judgement(judgement),
-        says=found["says"],
-        ledger=found["ledger"],
-        change=int(found["change"]),
+        commit=commit, judgement=judgement, says=found["says"], ledger=found["ledger"], change=int(found["change"])
     )
+
+
+def judgement_in(says: str) -> Judgement:
+    """The judgement that words begin with; ValueError where they begin with none."""
+    return Judgement(re.split(r"\W", says, maxsplit=1)[0])
+
+
+def _below(api: str, scheme: str, host: str) -> str:
+    """What the paths of a forge's pages begin with, by where its API is; raises `UsageError`."""
+    parts = urlsplit(api)
+    if host_of(api) != host or parts.scheme != scheme:
+        raise UsageError(f"--forge-api {api}: expected a URL at {scheme}://{host}, where the project's page is")
+    return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"

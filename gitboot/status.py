@@ -52,6 +52,14 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PassedMerge:
+    """A commit between the accepted one and the newest, when that was judged."""
+
+    commit: str
+    says: str  # what became of it, in a few words: accepted, held …, invalid …
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     """An instance at a glance."""
 
@@ -59,6 +67,7 @@ class Status:
     attempted: str | None = None  # the commit that was tried last
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     held: Held | None = None  # the attempted commit, where a guard holds it
+    passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one, the oldest first
     accepted: str | None = None  # the commit that the next one is compared with
     applied: str | None = None  # the commit that what is answered comes from
     planned_at: datetime | None = None

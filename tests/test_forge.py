@@ -147,6 +147,31 @@ def test_where_the_api_of_a_project_is(text: str, api: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "api", "path", "commit"),
+    [
+        (
+            *("gitlab=https://acme.test/git/metal/fleet", "https://acme.test/git/api/v4/", "metal/fleet"),
+            "https://acme.test/git/metal/fleet/-/commit/c0ffee",
+        ),
+        (
+            *("gitea=https://acme.test/code/forge/acme/fleet", "https://acme.test/code/forge/api/v1", "acme/fleet"),
+            "https://acme.test/code/forge/acme/fleet/commit/c0ffee",
+        ),
+        (
+            *("gitlab=https://acme.test/metal/fleet", "https://acme.test/api/v4", "metal/fleet"),
+            "https://acme.test/metal/fleet/-/commit/c0ffee",
+        ),
+    ],
+)
+def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: str, commit: str) -> None:
+    project = Project.parse(text, api)
+    assert (project.api, project.path) == (api.rstrip("/"), path)
+    assert project.shows("c0ffee") == commit
+    with pytest.raises(UsageError, match=r"expected a URL at https://acme\.test"):
+        Project.parse(text, "https://evil.test/api/v4")
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("https://github.com/acme/fleet", "github, gitlab, gitea, then ="),

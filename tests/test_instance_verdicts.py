@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.forge import CommitVerdict, Forge, Judgement, Project
-from gitboot.instance.verdicts import Verdicts, verdict_of
+from gitboot.instance.verdicts import Verdicts, verdicts_of
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.status import Condition, Held, Status
@@ -71,9 +71,9 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
 def test_what_a_status_makes_of_the_newest_commit(
     case: str, status: Status, expected: tuple[Judgement, str] | None
 ) -> None:
-    found = verdict_of(status, 7)
-    assert (found and (found.judgement, found.says)) == expected, case
-    assert found is None or (found.commit, found.ledger, found.change) == (B, "mine", 7)
+    found = verdicts_of(status, 7)
+    assert [(each.judgement, each.says) for each in found] == ([expected] if expected is not None else []), case
+    assert {(each.commit, each.ledger, each.change) for each in found} <= {(B, "mine", 7)}
 
 
 # Over faults
@@ -91,14 +91,14 @@ def test_it_is_tried_until_it_is_told_and_nobody_waits_for_it(host: ForgeHost, t
     host.faults += [(503, {}), (500, {}), (401, {})]
     woken = threading.Event()
     verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
-    verdicts.note(verdict(A))
+    verdicts.note([verdict(A)])
     eventually(lambda: verdicts.telling.failure is not None and woken.is_set())
-    verdicts.note(verdict(A, Judgement.HELD))  # meanwhile it has come to something else
-    verdicts.note(verdict(B))
+    verdicts.note([verdict(A, Judgement.HELD)])  # meanwhile it has come to something else
+    verdicts.note([verdict(B)])
     eventually(lambda: len(host.statuses) == 2)
     assert told(host) == [("a", "held"), ("b", "accepted")]
     eventually(lambda: verdicts.telling.commit == B and verdicts.telling.failure is None)
-    verdicts.note(verdict(B, change=5))  # the ledger goes on; what it makes of the commit is the same
+    verdicts.note([verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
     verdicts.close(patience_s=5)
     assert len(host.statuses) == 2
 
@@ -107,7 +107,7 @@ def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> N
     host.faults.append((503, {}))
     verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, first_retry_s=1)
     for number in range(100):
-        verdicts.note(verdict(f"{number:040}"))
+        verdicts.note([verdict(f"{number:040}")])
     eventually(lambda: verdicts.telling.commit == f"{99:040}")
     verdicts.close()
     assert [int(each["sha"]) for each in host.statuses] == list(range(80, 100))
@@ -116,7 +116,7 @@ def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> N
 def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:
     dead = Forge(Project.parse("gitea=http://127.0.0.1:9/acme/fleet"), token, name="gitboot")
     verdicts = Verdicts(dead, lambda: None, first_retry_s=60)
-    verdicts.note(verdict(A))
+    verdicts.note([verdict(A)])
     eventually(lambda: verdicts.telling.failure is not None)
     verdicts.close(patience_s=60)  # it has failed: nobody waits for the next try
     assert "forge" not in {each.name for each in threading.enumerate()}
@@ -151,6 +151,40 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
     newest = Forge(Project.parse(host.project), token, name="gitboot").latest([invalid, held, first])
     assert newest is not None and (newest.commit, newest.ledger) == (invalid, ledger)
     assert newest.change > 0
+
+
+def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, token: Path, rack: Rack) -> None:
+    web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
+    first = rack.push()
+    rack.once(records="adopt")
+    web.more = ", serial: 4J8VM72"
+    harmless = rack.push("Note the serial number")
+    web.provision = 2
+    reinstalls = rack.push("Reinstall web01")
+    db.more = ", nonsense: 1"
+    invalid = rack.push("Break db01")
+    db.more = ", serial: 4J8VM73"
+    after = rack.push("Mend db01")
+    db.provision = 2
+    newest = rack.push("Reinstall db01")
+
+    def said() -> list[tuple[str, str]]:
+        found = [(each["sha"], each["description"].partition(" (")[0]) for each in host.statuses]
+        return [each for each in found if each[0] != first]  # what a start says of the commit before
+
+    waiting = [
+        (harmless, "accepted"),
+        (reinstalls, "held by maxReinstalls"),
+        (invalid, "invalid: 1 error"),
+        (after, f"held behind {reinstalls[:12]}"),
+        (newest, "held by maxReinstalls"),
+    ]
+    with rack.running("--forge", host.project, "--forge-token", token) as instance:
+        eventually(lambda: said() == waiting)
+        digest = instance.status()["attempted"]["held"]["digest"]
+        rack.said("approve", digest, "--guard", "maxReinstalls", "--reason", "CHG-1")
+        eventually(lambda: said() == [*waiting, *((each, "accepted") for each in (reinstalls, after, newest))])
+    assert {each["target_url"].rpartition("/commit/")[2] for each in host.statuses} >= {harmless, newest}
 
 
 def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost, token: Path, rack: Rack) -> None:

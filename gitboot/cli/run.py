@@ -125,7 +125,14 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--forge-name", default="gitboot", show_default=True, help="The status's name: one for each instance of a fleet."
 )
-@click.option("--forge-link", metavar="URL", help="Where the status leads: this instance's, for people. Default: none.")
+@click.option(
+    "--forge-link", metavar="URL", help="Where the status leads: a board of yours, say. Default: the commit's page."
+)
+@click.option(
+    "--forge-api",
+    metavar="URL",
+    help="Where the forge's API is, if it is not at the root of its host: https://HOST/PATH/api/v4. Default: by KIND.",
+)
 @click.option(
     "--step-minutes",
     type=_SECONDS,
@@ -203,7 +210,12 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
 
 
 def _forge_settings(
-    *, forge: str | None, forge_token: Path | None, forge_name: str, forge_link: str | None
+    *,
+    forge: str | None,
+    forge_token: Path | None,
+    forge_name: str,
+    forge_link: str | None,
+    forge_api: str | None,
 ) -> ForgeSettings | None:
     from gitboot.instance.settings import ForgeSettings
 
@@ -211,7 +223,7 @@ def _forge_settings(
         raise UsageError("--forge and --forge-token belong together: who is told, and what lets gitboot do it")
     if forge is None or forge_token is None:
         return None
-    return ForgeSettings(project=forge, token=forge_token, name=forge_name, link=forge_link)
+    return ForgeSettings(project=forge, token=forge_token, name=forge_name, link=forge_link, api=forge_api)
 
 
 def _run(settings: Settings) -> Exit:
@@ -243,9 +255,9 @@ def _run(settings: Settings) -> Exit:
 
 def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | None:
     """What an instance tells of each commit, to whom there is."""
-    from gitboot.instance.verdicts import verdict_of
+    from gitboot.instance.verdicts import verdicts_of
 
-    return (lambda status, change: verdicts.note(verdict_of(status, change))) if verdicts is not None else None
+    return (lambda status, change: verdicts.note(verdicts_of(status, change))) if verdicts is not None else None
 
 
 def _obey_signals(stop: Callable[[], None], others: dict[signal.Signals, Callable[[], None]]) -> None:

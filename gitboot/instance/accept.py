@@ -22,7 +22,7 @@ from gitboot.phrases import count, more, some
 from gitboot.plan import Halt
 from gitboot.problems.problem import Problem
 from gitboot.review import words
-from gitboot.status import Event, Held
+from gitboot.status import Event, Held, PassedMerge
 
 
 class CommitSource(Protocol):
@@ -65,6 +65,7 @@ class Attempt:
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     candidate: Candidate | None = None
+    passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one
     is_adopted: bool = False  # whether the clone knows which one is accepted
     trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
 
@@ -160,7 +161,7 @@ class Accepting:
             attempt = _accepted(found.reached, digests, found.introduced, events, at)
             attempt = replace(attempt, let_in=found.let_in)
             events += _acknowledged(found.hops, at)
-        attempt = replace(attempt, orders=found.orders)
+        attempt = replace(attempt, orders=found.orders, passed=found.passed)
         if found.invalid is not None:
             return _refused(attempt, latest, found.invalid, events, at)
         if (held := found.candidate) is None:

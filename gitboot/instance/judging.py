@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gitboot.bmc.access import Pair, pair_of
 from gitboot.diff.guard import Acknowledged, Limits, Unheeded, Verdict, judge
 from gitboot.diff.returning import returning
-from gitboot.diff.way import Hop, Leg, introduced, way
+from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.knowledge import Knowledge
@@ -17,7 +17,10 @@ from gitboot.instance.provisioning import left_to_install, strangers
 from gitboot.load import Revision
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from gitboot.phrases import count
 from gitboot.plan import Decision
+from gitboot.problems.problem import Problem, Severity
+from gitboot.status import PassedMerge
 
 Merges = Sequence[tuple[Revision, Sequence[tuple[str, str]]]]  # with (id, message) of the commits of each
 
@@ -66,6 +69,7 @@ class Advance:
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest says nothing
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
+    passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
 
     @property
     def latest_orders(self) -> Orders | None:
@@ -81,6 +85,7 @@ class _Walk:
     legs: list[Leg] = field(default_factory=list)
     come: dict[int, tuple[Decision, ...]] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
+    faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
     invalid: InvalidRepository | None = None  # why the newest says nothing
 
     def orders_after(self, reached: int) -> Orders | None:
@@ -109,7 +114,7 @@ class Judging:
         walk = self._walked(ahead)
         commits, given = walk.commits, approvals(knowledge)
         if not walk.legs:
-            return Advance(invalid=walk.invalid, orders=walk.orders_after(0))
+            return Advance(invalid=walk.invalid, orders=walk.orders_after(0), passed=tuple(_passed(ahead, walk, None)))
 
         def judged(old: int, new: int) -> Verdict:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
@@ -139,6 +144,7 @@ class Judging:
             candidate=candidate,
             invalid=walk.invalid,
             orders=walk.orders_after(found.reached),
+            passed=tuple(_passed(ahead, walk, found)),
         )
 
     def _walked(self, ahead: Ahead) -> _Walk:
@@ -152,7 +158,7 @@ class Judging:
                 walk.commits[position], walk.come[position], walk.invalid = found.commit, found.come, None
                 walk.orders[position] = found.commit.orders
             else:
-                walk.invalid = found
+                walk.invalid = walk.faults[position] = found
                 if found.orders is not None:
                     walk.orders[position] = found.orders
         if walk.invalid is not None:  # what led up to it is judged as if nothing had come after it
@@ -210,6 +216,32 @@ class Judging:
             takeover=base is not None and base.is_for(identity) != commit.is_for(identity),
             bmcs=len(self._uncovered(base, commit, knowledge)),
         )
+
+
+def _passed(ahead: Ahead, walk: _Walk, found: Way | None) -> Iterator[PassedMerge]:
+    """What becomes of each commit before the newest."""
+    steps = {step.new: step.verdict for step in found.steps} if found is not None else {}
+    first = ahead.merges[min(steps) - 1][0][:12] if steps else None
+    for position, (revision, _) in enumerate(ahead.merges[:-1], 1):
+        if (fault := walk.faults.get(position)) is not None:
+            says = invalid_words(fault.problems)
+        elif found is not None and position <= found.reached:
+            says = "accepted"
+        elif position in steps:
+            says = held_words(steps[position].holding)
+        else:
+            says = f"held behind {first}" if first is not None else "held with those after it"
+        yield PassedMerge(commit=revision, says=says)
+
+
+def held_words(guards: Iterable[str]) -> str:
+    """That a commit is held, in a few words."""
+    return f"held by {', '.join(map(str, guards))}"
+
+
+def invalid_words(problems: Iterable[Problem]) -> str:
+    """That a commit is invalid, in a few words."""
+    return f"invalid: {count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
 
 
 def _bmcs(commit: Commit | None) -> Iterator[BmcAccess]:

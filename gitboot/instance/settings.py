@@ -40,7 +40,8 @@ class ForgeSettings:
     project: str  # KIND=URL
     token: Path  # the file with it
     name: str = "gitboot"  # of the commit status
-    link: str | None = None  # where that leads
+    link: str | None = None  # where that leads; None: to the commit's page
+    api: str | None = None  # URL, where it is not at its place by kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,6 +90,7 @@ class Standing:
             attempted=self.attempt.attempted,
             problems=self.attempt.problems,
             held=self.attempt.held,
+            passed=self.attempt.passed,
             accepted=self.attempt.accepted.revision if self.attempt.accepted is not None else None,
             applied=self.publication.applied,
             planned_at=self.publication.at,

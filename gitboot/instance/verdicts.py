@@ -1,17 +1,17 @@
-"""The verdict on the newest commit, brought to the forge beside the reconciling: in order, again until it is there."""
+"""The verdicts on the newest commits, brought to the forge beside the reconciling: in order, until each is there."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
 from gitboot.errors import ForgeRefused, HostUnreachable
-from gitboot.forge import CommitVerdict, Forge, Judgement, Project
+from gitboot.forge import CommitVerdict, Forge, Project, judgement_in
+from gitboot.instance.judging import held_words, invalid_words
 from gitboot.instance.settings import Settings
-from gitboot.phrases import count
 from gitboot.problems.problem import Severity
 from gitboot.status import Status, Telling
 
@@ -20,21 +20,25 @@ _LONGEST_RETRY_S: Final = 600.0
 _MOST: Final = 20  # commits whose verdict waits; those before them are told no more
 
 
-def verdict_of(status: Status, change: int) -> CommitVerdict | None:
-    """What an instance makes of the newest commit; None while it has come to nothing, or stands back."""
+def verdicts_of(status: Status, change: int) -> list[CommitVerdict]:
+    """What an instance makes of the newest commits, the oldest first; nothing while it stands back.
+
+    The newest has none while it has come to nothing.
+    """
     stands_back = any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
     if status.attempted is None or status.ledger is None or stands_back:
-        return None
-    errors = sum(each.severity is Severity.ERROR for each in status.problems)
+        return []
+    said = [(each.commit, each.says) for each in status.passed[-_MOST:]]
     if status.held is not None:
-        judgement, says = Judgement.HELD, f"held by {', '.join(status.held.guards)}"
+        said.append((status.attempted, held_words(status.held.guards)))
     elif status.accepted == status.attempted:
-        judgement, says = Judgement.ACCEPTED, "accepted"
-    elif errors:
-        judgement, says = Judgement.INVALID, f"invalid: {count(errors, 'error')}"
-    else:
-        return None
-    return CommitVerdict(commit=status.attempted, judgement=judgement, says=says, ledger=status.ledger, change=change)
+        said.append((status.attempted, "accepted"))
+    elif any(each.severity is Severity.ERROR for each in status.problems):
+        said.append((status.attempted, invalid_words(status.problems)))
+    return [
+        CommitVerdict(commit=commit, judgement=judgement_in(says), says=says, ledger=status.ledger, change=change)
+        for commit, says in said
+    ]
 
 
 class Verdicts:
@@ -44,7 +48,7 @@ class Verdicts:
         self._forge, self._wake, self._first_retry_s = forge, wake, first_retry_s
         self._changed = threading.Condition()
         self._waiting: dict[str, CommitVerdict] = {}  # by commit, in the order of their coming
-        self._last: CommitVerdict | None = None  # that was noted
+        self._noted: dict[str, CommitVerdict] = {}  # by commit, the last that was noted
         self._telling = Telling()
         self._ending = False
         self._thread = threading.Thread(target=self._keep_telling, name="forge", daemon=True)
@@ -55,18 +59,18 @@ class Verdicts:
         """How it fares."""
         return self._telling
 
-    def note(self, verdict: CommitVerdict | None) -> None:
-        """Have it told, if it says anything new."""
-        if verdict is None:
-            return
+    def note(self, verdicts: Iterable[CommitVerdict]) -> None:
+        """Have each told, if it says anything new."""
         with self._changed:
-            if self._last is not None and replace(verdict, change=self._last.change) == self._last:
-                return
-            self._last = verdict
-            self._waiting.pop(verdict.commit, None)
-            self._waiting[verdict.commit] = verdict
-            while len(self._waiting) > _MOST:
-                del self._waiting[next(iter(self._waiting))]
+            for verdict in verdicts:
+                before = self._noted.pop(verdict.commit, None)
+                self._noted[verdict.commit] = verdict
+                if before is None or replace(verdict, change=before.change) != before:
+                    self._waiting.pop(verdict.commit, None)
+                    self._waiting[verdict.commit] = verdict
+            for kept, most in ((self._waiting, _MOST), (self._noted, 2 * _MOST)):
+                while len(kept) > most:
+                    del kept[next(iter(kept))]
             self._changed.notify_all()
 
     def close(self, *, patience_s: float = 0) -> None:
@@ -121,7 +125,7 @@ def forge_of(settings: Settings) -> Forge | None:
     """The forge that settings name, if they do; raises `UsageError` where it cannot be meant."""
     if (told := settings.forge) is None:
         return None
-    project = Project.parse(told.project)
+    project = Project.parse(told.project, told.api)
     return Forge(project, told.token, name=told.name, link=told.link, ca_bundle=settings.git.ca_bundle)
 
 
