@@ -146,7 +146,7 @@ def spooled(data: bytes) -> None:
             found.again(BEFORE)
         GivenBoots(Path(folder)).reported("web01", "a" * 64)
         first_of(read_reports(Path(folder), BEFORE))
-        spool.forget(Path(folder), taken.offsets)
+        spool.forget(Path(folder), taken.offsets, spool.forgotten_next(Path(folder), taken.offsets))
 
 
 def published(data: bytes) -> None:

@@ -19,7 +19,7 @@ import httpx
 from gitboot.cli.planning import about_all
 from gitboot.model.fleet import Provisioning
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, aside, identity, take
+from gitboot.observe.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory, Published
 from gitboot.render import terms
@@ -124,10 +124,18 @@ class Site:
         self.spool.mkdir(exist_ok=True)
         self._offsets: dict[str, int] = {}
 
-    def publish(self, fleet: Fleet = FLEET, *, commit: str = "c0ffee", at: datetime = BEFORE) -> Published:
+    def publish(
+        self,
+        fleet: Fleet = FLEET,
+        *,
+        commit: str = "c0ffee",
+        at: datetime = BEFORE,
+        taken: Mapping[str, int] | None = None,
+    ) -> Published:
         with Directory.open(self.root, ledger="test") as directory:
             files = {name: state.files for name, state in fleet.servers.items()}
-            given_on = terms_of(fleet.provisioning, identity(self.spool), endpoint=fleet.endpoint)
+            known = forgotten_next(self.spool, taken or {})
+            given_on = terms_of(fleet.provisioning, identity(self.spool), endpoint=fleet.endpoint, forgotten=known)
             shared = {**fleet.shared, **terms.render(given_on)}
             return directory.publish(files, shared, complete=True, commit=commit, at=at)
 

@@ -20,7 +20,7 @@ from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Transaction
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import identity
+from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.render.schedule import ServerState
@@ -599,10 +599,10 @@ def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_ano
             repository.push(changed)
         instance.target.shared = None
         instance.spool.mkdir(exist_ok=True)
-        terms = Terms(giver=identity(instance.spool))
         instance.reconcile(BEFORE.replace(minute=minute))
         standing = instance.reconciler.standing
         assert standing.commit is not None and instance.condition("Published")[0]
+        terms = Terms(giver=identity(instance.spool), forgotten=forgotten(instance.spool))
         for path, file in shared(standing.plans, standing.commit, standing.knowledge, terms).items():
             assert (instance.output / path).read_bytes() == file.content, path
         return instance.target.shared is not None

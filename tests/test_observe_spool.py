@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from gitboot.model.scalars import Digest
+from gitboot.observe import spool
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, SpoolFile, forget, line_of, take
+from gitboot.observe.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
 
 AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
 
@@ -43,7 +44,12 @@ def write(file: SpoolFile, *numbers: int) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.glob("*.jsonl"))
+
+
+def forget(folder: Path, offsets: Mapping[str, int]) -> None:
+    """As an instance does whose tree knows it all."""
+    spool.forget(folder, offsets, forgotten_next(folder, offsets))
 
 
 def test_what_is_written_is_taken_once(tmp_path: Path, written: SpoolFile) -> None:
@@ -107,6 +113,20 @@ def test_what_is_wholly_taken_and_left_by_its_writer_is_forgotten(tmp_path: Path
     assert take(tmp_path, taken.offsets).offsets == {}
 
 
+def test_it_is_counted_how_often_something_was_forgotten_before_it_is(tmp_path: Path) -> None:
+    for times in (1, 2, 3):
+        file = SpoolFile(tmp_path)
+        write(file, times)
+        assert forgotten_next(tmp_path, take(tmp_path, {}).offsets) == times - 1, "it is still written"
+        file.close()
+        taken = take(tmp_path, {})
+        spool.forget(tmp_path, taken.offsets, times - 1)
+        assert (len(names(tmp_path)), forgotten(tmp_path)) == (1, times - 1), "no tree knows that it is forgotten"
+        assert forgotten_next(tmp_path, taken.offsets) == times
+        forget(tmp_path, taken.offsets)
+        assert (names(tmp_path), forgotten(tmp_path)) == ([], times)
+
+
 def test_what_was_added_since_it_was_taken_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
     taken = take(tmp_path, {})
@@ -122,7 +142,7 @@ def test_what_was_added_since_it_was_taken_is_not_forgotten(tmp_path: Path, writ
 def test_half_a_line_of_a_writer_that_was_killed_is_forgotten(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
     written.close()
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as file:
         file.write(line_of(observation(2))[:-9])
     taken = take(tmp_path, {})
@@ -195,7 +215,7 @@ def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
 )
 def test_a_stray_line_spoils_no_other(tmp_path: Path, written: SpoolFile, stray: bytes) -> None:
     write(written, 1)
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as file:
         file.write(stray + b"\n")
     write(written, 2)

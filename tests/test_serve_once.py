@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from gitboot.cli import cli
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, take
+from gitboot.observe.spool import Spool, forget, forgotten_next, take
 from gitboot.plan import Record
 from gitboot.problems.codes import Code
 from gitboot.render import terms
@@ -245,6 +245,25 @@ def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: 
         assert DISK in text
         assert "another endpoint gives it" in text
         assert other.observed() == []
+
+
+def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forgotten(
+    here: Site, tmp_path: Path
+) -> None:
+    shutil.copytree(here.root, tmp_path / "backup", symlinks=True)
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+    offsets = take(here.spool, {}).offsets
+    here.publish(planned(*ONCE, records={"web01": Record(provision=1, image="flatcar-1")}), commit="2", taken=offsets)
+    forget(here.spool, offsets, forgotten_next(here.spool, offsets))
+    shutil.rmtree(here.root)
+    (tmp_path / "backup").rename(here.root)
+    with here.serve() as url:
+        text = get(url + ENTRY).text
+        assert DISK in text
+        assert "(OlderTree)" in text
+        here.publish(FLEET, commit="3")  # as it stands, this is what the instance wants
+        assert GIVEN in get(url + ENTRY).text
 
 
 def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_reads(here: Site) -> None:

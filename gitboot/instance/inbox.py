@@ -125,7 +125,17 @@ class Inbox:
         for result in taken.results:
             self._results.pop(result.uuid, None)
 
-    def forget_spool(self, taken: Mapping[str, int]) -> None:
-        """Drop what of the spool is known to a tree that stands published."""
-        if self._folder is not None:
-            spool.forget(self._folder, taken)
+    def forgotten_next(self, taken: Mapping[str, int]) -> int:
+        """How often something of the spool will have been dropped, which the next tree is to know."""
+        with suppress(OSError):
+            return spool.forgotten_next(self._folder, taken) if self._folder is not None else 0
+        return 0
+
+    def forget_spool(self, taken: Mapping[str, int], times: int) -> None:
+        """Drop what of the spool is known to a tree that stands published, and knows how often that was done."""
+        if self._folder is None:
+            return
+        try:
+            spool.forget(self._folder, taken, times)
+        except OSError as error:
+            _logger.error("what was taken from %s stays there: %s", self._folder, error.strerror)

@@ -202,13 +202,16 @@ class Reconciler:
     def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = now.publication, now.unwritable
-        terms = terms_of(commit.fleet.provisioning, self._inbox.giver, endpoint=commit.fleet.endpoint)
+        forgotten = self._inbox.forgotten_next(now.knowledge.taken)
+        terms = terms_of(
+            commit.fleet.provisioning, self._inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten
+        )
         if different or not publication.stands_for(commit) or publication.terms != terms:
             publication = published(
                 publication, now.plans, commit, different, now.knowledge, self._target, self._store, at, terms=terms
             )
         if publication.stands_for(commit) and now.unwritable is None:
-            self._inbox.forget_spool(now.knowledge.taken)
+            self._inbox.forget_spool(now.knowledge.taken, forgotten)
         return replace(now, publication=publication, unwritable=publication.unwritable or error)
 
     def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:

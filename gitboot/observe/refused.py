@@ -23,6 +23,7 @@ class WhyNot(StrEnum):
     ANOTHER_MACHINE = "AnotherMachine"
     MISSING = "Missing"
     ANOTHER_GIVER = "AnotherGiver"
+    OLDER_TREE = "OlderTree"
     NOT_RECORDED = "NotRecorded"
     NOT_OPENED = "NotOpened"
     GIVEN = "Given"
@@ -55,6 +56,7 @@ _WORDS: Final = {
     WhyNot.ANOTHER_MACHINE: "who asked is another machine than the document's",
     WhyNot.MISSING: "what the boot would fetch next is not there",
     WhyNot.ANOTHER_GIVER: "an endpoint was asked whose spool is not the instance's",
+    WhyNot.OLDER_TREE: "the tree of an endpoint is an older copy",
     WhyNot.NOT_RECORDED: "the fetch could not be recorded",
     WhyNot.NOT_OPENED: "an endpoint has no key for a secret",
     WhyNot.NOT_COUNTED: "who asked does not count as a machine that boots",

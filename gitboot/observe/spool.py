@@ -2,7 +2,8 @@
 
 A line stands durably before its boot is answered. A file is one writer's, who holds a lock on it for as long as it
 lives, so that a file without a lock is one that nothing is added to any more. The instance reads each whole line once:
-how far it came it knows itself (`take`), and it deletes what it has wholly taken (`forget`).
+how far it came it knows itself (`take`), and it deletes what it has wholly taken (`forget`). How often that was done
+stands beside the files: a tree that was published before does not know what is gone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
 _SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
+_FORGOTTEN: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
 _TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
 
@@ -271,11 +273,33 @@ def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
     return Taken([each[3] for each in found], read, strays)
 
 
-def forget(folder: Path, offsets: Mapping[str, int]) -> None:
-    """Delete the files that were taken wholly and to which nothing is added any more.
+def forget(folder: Path, offsets: Mapping[str, int], times: int) -> None:
+    """Delete the files that were taken wholly and to which nothing is added any more, for the ``times``-th time.
 
-    Only once a tree that knows what they say stands published.
+    Only once a tree that knows what they say, and that number, stands published; one that is no new number has nothing
+    deleted. Raises OSError where it cannot be noted, durably, before anything is.
     """
+    before = forgotten(folder)
+    for path in _forgettable(folder, offsets) if before < times else ():
+        write_whole(folder / _FORGOTTEN, f"{times}\n".encode(), mode=0o644)
+        path.unlink(missing_ok=True)
+
+
+def forgotten(folder: Path) -> int:
+    """How often something of a spool was deleted; raises OSError where that cannot be read."""
+    try:
+        return int((folder / _FORGOTTEN).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def forgotten_next(folder: Path, offsets: Mapping[str, int]) -> int:
+    """How often that will have been, once all that can be deleted is."""
+    return forgotten(folder) + any(True for _ in _forgettable(folder, offsets))
+
+
+def _forgettable(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
+    """The files that were taken wholly and to which nothing is added any more, each locked while it is looked at."""
     for path in files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
             try:
@@ -285,7 +309,7 @@ def forget(folder: Path, offsets: Mapping[str, int]) -> None:
             taken = offsets.get(path.name, -1)
             file.seek(max(taken, 0))
             if taken >= 0 and b"\n" not in file.read():  # half a line at its end was never acknowledged
-                path.unlink()
+                yield path
 
 
 def files(folder: Path) -> list[Path]:

@@ -25,15 +25,19 @@ class Terms:
     clients: Networks = ()  # from where machines boot; (): from anywhere
     monitors: Networks = ()  # whose fetches never count
     giver: str | None = None  # the spool by which what is made once may be given; None: nobody may
+    forgotten: int = 0  # how often that spool had forgotten something, all of which this tree knows
     sends_on: bool = False  # whether who may not give it sends every machine on to who may
 
 
-def terms_of(provisioning: Provisioning, giver: str | None, *, endpoint: str | None = None) -> Terms:
+def terms_of(
+    provisioning: Provisioning, giver: str | None, *, endpoint: str | None = None, forgotten: int = 0
+) -> Terms:
     """The terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
     return Terms(
         clients=tuple(map(ip_network, provisioning.clients)),
         monitors=tuple(map(ip_network, provisioning.monitors)),
         giver=giver,
+        forgotten=forgotten,
         sends_on=endpoint is not None,
     )
 
@@ -45,6 +49,7 @@ def render(terms: Terms) -> dict[str, File]:
         "clients": list(map(str, terms.clients)),
         "monitors": list(map(str, terms.monitors)),
         "giver": terms.giver,
+        "forgotten": terms.forgotten,
         "sendsOn": terms.sends_on,
     }
     return {TERMS: File(canonical(facts) + b"\n", ContentType.JSON)}
@@ -64,6 +69,7 @@ def parse(data: bytes) -> Terms:
                 clients=tuple(map(ip_network, clients)),
                 monitors=tuple(map(ip_network, monitors)),
                 giver=giver,
+                forgotten=forgotten if isinstance(forgotten := more.get("forgotten"), int) else 0,
                 sends_on=more.get("sendsOn") is True,
             )
     raise ValueError(f"not the terms of format {FORMAT} by which boots are given")

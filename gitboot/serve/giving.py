@@ -23,6 +23,7 @@ from gitboot.serve.tree import PublishedTree
 _HEADER_LINES: Final = b"#!"
 _ANOTHER_GIVER: Final = Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
 _NOT_RECORDED: Final = Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
+_OLDER_TREE: Final = Refusal(WhyNot.OLDER_TREE, "the tree is an older copy, and may not know what was given since")
 _SENT_ON: Final = (WhyNot.ANOTHER_GIVER, WhyNot.NOT_RECORDED)  # by which another endpoint may give it
 
 
@@ -32,6 +33,10 @@ class Recorder(Protocol):
     @property
     def giver(self) -> str | None:
         """The identity of the spool, as it was at the last look."""
+
+    @property
+    def forgotten(self) -> int:
+        """How often it had forgotten something by then."""
 
     async def record(self, observation: Observation) -> bool:
         """Whether it stands recorded within a deadline; what does not never will."""
@@ -142,6 +147,8 @@ class Giving:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
         if self._is_another_giver(recorder):
             return _ANOTHER_GIVER
+        if self._is_older(recorder):
+            return _OLDER_TREE
         if is_done:
             return Refusal(WhyNot.GIVEN, "its installer has reported since")
         if asking.only_looks or await self._recorded(asked, asking):
@@ -181,6 +188,8 @@ class Giving:
             counts = self._why_not_counted(asked, asking) is None
             stands = not counts or asking.only_looks or await self._recorded(asked, asking)
             return None if stands else _NOT_RECORDED
+        if self._is_older(recorder):
+            return _OLDER_TREE
         if given is not None and not given.again(asking.at):
             first = given.first
             return Refusal(WhyNot.GIVEN, f"given once, at {format_instant(first.at)} to {first.client}")
@@ -191,6 +200,10 @@ class Giving:
     def _is_another_giver(self, recorder: Recorder) -> bool:
         """Whether only another endpoint may give what is made once; by the spool's identity at the last look."""
         return self._tree.is_foreign or recorder.giver != self._tree.terms.giver
+
+    def _is_older(self, recorder: Recorder) -> bool:
+        """Whether the tree does not know all that the spool has forgotten, as it was at the last look."""
+        return recorder.forgotten > self._tree.terms.forgotten
 
     async def _recorded(self, asked: Guarded, asking: Asking, log: str | None = None) -> bool:
         """Whether a fetch stands recorded."""

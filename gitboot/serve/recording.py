@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from gitboot.observe.given import Given, GivenBoots
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, identity, try_out
+from gitboot.observe.spool import Spool, forgotten, identity, try_out
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -37,6 +37,7 @@ class Recording:
         self._stood_s = -math.inf  # when something was last seen to stand, by a clock that only goes forward
         self._trial: tuple[float, Future[None]] | None = None  # since when something is tried out
         self.giver: str | None = None  # the identity of the spool, as it was at the last look
+        self.forgotten = 0  # how often it had forgotten something by then
         self.failure: str | None = None  # why nothing can be recorded; None: it can, as far as is known
 
     async def record(self, observation: Observation) -> bool:
@@ -63,7 +64,7 @@ class Recording:
         """What the spool says, read by the thread that writes to it."""
 
         def look() -> _T:
-            self.giver = identity(self._spool.folder)
+            self.giver, self.forgotten = identity(self._spool.folder), forgotten(self._spool.folder)
             return ask()
 
         try:
