@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from tests.lives_process import Fate
 from tests.redfish.double import Answer, Machine
 from tests.redfish.profiles import ENABLED, TARGET
 from tests.redfish.service import Service
@@ -31,10 +30,18 @@ class OverrideRecord:
     epoch: int  # an operator's requests open everything anew
 
 
+class Mortal(Protocol):
+    """What can die."""
+
+    dead: bool
+
+
 class Witness(Protocol):
     """Who is told what is written to a BMC, and by whom."""
 
-    fate: Fate  # gitboot's
+    @property
+    def fate(self) -> Mortal:
+        """Gitboot's."""
 
     def written(
         self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool

@@ -1,322 +1,474 @@
-"""A site over its whole life: repository, instance, endpoint, one machine, and a clock that may be wrong.
+"""Lives of a site, drawn by number: ``python -m tests.site_lives --lives 10000 --seed 1``.
 
-Git, ledger, tree, spool and endpoint are the real ones. Judged by what the machine was really given, never by what
-gitboot has written down.
+A life is a list of steps, which a seed and its number give, so that it can be lived again; one in which something is
+wrong is shortened to the steps that it takes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
-import shutil
+import argparse
+import logging
+import os
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
-from gitboot.errors import GitbootError
-from gitboot.ledger import requests
-from gitboot.model.scalars import format_instant
-from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool
-from gitboot.plan import Record
-from gitboot.resolve.records import record_facts
-from gitboot.serve.app import DEADLINE_S, Endpoint
-from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.recording import Recording
-from gitboot.serve.tree import PublishedTree
-from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
+from tests.site import LOOKUPS, OTHERS, Site
+from tests.site_book import Window
+from tests.site_commits import Ways
+from tests.site_kills import mortals
 
-MAC: Final = mac_of("web01").replace(":", "-")
-LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")
-ITSELF: Final = "10.0.0.7"
-IPXE: Final = "iPXE/1.21.1+ (g988d2)"
-GRACE: Final = timedelta(seconds=60)
-FLEET: Final = "baseURL: 'http://boot.test', outputs: [ipxe, grub, uuid], provisioning: {monitors: [10.9.0.0/24]}"
+LONGEST: Final = 30  # steps
+_MEMORY: Final = Path("/dev/shm")  # no power cut is tested
+
+Draw = Callable[[Random], dict[str, Any]]
 
 
-class Killed(BaseException):
-    """The end of the endpoint's process, at this very instruction."""
+class Step(NamedTuple):
+    """What happens, and with what."""
+
+    name: str
+    facts: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.facts.items())})"
 
 
-class Given(NamedTuple):
-    """What a client was answered."""
-
-    status: int
-    headers: dict[str, str]
-    body: str
-
-    @property
-    def image(self) -> str:
-        """The image that it boots; disk: none."""
-        found = re.search(r"/assets/([^/]+)/kernel", self.body) if self.status == 200 else None
-        return found[1] if found else "disk"
+class Kind(NamedTuple):
+    do: Callable[..., None]
+    draw: Draw
+    weight: int
 
 
-class MortalRecording(Recording):
-    """Recording in a process that dies before it writes, or once it has written and before it answers."""
+KINDS: Final[dict[str, Kind]] = {}
 
-    dies: str | None = None
 
-    async def record(self, observation: Observation) -> bool:
-        how, self.dies = self.dies, None
-        if how == "before":
-            raise Killed
-        stands = await super().record(observation)
-        if how == "after":
-            raise Killed
-        return stands
+def _of(values: tuple[Any, ...]) -> Callable[[Random], Any]:
+    return lambda draws: draws.choice(values)
+
+
+SECONDS: Final = _of((1, 5, 31, 61, 301, 3601, 7300))
+PATHS: Final = _of(LOOKUPS)
+PASSES: Final = _of((0, 1, 1))
+BOOLEANS: Final = _of((False, True))
+ENDS: Final = _of((None, "provisioned", "failed"))
+
+
+def step(*, weight: int = 2, **drawn: Callable[[Random], Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a kind of step, whose arguments are drawn."""
+
+    def kept(do: Callable[..., None]) -> Callable[..., None]:
+        def draw(draws: Random) -> dict[str, Any]:
+            return {name: each(draws) for name, each in drawn.items()}
+
+        KINDS[do.__name__] = Kind(do, draw, weight)
+        return do
+
+    return kept
+
+
+def _pass(site: Site, passes: int) -> None:
+    for _ in range(passes):
+        site.reconcile()
+
+
+# Commits
+
+
+@step(weight=5, passes=PASSES)
+def an_installation_is_asked_for(site: Site, passes: int) -> None:
+    site.ask_for_installation()
+    _pass(site, passes)
+
+
+@step(begins=_of((-60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
+def a_repair_is_written(site: Site, begins: int, lasts: int, passes: int) -> None:
+    site.ask_for_repair(_window(site, begins, lasts))
+    _pass(site, passes)
+
+
+@step(begins=_of((-60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
+def a_wipe_is_written(site: Site, begins: int, lasts: int, passes: int) -> None:
+    site.ask_for_wipe(_window(site, begins, lasts))
+    _pass(site, passes)
+
+
+def _window(site: Site, begins: int, lasts: int) -> Window:
+    start = (site.now + timedelta(seconds=begins)).replace(microsecond=0)
+    return Window(start, start + timedelta(seconds=lasts))
+
+
+@step(weight=1, start=_of((-3600, 0, 0, 30)), end=_of((-600, 0, 61, 3600)), passes=PASSES)
+def a_window_is_moved(site: Site, start: int, end: int, passes: int) -> None:
+    site.move_window(start, end)
+    _pass(site, passes)
+
+
+@step(weight=1, passes=PASSES)
+def a_maintenance_is_removed(site: Site, passes: int) -> None:
+    site.push(job=None)
+    _pass(site, passes)
+
+
+@step(lasts=SECONDS)
+def two_commits_come_together(site: Site, lasts: int) -> None:
+    """Both are merged before the instance looks."""
+    site.ask_for_installation()
+    if site.commit.job is None:
+        site.ask_for_repair(_window(site, 0, lasts))
+    else:
+        site.push(job=None)
+    site.reconcile()
+
+
+@step(weight=1, lifecycle=_of(("Active", "Active", "Parked")), stopped=_of((False, False, True)), passes=PASSES)
+def a_commit_parks_or_stops(site: Site, lifecycle: str, stopped: bool, passes: int) -> None:
+    site.push(lifecycle=lifecycle, stopped=stopped)
+    _pass(site, passes)
+
+
+@step(weight=1, bmc=_of(("a", "a", "b", None)), passes=PASSES)
+def a_commit_names_another_bmc(site: Site, bmc: str | None, passes: int) -> None:
+    site.push(bmc=bmc if site.bmcs else None)
+    _pass(site, passes)
+
+
+@step(weight=1, passes=PASSES)
+def the_branch_is_rewound(site: Site, passes: int) -> None:
+    site.rewind()
+    _pass(site, passes)
+
+
+@step(how=_of(("shell", "message", "message")))
+def what_is_held_is_acknowledged(site: Site, how: str) -> None:
+    site.approve() if how == "shell" else site.acknowledge_in_message()
+    site.reconcile()
+
+
+# Time
+
+
+@step(weight=4, seconds=SECONDS, passes=PASSES)
+def time_passes(site: Site, seconds: int, passes: int) -> None:
+    site.wait(seconds)
+    _pass(site, passes)
+
+
+@step(seconds=_of((-7200, -180, -45, 45, 180, 7200, 0, 0)))
+def the_clock_is_moved(site: Site, seconds: int) -> None:
+    site.skew = timedelta(seconds=seconds)
+
+
+# Machines and others
+
+
+@step(weight=4, path=PATHS, goes_on=BOOLEANS, ends=ENDS)
+def the_machine_boots(site: Site, path: str, goes_on: bool, ends: str | None) -> None:
+    site.boot(path, goes_on=goes_on, ends=ends)
+
+
+@step(weight=4, first=PATHS, then=PATHS, seconds=SECONDS, goes_on=BOOLEANS, ends=ENDS, passes=_of((0, 0, 1)))
+def the_machine_boots_again(
+    site: Site, first: str, then: str, seconds: int, goes_on: bool, ends: str | None, passes: int
+) -> None:
+    site.boot(first, goes_on=goes_on, ends=ends)
+    site.wait(seconds)
+    _pass(site, passes)
+    site.boot(then, goes_on=goes_on, ends=ends)
+
+
+@step(weight=3, path=PATHS, goes_on=BOOLEANS)
+def the_machine_boots_through_a_proxy(site: Site, path: str, goes_on: bool) -> None:
+    site.boot(path, goes_on=goes_on, proxy=True)
+
+
+@step(weight=3, kind=_of(("ForceRestart", "ForceRestart", "ForceOff", "On")), seconds=_of((31, 130, 301)))
+def the_machine_resets(site: Site, kind: str, seconds: int) -> None:
+    site.own.reset(kind)
+    site.wait(seconds)
+
+
+@step(weight=1)
+def somebody_else_writes_to_its_bmc(site: Site) -> None:
+    site.own.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
+
+
+@step(path=PATHS, agent=_of(tuple(OTHERS)), method=_of(("GET", "HEAD")))
+def a_monitor_looks(site: Site, path: str, agent: str, method: str) -> None:
+    site.look(path, agent, method)
+
+
+@step(weight=1, path=PATHS)
+def another_machine_asks(site: Site, path: str) -> None:
+    other = site.other.uuid
+    site.nobody_else_is_given(site.fetch(f"{path}?uuid={other}"), "another machine")
+
+
+@step(weight=1, path=PATHS)
+def another_endpoint_is_asked(site: Site, path: str) -> None:
+    site.nobody_else_is_given(site.fetch_elsewhere(path), "who asks another endpoint")
+
+
+@step(weight=1, path=PATHS)
+def a_mirror_serves(site: Site, path: str) -> None:
+    site.serve_static(path)
+
+
+@step(weight=1, path=PATHS)
+def assets_vanish_for_a_while(site: Site, path: str) -> None:
+    site.assets_are_lost()
+    site.boot(path, goes_on=True)
+    site.assets_are_there()
+
+
+# Processes
+
+
+@step(weight=3)
+def it_reconciles(site: Site) -> None:
+    site.reconcile()
+
+
+@step()
+def the_instance_is_restarted(site: Site) -> None:
+    site.stop_instance()
+    site.start_instance()
+
+
+@step(weight=1)
+def the_instance_is_gone(site: Site) -> None:
+    site.stop_instance()
+
+
+@step()
+def the_instance_comes_back(site: Site) -> None:
+    if site.instance is None:
+        site.start_instance()
+        site.reconcile()
+
+
+@step(weight=3, calls=_of(tuple(range(40))), restarts=BOOLEANS)
+def the_instance_is_killed(site: Site, calls: int, restarts: bool) -> None:
+    site.instance_fate.dies_in = calls
+    site.reconcile()
+    if restarts and site.instance is None:
+        site.start_instance()
+
+
+@step(weight=1, when=_of(("before", "after")))
+def the_instance_dies_at_a_bmc(site: Site, when: str) -> None:
+    site.own.at_patch = when
+    site.reconcile()
+    if site.instance is None:
+        site.start_instance()
+
+
+@step(weight=4, path=PATHS, calls=_of(tuple(range(9))), again=PATHS, seconds=_of((0, 0, 5, 61)))
+def the_endpoint_is_killed(site: Site, path: str, calls: int, again: str, seconds: int) -> None:
+    if site.serving is not None:
+        site.serving.fate.dies_in = calls
+        site.boot(path, goes_on=True)
+        site.start_endpoint()
+        site.wait(seconds)
+        site.boot(again, goes_on=True)
+
+
+@step(path=PATHS)
+def the_endpoint_is_restarted(site: Site, path: str) -> None:
+    site.start_endpoint()
+    site.boot(path, goes_on=True)
+
+
+# Disasters
+
+
+@step()
+def a_backup_is_made(site: Site) -> None:
+    if len(site.backups) < 4:
+        site.back_up()
+
+
+@step(which=_of((0, 1, 2, 3)), what=_of((("state",), ("output",), ("state", "output"))), passes=_of((0, 1)))
+def a_backup_is_put_back(site: Site, which: int, what: tuple[str, ...], passes: int) -> None:
+    if site.backups:
+        site.restore(site.backups[which % len(site.backups)], what)
+        site.start_instance()
+        site.start_endpoint()
+        _pass(site, passes)
+        site.boot(LOOKUPS[0], goes_on=True)
+
+
+@step(weight=1, passes=_of((0, 1)))
+def the_tree_is_lost(site: Site, passes: int) -> None:
+    site.lose_output()
+    site.start_instance()
+    site.start_endpoint()
+    _pass(site, passes)
+    site.boot(LOOKUPS[0], goes_on=True)
+
+
+# Operators
+
+
+@step(provisioned=_of((False, False, True)))
+def an_operator_sets_its_record(site: Site, provisioned: bool) -> None:
+    site.set_record(provisioned=provisioned)
+    site.reconcile()
+
+
+@step(weight=1, everything=BOOLEANS, path=PATHS)
+def an_operator_stops(site: Site, everything: bool, path: str) -> None:
+    site.stop(everything=everything)
+    site.boot(path, goes_on=True)
+
+
+@step()
+def an_operator_starts(site: Site) -> None:
+    site.start()
+
+
+@step()
+def an_operator_adopts(site: Site) -> None:
+    site.adopt()
+
+
+@step(weight=1)
+def an_operator_accepts_the_clock(site: Site) -> None:
+    site.accept_clock()
+
+
+# Lives
+
+
+@dataclass(frozen=True)
+class Life:
+    """One life: how its site is, and what happens there."""
+
+    ways: Ways
+    has_bmc: bool
+    netboots: bool
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.ways} has_bmc={self.has_bmc} netboots={self.netboots}", *map(str, self.steps)])
+
+
+def life_of(seed: int, number: int) -> Life:
+    """The life with a number."""
+    draws = Random(f"{seed}/{number}")
+    evidence = draws.choice(("Fetched", "Fetched", "Reported"))
+    ways = Ways(
+        often=draws.choice(("Once", "Once", "OnImageChange")),
+        evidence=evidence,
+        attempts=draws.choice((1, 2)) if evidence == "Reported" else 1,
+        boots=draws.choice((1, 1, 1, 2)),
+        names_endpoint=draws.choice((True, False)),
+        is_guarded=draws.choice((False, False, True)),
+    )
+    names = draws.choices(list(KINDS), [each.weight for each in KINDS.values()], k=draws.randint(5, LONGEST))
+    steps = tuple(Step(name, KINDS[name].draw(draws)) for name in names)
+    return Life(ways, draws.choice((False, True)), draws.choice((True, True, False)), steps)
 
 
 @dataclass
-class Site:
-    """Everything, and what the machine was given."""
+class World:
+    """What lives have in common: where they lie, and the BMCs of one after the other."""
 
     folder: Path
-    violations: list[str] = field(default_factory=list)
+    bmcs: Mapping[str, RedfishServer]
     counts: Counter[str] = field(default_factory=Counter)
 
-    # What is true
-    now: datetime = datetime(2026, 11, 20, 12, tzinfo=UTC)
-    skew: timedelta = timedelta(0)  # of the host's clock, which instance and endpoint go by
-    skewed_at: datetime | None = None  # when it was moved last
-
-    # What Git says
-    provision: int = 1
-    window: tuple[datetime, datetime] | None = None
-    pushed: int = 0
-
-    # Who lives
-    instance: Parts | None = None
-    endpoint: Endpoint | None = None
-    tree: PublishedTree | None = None
-    recording: MortalRecording | None = None
-
-    # What was given
-    epoch: int = 0  # an operator's words open everything anew
-    given: dict[tuple[int, int], datetime] = field(default_factory=dict)  # (provision, epoch): when first
-    started: set[tuple[int, int]] = field(default_factory=set)  # of which data was fetched
-    cached: dict[str, Given] = field(default_factory=dict)  # by a proxy, by path
-    backups: list[Path] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._instance, self._endpoint = ExitStack(), ExitStack()
-        self.repository = Repository.create(self.folder / "git")
-        self.push()
-        self.start_instance("fresh")
-        self.start_endpoint()
-        self.reconcile()
-
-    @property
-    def clock(self) -> datetime:
-        """What the host takes for now."""
-        return self.now + self.skew
-
-    # Git
-
-    def push(self, **changed: Any) -> None:
-        for name, value in changed.items():
-            setattr(self, name, value)
-        window = (
-            self.window
-            and f"window: {{start: '{format_instant(self.window[0])}', end: '{format_instant(self.window[1])}'}}"
-        )
-        documents = [
-            fleet(FLEET),
-            server("web01", "role: web", f"provision: {self.provision}"),
-            image("flatcar-1", "userData: Ignition/3.4"),
-            image("memtest-7", "writesDisk: false"),
-            profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: t}"),
-            profile("repair", "memtest-7"),
-            policy("web", "{matchLabels: {role: web}}", often="Once"),
-            maintenance(f"repair-{self.pushed}", "", window) if window else "",
-        ]
-        self.pushed += 1
-        files = {f"{number:02}.yaml": text for number, text in enumerate(documents)}
-        self.repository.push({**files, "t": '{"ignition": {"version": "3.4.0"}}'})
-
-    # Processes
-
-    def start_instance(self, initial: str | None = None) -> None:
-        stack = ExitStack()
-        made = in_process(self.folder, self.repository.bare, clock=lambda: self.clock, initial=initial)
-        self.instance = stack.enter_context(made)
-        self._instance = stack
-
-    def stop_instance(self) -> None:
-        self._instance.close()
-        self.instance = None
-
-    def reconcile(self) -> None:
-        if self.instance is None:
-            return
+    def live(self, life: Life) -> list[str]:
+        """What was wrong in it; however it went: in the end, left alone, all is in order."""
+        bmcs = self.bmcs if life.has_bmc else {}
+        site = Site(Path(mkdtemp(dir=self.folder)), bmcs, life.ways, life.netboots)
         try:
-            self.instance.source.fetch()
-        except GitbootError:  # a restored clone is made anew by the next reconcile
-            self.counts["fetches failed"] += 1
-        self.instance.reconciler.reconcile(self.clock, wait=True)
-        self.counts["reconciled"] += 1
+            for each in life.steps:
+                KINDS[each.name].do(site, **each.facts)
+                self.counts[f"step: {each.name}"] += 1
+                if site.book.violations:
+                    return site.book.violations
+            site.calm_down()
+            return site.book.violations
+        finally:
+            site.close()
+            self.counts["asked for"] += len(site.book.asks)
+            self.counts.update(site.counts)
 
-    def start_endpoint(self) -> None:
-        self.stop_endpoint()
-        stack = ExitStack()
-        folder = self.folder / "spool"
-        folder.mkdir(exist_ok=True)
-        spool = Spool(folder)
-        stack.callback(spool.close)
-        self.recording = MortalRecording(spool, DEADLINE_S)
-        compared = ComparedClock(lambda: self.clock, elapsed_s=lambda: self.clock.timestamp())
-        self.tree = PublishedTree(self.folder / "output", lambda: self.clock, compared=compared)
-        self.endpoint = Endpoint(self.folder / "output", self.tree, lambda: self.clock, self.recording)
-        self._endpoint = stack
-
-    def stop_endpoint(self) -> None:
-        self._endpoint.close()
-        self.endpoint = self.recording = self.tree = None
-
-    # Fetches
-
-    def fetch(self, path: str, client: str = ITSELF, agent: str = IPXE, **more: str) -> Given | None:
-        """What an endpoint answers; None where none lives, or it died of it."""
-        if self.endpoint is None or self.tree is None:
-            return None
-        self.tree.look()
-        headers = {"host": "boot.test", "user-agent": agent, **more}
-        method = headers.pop("method", "GET")
-        try:
-            return asyncio.run(_asked(self.endpoint, method, path, client, headers.items()))
-        except Killed:
-            self.counts["endpoint killed"] += 1
-            self.stop_endpoint()
-            return None
-
-    def boot(self, path: str, *, goes_on: bool) -> None:
-        """The machine fetches its entry; where it ``goes_on``, what the entry names as well."""
-        self._boots(self.fetch(path), goes_on=goes_on)
-
-    def boot_through_proxy(self, path: str, *, goes_on: bool) -> None:
-        """The same, through a cache that asks whether what it has is still right."""
-        held = self.cached.get(path)
-        asked = {}
-        if held is not None and "etag" in held.headers:
-            asked["if-none-match"] = held.headers["etag"]
-        if held is not None and "last-modified" in held.headers:
-            asked["if-modified-since"] = held.headers["last-modified"]
-        if (answer := self.fetch(path, "10.0.0.3", **asked)) is None:
-            return
-        if answer.status == 304:
-            answer = held
-        elif answer.status == 200 and "no-store" not in answer.headers.get("cache-control", ""):
-            self.cached[path] = answer
-        self._boots(answer, goes_on=goes_on)
-
-    def _boots(self, answer: Given | None, *, goes_on: bool) -> None:
-        if answer is None:
-            return
-        self.counts[answer.image] += 1
-        if answer.image == "memtest-7":
-            self._in_a_maintenance()
-        if answer.image != "flatcar-1":
-            return
-        made = (self.provision, self.epoch)
-        first = self.given.setdefault(made, self.now)
-        if self.now >= first + GRACE or made in self.started:
-            self.violations.append(f"{self.now}: {made} was given at {first}, and is given again")
-        if goes_on:
-            for path in re.findall(r"http://boot\.test(/[^\s'\"]+)", answer.body):
-                if "/assets/" not in path and (data := self.fetch(path)) is not None and data.status == 200:
-                    self.started.add(made)
-
-    def _in_a_maintenance(self) -> None:
-        if self.window is None:
-            return  # it is removed, and that is not reconciled yet
-        if self.clock >= self.window[1] + GRACE:
-            self.violations.append(f"{self.now}: a maintenance is booted that ended at {self.window[1]}")
-
-    # Disasters
-
-    def back_up(self) -> None:
-        """Copy STATE and OUTPUT while nobody writes."""
-        alive = self.instance is not None
-        self.stop_instance()
-        backup = self.folder / f"backup-{len(self.backups)}"
-        for name in ("state", "output"):
-            shutil.copytree(self.folder / name, backup / name, symlinks=True)
-        self.backups.append(backup)
-        if alive:
-            self.start_instance()
-
-    def restore(self, backup: Path, names: Iterable[str]) -> None:
-        """Put back what was copied."""
-        self.stop_instance()
-        for name in names:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-            shutil.copytree(backup / name, self.folder / name, symlinks=True)
-
-    def lose_output(self) -> None:
-        self.stop_instance()
-        self.stop_endpoint()
-        shutil.rmtree(self.folder / "output")
-
-    # Operators
-
-    def is_pending(self) -> None:
-        """An operator wants it installed once more."""
-        if self.instance is None:
-            return
-        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
-        requests.give(self.instance.ledger, self.clock, "ada", "records", {"items": [item], "reason": "again"})
-        self.epoch += 1
-
-    # The end
-
-    def calm_down(self) -> None:
-        """All live, the clock is right, and a while passes."""
-        if self.instance is None:
-            self.start_instance()
-        self.skew = timedelta(0)
-        self.start_endpoint()
-        for path in LOOKUPS:
-            self.now += timedelta(seconds=61)
-            self.reconcile()
-            self.boot(path, goes_on=False)
-        over = self.window is None or self.window[1] <= self.now
-        for path in LOOKUPS:
-            if over and (answer := self.fetch(path, "10.9.0.5", "monitor")) is not None and answer.image == "memtest-7":
-                self.violations.append(f"{self.now}: {path} offers a maintenance that is over")
-
-    def close(self) -> None:
-        self.stop_instance()
-        self.stop_endpoint()
+    def shortest(self, life: Life) -> Life:
+        """The same life without the steps that what is wrong does not need."""
+        steps, before = list(life.steps), Counter(self.counts)
+        for length in (8, 4, 2, 1, 1):
+            position = 0
+            while position < len(steps):
+                fewer = Life(life.ways, life.has_bmc, life.netboots, (*steps[:position], *steps[position + length :]))
+                if self.live(fewer):
+                    steps = list(fewer.steps)
+                else:
+                    position += length
+        self.counts = before
+        return Life(life.ways, life.has_bmc, life.netboots, tuple(steps))
 
 
-async def _asked(endpoint: Endpoint, method: str, path: str, client: str, headers: Iterable[tuple[str, str]]) -> Given:
-    sent: list[Any] = []
+@contextmanager
+def world(folder: Path) -> Iterator[World]:
+    """A world whose processes are mortal."""
+    with ExitStack() as stack:
+        bmcs = {name: stack.enter_context(RedfishServer(Service())) for name in ("a", "b")}
+        stack.enter_context(mortals())
+        # Whether two processes' locks hold is asked of the same folder again and again.
+        stack.enter_context(patch("gitboot.storage._check_locks", lambda *_: None))
+        logging.disable(logging.CRITICAL)
+        stack.callback(logging.disable, logging.NOTSET)
+        yield World(folder, bmcs)
 
-    async def send(message: Any) -> None:
-        sent.append(message)
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
+def folder_for_lives() -> TemporaryDirectory[str]:
+    """Where they lie: in memory, where there is such a place."""
+    return TemporaryDirectory(prefix="gitboot-lives-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None)
 
-    path, _, query = path.partition("?")
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "headers": [(name.encode(), value.encode()) for name, value in headers],
-        "client": (client, 40000),
-        "server": ("boot.test", 80),
-        "scheme": "http",
-    }
-    await endpoint(scope, receive, send)
-    answered = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-    return Given(sent[0]["status"], answered, b"".join(each.get("body", b"") for each in sent[1:]).decode())
+
+def say(*lines: object) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Live many lives, say how far it has come, and in the end what happened in them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lives", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first life")
+    parser.add_argument("--all", action="store_true", help="go on after a life in which something is wrong")
+    given = parser.parse_args()
+    began, wrong = time.monotonic(), 0
+    with folder_for_lives() as folder, world(Path(folder)) as lived:
+        for number in range(given.first, given.first + given.lives):
+            life = life_of(given.seed, number)
+            if lived.live(life):
+                wrong += 1
+                shortest = lived.shortest(life)
+                say(f"life {number} of seed {given.seed}:", shortest, *lived.live(shortest))
+                if not given.all:
+                    break
+            if (number - given.first + 1) % 100 == 0:
+                cpu_s, all_s = sum(os.times()[:4]), time.monotonic() - began
+                say(f"{number - given.first + 1} lives, {wrong} wrong, {cpu_s:.0f} s of CPU, {all_s:.0f} s in all")
+    say(f"seed {given.seed}, lives {given.first} to {number}: {wrong} in which something is wrong")
+    say(*(f"{times:9} {what}" for what, times in sorted(lived.counts.items())))
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

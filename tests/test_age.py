@@ -88,7 +88,6 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
         (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "over 20"),
         (pyrage.encrypt(b"x" * MOST_BYTES, [ONE.to_public()]), "over 65,536"),
     ],
-    ids=range(10),  # what is encrypted differs each time, and workers compare names
 )
 def test_what_no_endpoint_could_open_is_told_without_a_key(data: bytes, why: str) -> None:
     with pytest.raises(NotSealed, match=why):

@@ -1,0 +1,690 @@
+"""A site: repository, instance, endpoints, a mirror, machines with BMCs, and clocks that may be wrong.
+
+Git, ledger, tree, spool, endpoints and Redfish are the real ones; all of it lives in this process, and can die at any
+of its system calls. What machines are answered goes into a book that knows nothing of gitboot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from gitboot.diff.guard import Guard, Limits, trailer
+from gitboot.errors import GitbootError
+from gitboot.instance.requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
+from gitboot.ledger import requests
+from gitboot.model.scalars import SystemUuid
+from gitboot.observe.spool import Spool, aside
+from gitboot.plan import Record
+from gitboot.resolve.records import record_facts
+from gitboot.serve.app import DEADLINE_S, Endpoint
+from gitboot.serve.clocks import ComparedClock
+from gitboot.serve.recording import Recording
+from gitboot.serve.tree import PublishedTree
+from tests.doubles import UNGUARDED
+from tests.fleets import mac_of, uuid_of
+from tests.inprocess import Parts, in_process
+from tests.lives_machines import NETWORK, Reading, Watched
+from tests.redfish.double import Boot
+from tests.redfish.profiles import ENABLED, GENERIC, TARGET
+from tests.redfish.server import RedfishServer
+from tests.site_book import GRACE, Book, Window
+from tests.site_commits import BASE, Asked, Commit, Job, Origin, Ways, ask_of
+from tests.site_kills import Fate, Killed, living
+
+MAC: Final = mac_of("web01").replace(":", "-")
+LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")
+ITSELF, PROXY, MONITOR, CURL, HERE = "10.0.0.7", "10.0.0.3", "10.9.0.5", "10.0.0.99", "127.0.0.1"
+IPXE: Final = "iPXE/1.21.1+ (g988d2)"
+ASSETS: Final = tuple(f"{image}/kernel" for image in ("flatcar-1", "flatcar-2", "wiper-1", "memtest-7"))
+OTHERS: Final = {  # whose fetches never count, by what they say they are
+    "check_http/2.3": MONITOR,
+    IPXE: MONITOR,
+    "curl/8.5.0": CURL,
+    "Mozilla/5.0 (X11)": CURL,
+    "gitboot-looker": HERE,
+}
+_MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
+
+
+class Given(NamedTuple):
+    """What a client was answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: str
+
+    @property
+    def label(self) -> str | None:
+        """What was asked for that it boots; None: the disk, or nothing."""
+        found = re.search(r"\bask=([a-z]+-\d+)", self.body) if self.status == 200 else None
+        return found[1] if found else None
+
+    @property
+    def why_not(self) -> str | None:
+        """Why a boot is not given."""
+        found = re.search(r"# gitboot: not given: .* \((\w+)\); look", self.body)
+        return found[1] if found else None
+
+
+class Boots(NamedTuple):
+    """How a machine boots from the network, if it does."""
+
+    path: str
+    goes_on: bool = True  # to what its entry names
+    ends: str | None = None  # how its installer does: "provisioned", "failed"; None: it is silent
+    proxy: bool = False
+
+
+class MortalSpool(Spool):
+    """A spool whose thread ends with its process, which is told."""
+
+    ended: Callable[[], None] = staticmethod(lambda: None)
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        except Killed:
+            self.ended()
+
+
+@dataclass
+class Serving:
+    """One endpoint's process."""
+
+    endpoint: Endpoint
+    tree: PublishedTree
+    compared: ComparedClock
+    spool: MortalSpool
+    fate: Fate = field(default_factory=Fate)
+
+    def look(self) -> None:
+        """As it does each second."""
+        self.tree.look()
+        self.compared.keep()
+
+
+@dataclass
+class Site:
+    """Everything, and what the machine was given."""
+
+    folder: Path
+    bmcs: Mapping[str, RedfishServer] = field(default_factory=dict)  # a leads to its own BMC, b to another machine's
+    ways: Ways = field(default_factory=Ways)
+    netboots: bool = True  # whether its firmware starts from the network by itself
+    book: Book = field(default_factory=Book)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    # What is true
+    skew: timedelta = timedelta(0)  # of the host's clock, which instance and endpoint go by
+    commit: Commit = field(default_factory=Commit)
+    asked: Asked = field(default_factory=Asked)
+    trailers: list[str] = field(default_factory=list)  # of all messages that have acknowledged anything
+    seen: set[str] = field(default_factory=set)  # commits that the instance may have accepted
+    since: list[Commit] = field(default_factory=list)  # the commits one of which the instance goes by
+    settled: Commit | None = None  # the one, where that is sure
+    history: list[Commit] = field(default_factory=list)
+    open_as_set: list[str] = field(default_factory=list)  # what the override that stands may be for
+    reconciled_at: datetime | None = None
+    stopped: bool = False  # an operator has stopped what writes disks, and the instance knows
+    stop_asked: bool = False
+    loses_assets: bool = False
+
+    # Who lives
+    instance: Parts | None = None
+    instance_fate: Fate = field(default_factory=Fate)
+    serving: Serving | None = None
+
+    cached: dict[str, Given] = field(default_factory=dict)  # by a proxy, by path
+    backups: list[Path] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stack, self._loop, self._next = ExitStack(), asyncio.new_event_loop(), Boots(LOOKUPS[0])
+        self.own, self.other = (self._machine(name) for name in ("web01", "stranger"))
+        for name, server in self.bmcs.items():
+            server.heal()
+            server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
+        self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
+        for asset in ASSETS:
+            (self.folder / "assets" / asset).parent.mkdir(parents=True)
+        self.assets_are_there()
+        (self.folder / "rack").mkdir()
+        (self.folder / "rack" / "username").write_text("root")
+        (self.folder / "rack" / "password").write_text("secret")
+        for name in ("spool", "spool-b"):
+            (self.folder / name).mkdir()
+        self.origin = Origin(self.folder / "git")
+        self.commit = replace(self.commit, bmc="a" if self.bmcs else None)
+        self.book.ask(self.commit.label, ask_of(self.ways))
+        self.push()
+        self.start_instance("fresh")
+        self.start_endpoint()
+        self.reconcile()
+
+    def _machine(self, name: str) -> Watched:
+        machine = Watched(name, uuid=uuid_of(name), profile=GENERIC)
+        machine.witness = self
+        return machine
+
+    @property
+    def now(self) -> datetime:
+        return self.own.now
+
+    @property
+    def clock(self) -> datetime:
+        """What the host takes for now."""
+        return self.now + self.skew
+
+    @property
+    def fate(self) -> Fate:
+        """The instance's, for machines at whose BMC it dies."""
+        return self.instance_fate
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass for all, event by event."""
+        ends = self.now + timedelta(seconds=seconds)
+        for machine in (self.own, self.other):
+            machine.advance((ends - machine.now).total_seconds())
+
+    # Git
+
+    def push(self, message: str = "Change", **changes: Any) -> None:
+        """One commit more."""
+        self.commit, self.settled = replace(self.commit, **changes), None
+        self.since.append(self.commit)
+        self.history.append(self.commit)
+        addresses = {name: server.url for name, server in self.bmcs.items()}
+        self.origin.push(self.commit.files(self.ways, addresses, self.own.path), message)
+
+    def ask_for_installation(self, message: str = "Install it again", *, acknowledged: bool = True) -> None:
+        """A commit by which it is to be installed."""
+        label = self.asked.install()
+        ask = ask_of(self.ways)
+        ask.acknowledged = acknowledged and not self.ways.is_guarded
+        self.book.ask(label, ask)
+        image = self.commit.image
+        if self.ways.often == "OnImageChange":
+            image = 3 - image
+        self.push(message, label=label, image=image, provision=self.commit.provision + 1)
+
+    def ask_for_repair(self, window: Window) -> None:
+        label = self.asked.repair()
+        ask = ask_of(self.ways)
+        ask.writes, ask.windows = False, [window]
+        self.book.ask(label, ask)
+        self.push(job=Job(label=label, window=window))
+
+    def ask_for_wipe(self, window: Window) -> None:
+        label = self.asked.wipe()
+        ask = ask_of(Ways())
+        ask.windows, ask.acknowledged = [window], not self.ways.is_guarded
+        self.book.ask(label, ask)
+        self.push(job=Job(label=label, window=window, run=self.asked.wipes))
+
+    def move_window(self, start: float, end: float) -> None:
+        """Another window for what is in Git; it is the same job, unless it has run before its new start."""
+        job = self.commit.job
+        if job is None:
+            return
+        moved = Window(job.window.start + timedelta(seconds=start), job.window.end + timedelta(seconds=end))
+        if moved.start < min(moved.end, job.window.end):
+            self.book.asks[job.label].windows.append(moved)
+            self.push(job=replace(job, window=moved))
+
+    def rewind(self) -> None:
+        """Somebody forces the branch to a commit beside the newest, with every old acknowledgement in its message."""
+        newest = self.origin.line[-1]
+        if self.origin.rewind():
+            self.ask_for_installation("\n".join(["Another", "", *self.trailers]), acknowledged=newest not in self.seen)
+
+    def approve(self) -> None:
+        """An operator acknowledges what is held."""
+        held = self.instance.reconciler.status.held if self.instance is not None else None
+        if self.instance is None or held is None or held.commit != self.origin.line[-1]:
+            return
+        if self._request(APPROVE, {"digest": held.digest, "guards": list(held.guards), "reason": "looked at"}):
+            self.book.acknowledge(self.commit.labels)
+            self.counts["acknowledged with a shell"] += 1
+
+    def acknowledge_in_message(self) -> None:
+        """A commit more whose message acknowledges what is held, which means nothing where commits were taken back."""
+        held = self.instance.reconciler.status.held if self.instance is not None else None
+        if held is None or held.commit != self.origin.line[-1]:
+            return
+        lines = [trailer(held.digest, Guard(guard)) for guard in held.guards]
+        self.trailers += lines
+        if str(Guard.ALLOW_REWIND) not in map(str, held.guards):
+            self.book.acknowledge(self.commit.labels)
+            self.counts["acknowledged in a message"] += 1
+        self.push("\n".join(["Acknowledge", "", *lines]))
+
+    # The instance
+
+    def start_instance(self, initial: str | None = None) -> None:
+        self.instance_fate, stack = Fate(), ExitStack()
+        limits = {**UNGUARDED, "max_reinstalls": 0} if self.ways.is_guarded else UNGUARDED
+        made = in_process(
+            self.folder,
+            self.origin.path,
+            limits=Limits(**limits),
+            clock=lambda: self.clock,
+            initial=initial,
+            credentials=self.folder,
+        )
+        self.instance = stack.enter_context(made)
+        self._stack = stack
+
+    def stop_instance(self) -> None:
+        with living(self.instance_fate), suppress(Killed):
+            self._stack.close()
+        self._stack, self.instance = ExitStack(), None
+        for machine in (self.own, self.other):
+            machine.at_patch = None
+
+    def reconcile(self) -> None:
+        """Fetch and reconcile, as far as the instance lives."""
+        if self.instance is None:
+            return
+        parts, fetched = self.instance, True
+        with living(self.instance_fate), suppress(Killed):
+            try:
+                parts.source.fetch()
+            except GitbootError:  # a restored clone is made anew by the next reconcile
+                self.counts["fetches failed"] += 1
+                fetched = False
+            for _ in range(_MOST_AT_ONCE):
+                due = parts.reconciler.reconcile(self.clock, wait=True)
+                if due is None or due > self.clock:
+                    break
+        self.instance_fate.dies_in = None
+        if self.serving is not None and not self.serving.fate.dead:
+            self.serving.look()
+        self.seen.add(self.origin.line[-1])
+        if self.instance_fate.dead:
+            self.counts["instance killed"] += 1
+            self.stop_instance()
+            return
+        self.counts["reconciled"] += 1
+        self.reconciled_at = self.now
+        self.stopped = self.stop_asked
+        newest, status = self.origin.line[-1], parts.reconciler.status
+        if fetched and status.accepted == status.applied == newest:
+            self.settled, self.since = self.commit, [self.commit]
+
+    # The endpoint
+
+    def start_endpoint(self) -> None:
+        self.stop_endpoint()
+        self.serving = self._served(self.folder / "spool")
+
+    def _served(self, folder: Path) -> Serving:
+        spool = MortalSpool(folder)
+        compared = ComparedClock(lambda: self.clock, folder=aside(folder), elapsed_s=lambda: self.now.timestamp())
+        tree = PublishedTree(self.folder / "output", lambda: self.clock, compared=compared)
+        recording = Recording(spool, DEADLINE_S)
+        assets = self.folder / "assets"
+        endpoint = Endpoint(self.folder / "output", tree, lambda: self.clock, recording, assets=assets)
+        return Serving(endpoint, tree, compared, spool)
+
+    def stop_endpoint(self) -> None:
+        if self.serving is not None:
+            with living(self.serving.fate), suppress(Killed):
+                self.serving.spool.close()
+        self.serving = None
+
+    def fetch(self, path: str, client: str = ITSELF, agent: str = IPXE, **more: str) -> Given | None:
+        """What the endpoint answers; None where none lives, or it died of it."""
+        if (serving := self.serving) is None:
+            return None
+        answer = self._fetch_from(serving, path, client, agent, more)
+        if serving.fate.dead:
+            self.counts["endpoint killed"] += 1
+            for each in self.since:  # what it had recorded it has given, for all that anybody knows
+                self.book.asks[each.label].may_be_done = True
+            self.stop_endpoint()
+        return answer
+
+    def fetch_elsewhere(self, path: str) -> Given | None:
+        """What another endpoint of the same tree answers, which has a spool of its own."""
+        other = self._served(self.folder / "spool-b")
+        try:
+            return self._fetch_from(other, path, ITSELF, IPXE, {})
+        finally:
+            other.spool.close()
+
+    def _fetch_from(
+        self, serving: Serving, path: str, client: str, agent: str, more: Mapping[str, str]
+    ) -> Given | None:
+        headers = {"host": "boot.test", "user-agent": agent, **more}
+        method, body = headers.pop("method", "GET"), headers.pop("body", "")
+        with living(serving.fate):
+            try:
+                serving.look()
+                asked = self._loop.create_task(_asked(serving.endpoint, method, path, client, headers.items(), body))
+                serving.spool.ended = lambda: self._ended(asked)
+                answer = self._loop.run_until_complete(asked)
+            except (asyncio.CancelledError, Killed):
+                return None
+            if serving.fate.dies_in is not None:  # it dies before it has answered, with all written down
+                serving.fate.dead = True
+                return None
+        if (why := answer.why_not) is not None:
+            self.counts[f"refused: {why}"] += 1
+        return answer
+
+    def _ended(self, asked: asyncio.Task[Given]) -> None:
+        self._loop.call_soon_threadsafe(asked.cancel)
+
+    # Boots
+
+    def boot(self, path: str, *, goes_on: bool, ends: str | None = None, proxy: bool = False) -> None:
+        """The machine boots, after its POST where it has a BMC."""
+        self._next = Boots(path, goes_on, ends, proxy)
+        if self.bmcs:
+            self.own.reset()
+            self.wait(self.own.post_s)
+        else:
+            self._boots_network(self._next)
+
+    def _own_booted(self, boot: Boot) -> None:
+        by_override = boot.target in NETWORK
+        if by_override:
+            self.counts["consumed"] += 1
+            if len(self.open_as_set) == 1:
+                self.book.asks[self.open_as_set[0]].consumed += 1
+            self.open_as_set = []
+        if by_override or (boot.target == "None" and self.netboots):
+            self._boots_network(self._next)
+
+    def _other_booted(self, boot: Boot) -> None:
+        if boot.target in NETWORK:
+            self.book.wrong(self.now, "another machine boots from the network")
+
+    def _boots_network(self, boots: Boots) -> None:
+        """It fetches its entry; where it goes on, what the entry names, and what its installer has to say."""
+        answer = self._through_proxy(boots.path) if boots.proxy else self.fetch(boots.path)
+        self._judge(answer)
+        label = answer.label if answer is not None else None
+        if answer is None or label is None or not boots.goes_on:
+            return
+        for url in re.findall(rf"{BASE}(/[^\s'\";]+)", answer.body):
+            if "/assets/" in url or (data := self.fetch(url)) is None or data.status != 200:
+                continue
+            if data.label is None and "/data/" in url:
+                self.book.started(label)
+                self._end(label, data.body, boots.ends)
+
+    def _end(self, label: str, data: str, ends: str | None) -> None:
+        """The installer reports."""
+        with suppress(ValueError):
+            url = str(json.loads(data).get("x", ""))
+            if url and ends is not None:
+                path = urlsplit(url).path.replace("/provisioned/", f"/{ends}/")
+                more = {"method": "POST", "body": "no disk"} if ends == "failed" else {}
+                said = self.fetch(path, **more)
+                if said is not None and said.status in (200, 204):
+                    self.book.reported(label, failed=ends == "failed")
+                    self.counts[f"reported {ends}"] += 1
+
+    def _through_proxy(self, path: str) -> Given | None:
+        """What a cache gives that asks whether what it has is still right."""
+        held = self.cached.get(path)
+        asked = {}
+        if held is not None and "etag" in held.headers:
+            asked["if-none-match"] = held.headers["etag"]
+        if held is not None and "last-modified" in held.headers:
+            asked["if-modified-since"] = held.headers["last-modified"]
+        answer = self.fetch(path, PROXY, **asked)
+        if answer is not None and answer.status == 304:
+            return held
+        if answer is not None and answer.status == 200 and "no-store" not in answer.headers.get("cache-control", ""):
+            self.cached[path] = answer
+        return answer
+
+    def _judge(self, answer: Given | None) -> None:
+        """Hold what a machine was given against the book."""
+        if answer is None:
+            return
+        label = answer.label
+        self.counts["booted its disk" if label is None else f"given: {label.partition('-')[0]}"] += 1
+        if label is None:
+            return
+        self.book.given(label, self.now, self.clock)
+        ask = self.book.asks[label]
+        if self.settled is not None and label not in self.settled.labels:
+            self.book.wrong(self.now, f"{label} is given, and Git does not want it any more")
+        if not ask.writes:
+            return
+        if self.stopped:
+            self.book.wrong(self.now, f"{label} is given, and an operator has stopped all that writes disks")
+        if self.settled is not None and (self.settled.stopped or self.settled.lifecycle != "Active"):
+            self.book.wrong(self.now, f"{label} is given, and Git has stopped it, or parked the server")
+        if self.loses_assets:
+            self.book.wrong(self.now, f"{label} is given, and its kernel is not there")
+
+    def look(self, path: str, agent: str, method: str) -> None:
+        """Somebody else asks for the entry."""
+        answer = self.fetch(path, OTHERS[agent], agent, method=method)
+        self.nobody_else_is_given(answer, f"{agent} from {OTHERS[agent]}")
+
+    def nobody_else_is_given(self, answer: Given | None, who: str) -> None:
+        label = answer.label if answer is not None else None
+        if label is not None and self.book.asks[label].writes:
+            self.book.wrong(self.now, f"{label} is given to {who}")
+
+    def serve_static(self, path: str) -> None:
+        """A mirror of the tree gives the machine what stands there."""
+        with suppress(OSError):
+            text = (self.folder / "output" / "boot" / path.lstrip("/")).read_text()
+            if self.ways.names_endpoint:
+                self.nobody_else_is_given(Given(200, {}, text), "a mirror's client")
+
+    def assets_are_there(self) -> None:
+        for asset in ASSETS:
+            (self.folder / "assets" / asset).write_bytes(b"kernel")
+            (self.folder / "assets" / asset).with_name("initrd").write_bytes(b"initrd")
+        self.loses_assets = False
+
+    def assets_are_lost(self) -> None:
+        for asset in ASSETS:
+            (self.folder / "assets" / asset).unlink(missing_ok=True)
+        self.loses_assets = True
+
+    # BMCs
+
+    def intruded(self, at: datetime) -> None:
+        """Somebody else has written to a BMC; whose override stands is not asked then."""
+
+    def written(
+        self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
+    ) -> None:
+        """Judge what gitboot has written to a BMC."""
+        if after[ENABLED] == "Disabled":
+            self.counts["withdrawn"] += 1
+            return
+        self.counts["set"] += 1
+        shown = f"{after[ENABLED]} {after[TARGET]}"
+        if machine is not self.own:
+            self.book.wrong(self.now, f"{shown} is set on another machine")
+        wanted = set().union(*(each.labels for each in self.since))
+        self.open_as_set = [label for label in sorted(wanted) if self.book.is_open(label, self.clock)]
+        if not self.open_as_set:
+            self.book.wrong(self.now, f"{shown} is set, and nothing that was asked for is open")
+        if self.stopped and not any(not self.book.asks[label].writes for label in wanted):
+            self.book.wrong(self.now, f"{shown} is set, and an operator has stopped all that writes disks")
+
+    # Disasters
+
+    def back_up(self) -> None:
+        """Copy STATE and OUTPUT while nobody writes."""
+        alive = self.instance is not None
+        self.stop_instance()
+        backup = self.folder / f"backup-{len(self.backups)}"
+        for name in ("state", "output"):
+            if (self.folder / name).exists():
+                shutil.copytree(self.folder / name, backup / name, symlinks=True)
+        self.backups.append(backup)
+        if alive:
+            self.start_instance()
+
+    def restore(self, backup: Path, names: Iterable[str]) -> None:
+        """Put back what was copied; what the instance goes by then is not sure."""
+        self.stop_instance()
+        for name in names:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            if (backup / name).exists():
+                shutil.copytree(backup / name, self.folder / name, symlinks=True)
+        self._is_unsure()
+
+    def lose_output(self) -> None:
+        self.stop_instance()
+        self.stop_endpoint()
+        shutil.rmtree(self.folder / "output", ignore_errors=True)
+        self._is_unsure()
+
+    def _is_unsure(self) -> None:
+        """Nobody can say what of the orders an older copy knows."""
+        self.settled, self.stopped, self.stop_asked = None, False, False
+        self.since = list(self.history)
+        self.seen.clear()
+        if not self.ways.is_guarded:
+            self.book.acknowledge(self.book.asks)
+
+    # Operators
+
+    def _request(self, what: str, facts: Mapping[str, Any]) -> bool:
+        if self.instance is None:
+            return False
+        requests.give(self.instance.ledger, self.clock, "ada", what, facts)
+        return True
+
+    def set_record(self, *, provisioned: bool) -> None:
+        """An operator wants it installed once more, or says that it is installed."""
+        if provisioned and self.settled is None:
+            return  # nobody could say of which
+        wanted = self.settled or self.commit
+        record = Record()
+        if provisioned:
+            image = f"flatcar-{wanted.image}"
+            record = Record(provision=wanted.provision, image=image, evidence="Operator", provisioned_at=self.clock)
+        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
+        if self.instance is not None:
+            known = self.instance.reconciler.standing.knowledge.recorded(SystemUuid(uuid_of("web01")))
+            item["runs"] = record_facts(known or Record())["runs"]  # as `gitboot records set` keeps them
+        if self._request(RECORDS, {"items": [item], "reason": "I was there"}):
+            for label in {each.label for each in self.since}:
+                if provisioned:
+                    self.book.asks[label].may_be_done = True
+                elif self.book.asks[label].acknowledged:
+                    self.book.ask_again(label, since=self.reconciled_at)
+
+    def stop(self, *, everything: bool) -> None:
+        if self._request(STOP, {"reason": "smoke", "everything": everything}):
+            self.stop_asked = True
+            self.reconcile()
+
+    def start(self) -> None:
+        if self._request(START, {}):
+            self.stopped = self.stop_asked = False
+            self.reconcile()
+
+    def adopt(self) -> None:
+        """An operator says of a ledger in doubt that all is installed as Git wants it."""
+        if self.instance is None:
+            return
+        before = len(self.instance.events)
+        self._request(BEGIN, {"how": "adopt"})
+        self.reconcile()
+        if self.instance is None:
+            return
+        if any(each.type == "RecordsBegun" and "begins with" in each.message for each in self.instance.events[before:]):
+            self.counts["adopted"] += 1
+            if self.settled is not None:
+                self.book.is_done(self.settled.label)
+
+    def accept_clock(self) -> None:
+        if self._request(CLOCK, {"reason": "it is right"}):
+            self.reconcile()
+
+    # The end
+
+    def calm_down(self) -> None:
+        """All live, the clock is right, and a while passes."""
+        for machine in (self.own, self.other):
+            machine.at_patch = None
+        if self.instance is None:
+            self.start_instance()
+        self.skew = timedelta(0)
+        self.assets_are_there()
+        self.start_endpoint()
+        for path in LOOKUPS:
+            self.wait(61)
+            self.reconcile()
+            self.boot(path, goes_on=False)
+            self._nobody_is_stranded()
+        job = self.commit.job
+        for path in LOOKUPS:
+            answer = self.fetch(path, MONITOR, "monitor")
+            label = answer.label if answer is not None else None
+            if job is not None and label == job.label and job.window.end + GRACE <= self.now:
+                self.book.wrong(self.now, f"{path} offers {label}, which is over")
+
+    def _nobody_is_stranded(self) -> None:
+        """What was asked for was given by now, or a condition says why it is not."""
+        assert self.instance is not None
+        found, wanted = self.instance.reconciler.status, self.settled
+        if wanted is None or not (self.netboots or wanted.bmc == "a"):
+            return
+        if wanted.stopped or wanted.lifecycle != "Active" or self.stopped:
+            return
+        ask = self.book.asks[wanted.label]
+        if ask.may_have_been_made or not all(each.status for each in found.conditions):
+            return
+        if wanted.job is not None and self.book.asks[wanted.job.label].windows[-1].covers(self.now):
+            return
+        self.book.wrong(self.now, f"{wanted.label} was asked for, is not given, and no condition says why")
+
+    def close(self) -> None:
+        self.stop_instance()
+        self.stop_endpoint()
+        self._loop.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+async def _asked(
+    endpoint: Endpoint, method: str, path: str, client: str, headers: Iterable[tuple[str, str]], body: str
+) -> Given:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body.encode(), "more_body": False}
+
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in headers],
+        "client": (client, 40000),
+        "server": ("boot.test", 80),
+        "scheme": "http",
+    }
+    await endpoint(scope, receive, send)
+    answered = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+    return Given(sent[0]["status"], answered, b"".join(each.get("body", b"") for each in sent[1:]).decode())

@@ -1,0 +1,126 @@
+"""The book of a site: who was asked for what, by whom, how often it was given; what judges a life.
+
+It knows nothing of gitboot. Each installation, wipe and repair that somebody asks for has a label, which stands in the
+kernel's arguments; what a machine is answered is held against what was asked for by that label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+GRACE: Final = timedelta(seconds=60)
+
+
+class Window(NamedTuple):
+    """From when until when a maintenance is wanted."""
+
+    start: datetime
+    end: datetime
+
+    def covers(self, clock: datetime) -> bool:
+        return self.start <= clock < self.end + GRACE
+
+
+@dataclass
+class Ask:
+    """What somebody asked for."""
+
+    boots: int = 1  # of one attempt
+    attempts: int = 1
+    acknowledged: bool = True
+    windows: list[Window] = field(default_factory=list)  # of a maintenance; none: it is wanted until it is made
+    writes: bool = True
+
+    given: list[datetime] = field(default_factory=list)  # when each of its boots was given first
+    is_over: bool = False  # the last of them: its data was fetched, or its installer reported
+    failures: int = 0
+    provisioned: bool = False
+    may_be_done: bool = False  # a person has said so, whoever has heard it
+    consumed: int = 0  # overrides
+
+    @property
+    def may_have_been_made(self) -> bool:
+        """Whether nobody waits for it any more, as far as may be known."""
+        return bool(self.given or self.provisioned or self.may_be_done or self.consumed)
+
+    @property
+    def may_be_given(self) -> int:
+        """How many boots, all in all."""
+        return self.boots * min(self.attempts, 1 + self.failures)
+
+
+@dataclass
+class Book:
+    """Everything that was asked for, by its label, and what was wrong with what was given."""
+
+    asks: dict[str, Ask] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+
+    # What is asked for
+
+    def ask(self, label: str, ask: Ask) -> None:
+        self.asks[label] = ask
+
+    def acknowledge(self, labels: Iterable[str]) -> None:
+        for label in labels:
+            self.asks[label].acknowledged = True
+
+    def ask_again(self, label: str, since: datetime | None) -> None:
+        """A person wants it made once more; a boot that the instance has not heard of may be taken for that."""
+        was = self.asks[label]
+        now = Ask(was.boots, was.attempts, True, was.windows, was.writes)
+        now.may_be_done = bool(was.given) and (since is None or was.given[-1] >= since)
+        self.asks[label] = now
+
+    def is_done(self, label: str) -> None:
+        """A person says that it is installed."""
+        self.asks[label].provisioned = True
+
+    def is_open(self, label: str, clock: datetime) -> bool:
+        """Whether an override may be set for it."""
+        ask = self.asks[label]
+        if ask.windows and not any(each.covers(clock) for each in ask.windows):
+            return False
+        if not ask.writes:
+            return True
+        made = max(len(ask.given), ask.consumed)
+        return ask.acknowledged and not ask.provisioned and made < ask.may_be_given
+
+    # What happens
+
+    def given(self, label: str, now: datetime, clock: datetime) -> None:
+        """A machine was given it; ``clock`` is what its host takes for ``now``."""
+        ask = self.asks[label]
+        if ask.windows and not any(each.covers(clock) or each.covers(now) for each in ask.windows):
+            self.wrong(now, f"{label} is given out of its window: {[each.end.isoformat() for each in ask.windows]}")
+        if not ask.writes:
+            return
+        if not ask.acknowledged:
+            self.wrong(now, f"{label} is given, and nobody has acknowledged it")
+        if ask.given and not ask.is_over and now < ask.given[-1] + GRACE:
+            return  # the same boot: another NIC, GRUB after iPXE
+        if ask.provisioned:
+            self.wrong(now, f"{label} is provisioned, and is given again")
+        elif len(ask.given) >= ask.may_be_given:
+            self.wrong(now, f"{label} was given at {ask.given[-1]}, and is given again")
+        ask.given.append(now)
+        ask.is_over = False
+
+    def started(self, label: str) -> None:
+        """Its data was fetched: what was given last runs."""
+        self.asks[label].is_over = True
+
+    def reported(self, label: str, *, failed: bool) -> None:
+        """Its installer has said how it ended."""
+        ask = self.asks[label]
+        ask.is_over = True
+        if failed:
+            ask.failures += 1
+        else:
+            ask.provisioned = True
+
+    def wrong(self, now: datetime, what: str) -> None:
+        self.violations.append(f"{now}: {what}")
