@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -224,3 +226,28 @@ def test_headers_are_spelt_as_they_are_registered(path: bytes) -> None:
     names = [line.partition(b":")[0] for line in head.split(b"\r\n")[1:]]
     assert b"Content-Length" in names
     assert all(name == name.title() for name in names), names
+
+
+def test_an_answer_to_who_has_asked_for_more_and_left_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn tells only the last of several requests that nobody is there; uvloop then raised into the log."""
+    asked, left, answered = threading.Event(), threading.Event(), threading.Event()
+
+    async def answers_too_late(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.set()
+        await asyncio.to_thread(left.wait, 10)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
+        for _ in range(4):
+            await send({"type": "http.response.body", "body": b"la", "more_body": True})
+            await asyncio.sleep(0.05)
+        await send({"type": "http.response.body", "body": b""})
+        answered.set()
+
+    running, url = started(answers_too_late)
+    with connect(url) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: boot.test\r\n\r\n" * 2)
+        assert asked.wait(10)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets the connection
+    left.set()
+    assert answered.wait(10)
+    running.stop()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []

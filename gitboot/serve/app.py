@@ -126,8 +126,7 @@ class Endpoint:
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
             self._metrics.count(Answered.NOTHING, FAULT.status_code)
             reply = FAULT
-        if reply is not None:
-            await reply(scope, receive, send)
+        await (reply or NOT_FOUND)(scope, receive, send)  # who has left takes neither, but uvicorn wants one
 
     async def _reply(self, scope: Scope) -> Response | None:
         """What a request is answered; None where nobody is there any more."""

@@ -39,6 +39,8 @@ class _Titled:
         self._headless = True
 
     def write(self, data: bytes) -> None:
+        if self._transport.is_closing():  # the client has left; uvloop would raise, and uvicorn log that
+            return
         if self._headless:  # the head is written by itself, and first
             self._headless = False
             data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
