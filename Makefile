@@ -13,7 +13,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-boot check reference format clean
+.PHONY: help run test test-boot check audit reference format clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
@@ -39,6 +39,9 @@ check: $(READY) ## all else that CI checks: style, types, architecture, dependen
 	$(BIN)/python -m gitboot.model.schema --check schemas
 	$(BIN)/python scripts/reference.py --check
 	$(BIN)/gitboot validate example-repo
+
+audit: $(READY) ## ask for known vulnerabilities of what gitboot stands on; needs a network
+	$(BIN)/python scripts/audit.py
 
 reference: $(READY) ## write schemas/ and docs/reference/ anew, from the code
 	$(BIN)/python -m gitboot.model.schema schemas

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -201,3 +202,29 @@ def test_a_decision_has_a_number_a_title_a_status_a_date_and_a_line_in_the_list(
     )
     assert f"| [{number}]({path.name}) | " in (path.parent / "README.md").read_text()
     assert len(text.splitlines()) <= 75, "more than a page"
+
+
+AUDITED = {"name": "jinja2", "version": "3.1.6", "vulns": []}
+KNOWN = {"name": "pyyaml", "version": "6.0.1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["6.0.3"]}]}
+SKIPPED = {"name": "click", "version": "8.5.1", "skip_reason": "not found"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "code", "required_code", "word"),
+    [
+        ([AUDITED], 0, 0, "1 of 1 packages were audited"),
+        ([AUDITED, SKIPPED], 0, 1, "1 of 2 packages were audited"),
+        ([AUDITED, KNOWN], 1, 1, "pyyaml 6.0.1: PYSEC-1, fixed by 6.0.3"),
+        ([SKIPPED], 0, 1, "nothing was audited"),
+        ([], 0, 1, "nothing was audited"),
+    ],
+)
+def test_an_audit_fails_for_what_is_known_and_calls_nothing_fine_that_nobody_looked_at(
+    tmp_path: Path, packages: list[object], code: int, required_code: int, word: str
+) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"dependencies": packages}))
+    for more, expected in (((), code), (("--required",), required_code)):
+        command = [sys.executable, ROOT / "scripts" / "audit.py", "--report", report, *more]
+        found = subprocess.run(command, capture_output=True, text=True)
+        assert (found.returncode, word in found.stdout + found.stderr) == (expected, True)

@@ -1,0 +1,59 @@
+"""Ask for known vulnerabilities of what is installed here: pip-audit, in an environment of its own.
+
+The exit code is 1 where one is known. Where no service answers, nothing is known, and nothing is said to be fine: that
+is told, and fails with --required alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--required", action="store_true", help="fail where no service answers")
+    parser.add_argument("--report", type=Path, help="read pip-audit's own JSON instead")
+    given = parser.parse_args()
+    report = json.loads(given.report.read_text()) if given.report else asked()
+    return told(report, required=given.required)
+
+
+def asked() -> dict[str, Any]:
+    """What pip-audit says of this environment; {} where it cannot."""
+    with TemporaryDirectory() as folder:
+        own, installed = Path(folder) / "venv", Path(folder) / "installed"
+        venv.create(own, with_pip=True)
+        pip = [str(own / "bin" / "pip"), "--disable-pip-version-check", "install", "--quiet", "pip-audit>=2.10,<3"]
+        if subprocess.run(pip).returncode:
+            return {}
+        freeze = [sys.executable, "-m", "pip", "freeze", "--exclude-editable"]
+        installed.write_bytes(subprocess.run(freeze, check=True, stdout=subprocess.PIPE).stdout)
+        audit = [str(own / "bin" / "pip-audit"), "--no-deps", "--disable-pip", "--requirement", str(installed)]
+        found = subprocess.run([*audit, "--format=json", "--progress-spinner=off"], stdout=subprocess.PIPE)
+        return json.loads(found.stdout) if found.stdout else {}
+
+
+def told(report: dict[str, Any], *, required: bool) -> int:
+    """Print what a report says; its exit code."""
+    packages = report.get("dependencies", [])
+    audited = [each for each in packages if "vulns" in each]
+    for each in audited:
+        for known in each["vulns"]:
+            fixed = ", ".join(known.get("fix_versions", ())) or "no version yet"
+            print(f"{each['name']} {each['version']}: {known['id']}, fixed by {fixed}")
+    if not audited:
+        print("no service of vulnerabilities answered: nothing was audited", file=sys.stderr)
+        return int(required)
+    print(f"{len(audited)} of {len(packages)} packages were audited", file=sys.stderr)
+    return int(any(each["vulns"] for each in audited) or (required and len(audited) < len(packages)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
