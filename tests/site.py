@@ -272,7 +272,7 @@ class Site:
 
     def start_instance(self, initial: str | None = None) -> None:
         self.instance_fate, stack = Fate(), ExitStack()
-        limits = {**UNGUARDED, "max_reinstalls": 0} if self.ways.is_guarded else UNGUARDED
+        limits = {**UNGUARDED, "max_bmc_changes": 10**6, "max_reinstalls": 0 if self.ways.is_guarded else 10**6}
         made = in_process(
             self.folder,
             self.origin.path,
