@@ -27,7 +27,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.observe.spool import Spool, aside
 from gitboot.plan import Record
 from gitboot.resolve.records import record_facts
-from gitboot.serve.app import DEADLINE_S, Endpoint
+from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording
 from gitboot.serve.tree import PublishedTree
@@ -54,6 +54,7 @@ OTHERS: Final = {  # whose fetches never count, by what they say they are
     "Mozilla/5.0 (X11)": CURL,
     "gitboot-looker": HERE,
 }
+_DEADLINE_S: Final = 600.0  # for a fetch to stand recorded: a busy machine is no slow disk
 _MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
 
 
@@ -331,7 +332,7 @@ class Site:
         spool = MortalSpool(folder)
         compared = ComparedClock(lambda: self.clock, folder=aside(folder), elapsed_s=lambda: self.now.timestamp())
         tree = PublishedTree(self.folder / "output", lambda: self.clock, compared=compared)
-        recording = Recording(spool, DEADLINE_S)
+        recording = Recording(spool, _DEADLINE_S)
         assets = self.folder / "assets"
         endpoint = Endpoint(self.folder / "output", tree, lambda: self.clock, recording, assets=assets)
         return Serving(endpoint, tree, compared, spool)

@@ -35,6 +35,7 @@ class Ask:
     writes: bool = True
 
     given: list[datetime] = field(default_factory=list)  # when each of its boots was given first
+    by_clock: datetime | None = None  # the last of them
     is_over: bool = False  # the last of them: its data was fetched, or its installer reported
     failures: int = 0
     provisioned: bool = False
@@ -100,14 +101,20 @@ class Book:
             return
         if not ask.acknowledged:
             self.wrong(now, f"{label} is given, and nobody has acknowledged it")
-        if ask.given and not ask.is_over and now < ask.given[-1] + GRACE:
-            return  # the same boot: another NIC, GRUB after iPXE
+        if ask.given and not ask.is_over and self._is_same_boot(ask, now, clock):
+            return
         if ask.provisioned:
             self.wrong(now, f"{label} is provisioned, and is given again")
         elif len(ask.given) >= ask.may_be_given:
             self.wrong(now, f"{label} was given at {ask.given[-1]}, and is given again")
         ask.given.append(now)
+        ask.by_clock = clock
         ask.is_over = False
+
+    def _is_same_boot(self, ask: Ask, now: datetime, clock: datetime) -> bool:
+        """Another NIC, GRUB after iPXE; nobody notices that a clock went back by less than a minute."""
+        elapsed, by_clock = now - ask.given[-1], clock - (ask.by_clock or clock)
+        return elapsed < GRACE or (elapsed - by_clock < GRACE and by_clock < GRACE)
 
     def started(self, label: str) -> None:
         """Its data was fetched: what was given last runs."""
