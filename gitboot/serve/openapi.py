@@ -199,11 +199,12 @@ def _described(path: str, operation: _Operation) -> dict[str, Any]:
 
 
 _TEXT: Final = {"type": "string"}
+_LABELS: Final = {"type": "array", "items": {"type": "string", "pattern": "^[^=]+="}}
 _PARAMETERS: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
     ("limit", f"Servers on a page; at most {MOST}", {"type": "integer", "minimum": 1, "maximum": MOST}),
     ("continue", "The last page's own `continue`", _TEXT),
     *((name, f"Only servers of this {name}", _TEXT) for name in FILTERS),
-    ("label", "Only servers with this label, key=value; may be given several times", {"type": "array", "items": _TEXT}),
+    ("label", "Only servers with this label, key=value; may be given several times", _LABELS),
 )
 
 

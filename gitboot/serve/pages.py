@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from gitboot.serve.tree import PublishedTree, Signature, signature
 
 ROOT: Final = "/api/v1"
 MOST: Final = 500  # on a page
+_LIMIT: Final = re.compile("[0-9]{1,3}")  # of more digits than 4,300 Python makes no number
 FILTERS: Final = ("site", "role", "phase", "image", "step")
 
 _MOST_HELD: Final = 10_000  # items; one is about 600 bytes
@@ -49,7 +51,7 @@ def selection(given: Iterable[tuple[str, str]]) -> Selection:
     labels: list[tuple[str, str]] = []
     for name, value in given:
         key, equals, wanted = value.partition("=")
-        if name == "limit" and value.isascii() and value.isdigit() and 1 <= int(value) <= MOST:
+        if name == "limit" and _LIMIT.fullmatch(value) and 1 <= int(value) <= MOST:
             limit = int(value)
         elif name == "continue":
             after = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -31,7 +32,8 @@ def compiled(source: str) -> Template | str | TemplateFault:
     if not re.search(r"\{[{%#]", source):
         return source
     try:
-        with _faults_of_syntax():
+        with _faults_of_syntax(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # Python's compiler, of {{ 1[1:] }}: rendering says it
             return ENVIRONMENT.from_string(source)
     except TemplateFault as fault:
         return fault
