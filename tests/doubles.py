@@ -103,6 +103,7 @@ class Taking:
     """A target that takes what it is given."""
 
     full: bool = False  # whether its disk is
+    is_as_left: bool = True
 
     def publish(
         self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime

@@ -71,6 +71,7 @@ class Life:
     counts: Counter[str] = field(default_factory=Counter)
     netboots: bool = False  # whether its firmware starts from the network by itself
     delays: bool = False  # whether what is fetched is told later
+    is_as_left: bool = True  # of what was published
 
     # What gitboot has at its disposal after a crash
     branch: Branch = field(init=False)

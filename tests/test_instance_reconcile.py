@@ -53,6 +53,10 @@ class Brittle:
         self.target, self.full, self.calls = target, False, 0
         self.shared: Files | None = None  # as it was given last
 
+    @property
+    def is_as_left(self) -> bool:
+        return self.target.is_as_left
+
     def publish(
         self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
     ) -> Published:
@@ -555,6 +559,22 @@ def test_a_full_disk_leaves_the_endpoint_right_and_is_made_up_for_by_the_next_pa
         instance.reconcile(now)
         assert instance.target.calls == calls
     assert instance.told("PublishFailed") == ["PublishFailed"] * 2
+
+
+def test_e38_an_older_copy_of_the_tree_is_published_over(instance: Instance, tmp_path: Path) -> None:
+    """OUTPUT is restored from a backup, or another is mounted there, while the instance goes on."""
+    instance.reconcile(BEFORE)
+    shutil.copytree(instance.output, tmp_path / "older")
+    instance.reconcile(OPEN)
+    assert instance.published == "memtest-7"
+    shutil.rmtree(instance.output)
+    (tmp_path / "older").rename(instance.output)
+    assert instance.published == "flatcar-1"
+    instance.reconcile(OPEN)
+    assert instance.published == "memtest-7"
+    assert instance.condition("Published") == (True, "Published")
+    instance.reconcile(OPEN)
+    assert instance.told("TreeReplaced") == ["TreeReplaced"]
 
 
 def test_a_commit_that_could_not_be_published_is_accepted_and_not_yet_applied(

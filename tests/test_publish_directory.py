@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -975,3 +976,70 @@ def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[
             assert verify(root) == ()
             before = dict(files)
         directory.close()
+
+
+# Another tree in its place
+
+
+def put(directory: Directory, version: int, at: datetime = AT) -> None:
+    publish_files(directory, tree(version), commit=str(version), at=at)
+
+
+def replaced(root: Path, older: Path, how: str) -> None:
+    match how:
+        case "in place":
+            shutil.rmtree(root / "ops")
+            shutil.copytree(older / "ops", root / "ops")
+        case "another folder":
+            root.rename(root.with_name("aside"))
+            shutil.copytree(older, root)
+        case "gone":
+            shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
+def test_a_tree_that_was_put_in_its_place_is_published_to_completely(tmp_path: Path, how: str) -> None:
+    root, older = tmp_path / "output", tmp_path / "older"
+    with Directory.open(root, ledger="test") as directory:
+        put(directory, 1)
+        shutil.copytree(root, older)
+        put(directory, 2, at=AT + DAY)
+        assert directory.is_as_left
+        replaced(root, older, how)
+        assert not directory.is_as_left
+        servers, shared = split(tree(2))
+        with pytest.raises(PublishError, match="another tree"):
+            directory.publish(servers, shared, complete=False, commit="2", at=AT + DAY)
+        put(directory, 2, at=AT + DAY)
+        assert directory.is_as_left
+        assert verify(root) == ()
+        assert (root / ENTRY).read_bytes() == tree(2)[ENTRY].content
+        with pytest.raises(LockedByAnother):
+            Directory.open(root, ledger="test")
+
+
+def test_a_tree_of_another_instance_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    root, theirs = tmp_path / "output", tmp_path / "theirs"
+    with Directory.open(theirs, ledger="theirs") as other:
+        put(other, 7)
+    with Directory.open(root, ledger="test") as directory:
+        put(directory, 1)
+        replaced(root, theirs, "another folder")
+        for _ in range(2):
+            with pytest.raises(ForeignTree):
+                put(directory, 1)
+        assert (root / ENTRY).read_bytes() == tree(7)[ENTRY].content
+
+
+def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    root, moved = tmp_path / "output", tmp_path / "moved"
+    with Directory.open(root, ledger="test") as directory:
+        put(directory, 1)
+        root.rename(moved)
+        with Directory.open(root, ledger="test") as other:
+            put(other, 2)
+            for _ in range(2):
+                with pytest.raises(PublishError, match="publishes there"):
+                    put(directory, 1)
+        put(directory, 1)
+        assert (root / ENTRY).read_bytes() == tree(1)[ENTRY].content

@@ -31,6 +31,10 @@ from gitboot.status import Event
 class Target(Protocol):
     """Where files go, whole or not at all."""
 
+    @property
+    def is_as_left(self) -> bool:
+        """Whether nobody has put anything else in the place of what was published last."""
+
     def publish(
         self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
     ) -> Published:
@@ -41,6 +45,15 @@ class Target(Protocol):
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+
+
+def as_it_lies(before: TargetState, target: Target, at: datetime) -> TargetState:
+    """The target, of which nothing is taken for granted where it is not as it was left: all is published anew."""
+    if not before.complete or target.is_as_left:
+        return before
+    message = "what was published is not there any more as it was: all of it is published anew"
+    event = Event(at=at, type="TreeReplaced", message=message, warning=True)
+    return replace(before, complete=False, events=(event,))
 
 
 def published(
@@ -60,7 +73,7 @@ def published(
     No file is published whose fetches could not be told from others: what is offered is written down before.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
-    attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at, events=())
+    attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at)
     states = {name: plans.servers.get(name) for name in sorted(owed)}
     versions = {name: _versions(state) for name, state in states.items() if state is not None}
     try:
@@ -83,7 +96,7 @@ def published(
     stand = {**before.versions, **versions}
     for name in owed - versions.keys():
         stand.pop(name, None)
-    events = tuple(_events(done, commit, at))
+    events = (*before.events, *_events(done, commit, at))
     return replace(
         attempt,
         applied=commit.revision,

@@ -19,7 +19,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.planning import Plans, changed_by, replanned
-from gitboot.instance.publishing import Target, published
+from gitboot.instance.publishing import Target, as_it_lies, published
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
@@ -201,7 +201,7 @@ class Reconciler:
 
     def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
-        publication, error = now.publication, now.unwritable
+        publication, error = as_it_lies(now.publication, self._target, at), now.unwritable
         forgotten = self._inbox.forgotten_next(now.knowledge.taken)
         terms = terms_of(
             commit.fleet.provisioning, self._inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten

@@ -14,10 +14,10 @@ from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish.amend import amended
 from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
-from gitboot.publish.disk import Disk, holds, make_root
+from gitboot.publish.disk import Disk, holds, is_there, make_root
 from gitboot.publish.durable import staged
 from gitboot.publish.index import Shard, render_shard
-from gitboot.publish.manifest import STATUS, Stamp
+from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
 from gitboot.publish.reindex import Pair
 from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
 from gitboot.render.paths import is_content
@@ -45,6 +45,7 @@ class Directory:
         self._named = NamedContent()
         self._owed: Publication | None = None  # what publications that failed were to bring about
         self._owed_gone: frozenset[Pair] = frozenset()  # and what they were to take out of the index
+        self._left: bytes | None = None  # the manifest when the last publication had ended
 
     @classmethod
     def open(cls, root: Path, *, ledger: str, heir_of: Callable[[], str | None] = lambda: None) -> Directory:
@@ -79,6 +80,15 @@ class Directory:
         self.close()
 
     @property
+    def is_as_left(self) -> bool:
+        """Whether nobody has put another tree here since the last publication, such as an older copy of it."""
+        if self._left is None:
+            return True
+        with suppress(PublishError):
+            return is_there(self._disk) and self._disk.read(MANIFEST) == self._left
+        return False
+
+    @property
     def stamp(self) -> Stamp | None:
         """Of what the tree was made; None if no publication has ended here."""
         return self._tree.stamp
@@ -109,13 +119,18 @@ class Directory:
         Everything is decided, and everything in the way found, before anything is written. A crash or a failure
         leaves each file whole, of one of the two versions, and all the content that an entry names; the next
         publication completes the rest. Each version of a file is dated a second or more after the one before, so
-        that an access log tells them apart. Raises ForeignTree and PublishError.
+        that an access log tells them apart. A tree that somebody has put in the place of what was left is read anew,
+        and has to be published completely. Raises ForeignTree and PublishError.
         """
+        if not self.is_as_left:
+            if not complete:
+                raise PublishError(f"{self._disk.root}: another tree was put there; it is published anew")
+            self._begin_anew()
         wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete))
         self._owed = wanted
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
         try:
-            self._discard(self._tree.pending)
+            _discard(self._disk, self._tree.pending)
             changes = decide(self._disk, self._tree, self._named, wanted, self._owed_gone, at)
             self._owed_gone = changes.gone
             self._carry_out(changes, wanted, Stamp(commit=commit, gitboot=__version__, ledger=self._ledger))
@@ -126,7 +141,19 @@ class Directory:
         for server, paths in changes.content.items():
             self._named.note(server, paths)
         self._owed, self._owed_gone = None, frozenset()
+        self._left = self._disk.read(MANIFEST)
         return _published(changes)
+
+    def _begin_anew(self) -> None:
+        """Go by what lies at the root by now."""
+        make_root(self._disk.root)
+        disk = Disk(self._disk.root)
+        self._disk.close()
+        self._disk = disk
+        if holder := disk.lock(LOCK):
+            raise PublishError(f"{disk.root}: {holder} publishes there (stop it, or choose another directory)")
+        self._tree, self._named = Tree(disk), NamedContent()
+        self._owed, self._owed_gone, self._left = None, frozenset(), None
 
     def write_status(self, content: bytes, at: datetime) -> None:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
@@ -146,11 +173,11 @@ class Directory:
         joined, parted = _rendered(changes.joined), _rendered(changes.parted)
         tree.begin({*changes.paths, *batch, *manifest})
         try:
-            self._stage({PENDING: canonical(sorted(tree.pending))}, changes.at)
+            _stage(disk, {PENDING: canonical(sorted(tree.pending))}, changes.at)
             disk.sync()
             disk.place(PENDING)
             disk.sync()
-            self._stage({**content, **batch, **joined, **manifest}, changes.at)
+            _stage(disk, {**content, **batch, **joined, **manifest}, changes.at)
             disk.sync()
             self._place(path for path in content if is_content(path))
             disk.sync()
@@ -159,7 +186,7 @@ class Directory:
             states = set(changes.states)
             self._place(path for path in (*content, *batch) if not is_content(path) and path not in states)
             if parted:
-                self._stage(parted, changes.at)
+                _stage(disk, parted, changes.at)
                 disk.sync()
                 self._replace(parted)
             self._remove((*changes.withdrawn, *changes.expired))
@@ -169,16 +196,11 @@ class Directory:
             disk.remove(PENDING)
         except PublishError:
             with suppress(PublishError):
-                self._discard({*tree.pending, PENDING})
+                _discard(disk, {*tree.pending, PENDING})
             raise
         tree.settle(head)
         tree.retire(changes.retired, changes.at)
         tree.forget(changes.batches)
-
-    def _stage(self, contents: Mapping[str, bytes | None], at: datetime) -> None:
-        for path, content in contents.items():
-            if content is not None:
-                self._disk.stage(path, content, at)
 
     def _replace(self, contents: Mapping[str, bytes | None]) -> None:
         """Put what was staged in its place, after what goes."""
@@ -193,9 +215,16 @@ class Directory:
         for path in paths:
             self._disk.remove(path)
 
-    def _discard(self, paths: Collection[str]) -> None:
-        for path in sorted(paths):
-            self._disk.remove(staged(path))
+
+def _stage(disk: Disk, contents: Mapping[str, bytes | None], at: datetime) -> None:
+    for path, content in contents.items():
+        if content is not None:
+            disk.stage(path, content, at)
+
+
+def _discard(disk: Disk, paths: Collection[str]) -> None:
+    for path in sorted(paths):
+        disk.remove(staged(path))
 
 
 def would_change(

@@ -44,6 +44,7 @@ class Disk:
             self._folders = Folders(root)
         except OSError as error:
             raise refused(root, error) from error
+        self.folder = os.fstat(self._folders.root)  # that was opened, whatever stands at ``root`` by now
         self._lock: int | None = None
         self._unsynced = Unsynced(root, self._folders)
 
@@ -172,6 +173,14 @@ def make_root(root: Path) -> None:
             root.chmod(0o755)
         except OSError as error:
             raise refused(root, error) from error
+
+
+def is_there(disk: Disk) -> bool:
+    """Whether the folder that was opened still stands at its path."""
+    try:
+        return os.path.samestat(os.stat(disk.root), disk.folder)
+    except OSError:
+        return False
 
 
 def is_file(found: os.stat_result | None) -> TypeGuard[os.stat_result]:

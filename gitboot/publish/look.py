@@ -19,6 +19,11 @@ class Looked:
         self._shared: Files = {}
         self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
+    @property
+    def is_as_left(self) -> bool:
+        """Nothing was left there."""
+        return True
+
     def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
         """What ``path`` would be dated; what exactly matters to nobody."""
         return int(at.timestamp())
