@@ -548,6 +548,14 @@ class BootPlan:
         return self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
 
     @property
+    def offer(self) -> Digest | None:
+        """What is given once by it, the same whatever a commit changes of how it boots; None: no key asks for it."""
+        if self.key is None:
+            return None
+        since = format_instant(self.offered_at) if self.offered_at is not None else None
+        return Digest(digest({"uuid": self.uuid, "key": self.key, "offeredAt": since}))
+
+    @property
     def writes_disk(self) -> bool:
         """Whether it may not be given to just anybody."""
         return self.boot is not None and self.boot.writes_disk

@@ -112,6 +112,26 @@ def test_e31_a_restarted_endpoint_knows_what_was_given_until_a_tree_does(here: S
         assert DISK in get(url + ENTRY).text
 
 
+def test_e31_what_a_commit_changes_meanwhile_makes_no_other_boot_of_what_was_given(here: Site) -> None:
+    """It was fetched between the instance's look into the spool and its publication; then the instance is gone."""
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        here.publish(
+            planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]", often="Once"))
+        )
+        assert "quiet" in get(url + ENTRY).text, "a second NIC, within the minute"
+        here.now += timedelta(minutes=2)
+        assert "(Given)" in get(url + ENTRY).text
+
+
+def test_e31_a_new_name_makes_no_other_boot_of_what_was_given(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        here.now += timedelta(minutes=2)
+        here.publish(planned(SEED[0], SEED[1].replace("name: web01", "name: shop01"), *ONCE[2:]))
+        assert "shop01 boots its local disk" in get(url + ENTRY).text
+
+
 def test_several_workers_share_what_was_given(here: Site) -> None:
     with here.serve() as one, here.serve() as other:
         assert GIVEN in get(one + ENTRY).text

@@ -31,7 +31,7 @@ class _File:
     """A file of the spool, as far as it was read."""
 
     offset: int = 0
-    observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server, by place
+    observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server and by offer, by place
 
     def read(self, path: Path) -> None:
         """Take in what was added since the last time."""
@@ -39,7 +39,8 @@ class _File:
             self.offset = offset + len(line)
             match parse(line):
                 case Observation() as found if found.digest is not None:
-                    self.observations.setdefault(found.server, {})[offset] = found
+                    for name in {found.server, found.offer or found.server}:
+                        self.observations.setdefault(name, {})[offset] = found
                 case int(taken_back):
                     for each in self.observations.values():
                         each.pop(taken_back, None)
@@ -52,11 +53,14 @@ class GivenBoots:
         self._folder = folder
         self._files: dict[str, _File] = {}
 
-    def find(self, server: str, digest: str) -> Given | None:
-        """How a boot was given; None: it was not. Raises OSError where the spool cannot be read."""
+    def find(self, server: str, offer: str) -> Given | None:
+        """How a boot was given; None: it was not. Raises OSError where the spool cannot be read.
+
+        It is told by its offer: what a commit changes of it meanwhile, its server's name as well, makes it no other.
+        """
         self._look()
-        known = sorted(self._of(server), key=lambda each: each.at)
-        first = next((each for each in known if each.digest == digest and _role(each) is not Role.REPORT), None)
+        known = sorted({*self._of(server), *self._of(offer)}, key=lambda each: each.at)
+        first = next((each for each in known if each.offer == offer and _role(each) is not Role.REPORT), None)
         if first is None:
             return None
         is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
@@ -71,9 +75,9 @@ class GivenBoots:
             (each.at for each in known if _role(each) is Role.ENTRY), default=max(reports)
         )
 
-    def _of(self, server: str) -> Iterator[Observation]:
+    def _of(self, name: str) -> Iterator[Observation]:
         for file in self._files.values():
-            yield from file.observations.get(server, {}).values()
+            yield from file.observations.get(name, {}).values()
 
     def _look(self) -> None:
         there = {path.name: path for path in files(self._folder)}

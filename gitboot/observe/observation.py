@@ -42,6 +42,7 @@ class Observation:
     # Which version of the path was sent; an endpoint knows the plan, a mirror the file's own date:
     digest: Digest | None = None  # of the plan whose entry was sent
     modified: int | None = None  # when the file that was sent was published, in seconds since 1970
+    offer: Digest | None = None  # what was given by it, where that is given once
     log: str | None = None  # the last lines that an installer sent with its report
 
     def __post_init__(self) -> None:

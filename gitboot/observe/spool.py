@@ -228,7 +228,12 @@ class Spool:
 
 def line_of(observation: Observation) -> bytes:
     """An observation as it is written."""
-    more = {"digest": observation.digest, "modified": observation.modified, "log": observation.log}
+    more = {
+        "digest": observation.digest,
+        "modified": observation.modified,
+        "offer": observation.offer,
+        "log": observation.log,
+    }
     facts = {
         "at": format_instant(observation.at),
         "client": observation.client,
@@ -347,6 +352,7 @@ def parse(line: bytes) -> Observation | int | None:
                 **more,
             }:
                 digest, modified, log = more.get("digest"), more.get("modified"), more.get("log")
+                offer = more.get("offer")
                 return Observation(
                     server=server,
                     path=path,
@@ -354,6 +360,7 @@ def parse(line: bytes) -> Observation | int | None:
                     at=instant_of(at),
                     digest=Digest(digest) if isinstance(digest, str) else None,
                     modified=modified if isinstance(modified, int) else None,
+                    offer=Digest(offer) if isinstance(offer, str) else None,
                     log=log if isinstance(log, str) else None,
                 )
     except (ValueError, RecursionError):

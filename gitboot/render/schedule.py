@@ -299,6 +299,7 @@ def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, render
     sends_on = kind.role is Role.ENTRY and lies is not None and lies not in (file, instead)
     return DiskWrite(
         once=planned.key is not None,
+        offer=planned.offer,
         hop=lies.sha256 if sends_on and lies is not None else None,
         fallback=instead.sha256 if instead is not None and kind.role is not Role.DATA else None,
         needs=_needs(file, planned.boot, rendering.base_url) if kind.role is not Role.DATA else (),

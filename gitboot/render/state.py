@@ -27,6 +27,7 @@ class DiskWrite(NamedTuple):
     """How a boot that writes a disk is given, and what is answered where it is not."""
 
     once: bool  # whether it is given for a key: only where that stands recorded
+    offer: str | None  # what is given by it then, whatever else of the plan is changed; None: it is given each time
     fallback: str | None  # the sha256 of what is answered instead; None: 404
     hop: str | None = None  # the sha256 of what sends on to who gives it; None: nobody is named, or there is no way
     needs: tuple[str, ...] = ()  # what it fetches next, below boot/, as far as who answers it may have that itself
@@ -145,4 +146,10 @@ def _parse_version(facts: Mapping[str, Any]) -> Turn:
 
 
 def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
-    return DiskWrite(once=facts["once"], fallback=facts["fallback"], hop=facts["hop"], needs=tuple(facts["needs"]))
+    return DiskWrite(
+        once=facts["once"],
+        offer=facts["offer"],
+        fallback=facts["fallback"],
+        hop=facts["hop"],
+        needs=tuple(facts["needs"]),
+    )

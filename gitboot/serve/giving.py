@@ -48,7 +48,7 @@ class Recorder(Protocol):
     async def settle(self) -> None:
         """Find out whether anything can be recorded, where that is not known."""
 
-    async def given(self, server: str, digest: str) -> Given | None:
+    async def given(self, server: str, offer: str) -> Given | None:
         """How a boot was given, by whichever process. Raises `Unrecordable`."""
 
     async def reported(self, server: str, token: str) -> bool:
@@ -63,6 +63,7 @@ class Guarded:
     path: str  # below the output directory
     role: Role
     digest: str | None  # what is written down of a fetch; None: nothing is
+    offer: str | None  # what is given by it, if that is given once
     writes_disk: bool
     once: bool
     needs: tuple[str, ...]  # what it fetches next, below boot/
@@ -175,11 +176,11 @@ class Giving:
         return None
 
     async def _made_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        recorder, digest = self._recorder, asked.digest
-        if recorder is None or digest is None:
+        recorder, offer = self._recorder, asked.offer
+        if recorder is None or asked.digest is None or offer is None:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
         try:
-            given = await recorder.given(asked.server, digest)
+            given = await recorder.given(asked.server, offer)
         except Unrecordable:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
         if self._is_another_giver(recorder):
@@ -213,6 +214,7 @@ class Giving:
             server=asked.server,
             path=asked.path,
             digest=Digest(asked.digest),
+            offer=Digest(asked.offer) if asked.offer is not None else None,
             client=asking.client or "unknown",
             at=asking.at,
             log=log,
