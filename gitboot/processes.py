@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _SET_PDEATHSIG: Final = 1  # prctl(2)
 _REAP_S: Final = 1
@@ -47,6 +47,37 @@ def spawn(
         _own.difference_update([each for each in _own if each.returncode is not None])
         _own.add(process)
     return process
+
+
+class Ended(NamedTuple):
+    """How a program ended, and what it has written to standard output and to standard error."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def ask(command: Sequence[str], *, given: bytes, environment: Mapping[str, str], patience_s: float) -> Ended:
+    """Run a program to its end, in this environment alone, with ``given`` as its standard input.
+
+    Raises OSError where it cannot be started, and TimeoutError. Whoever runs a program by `subprocess` itself may hear
+    that it went well where `reap_orphans` was faster.
+    """
+    with _spawning:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
+        _own.add(process)
+    try:
+        output, errors = process.communicate(given, timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise TimeoutError(f"no answer after {patience_s:.0f} s") from None
+    finally:
+        with _spawning:
+            _own.discard(process)
+    return Ended(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
 def python(module: str, *arguments: str) -> list[str]:

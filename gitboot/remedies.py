@@ -32,6 +32,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "CommitAccepted": {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
         "Invalid": "gitboot validate --rev COMMIT",
+        "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},

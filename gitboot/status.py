@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from gitboot.authorship import Signer
 from gitboot.facts import facts
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.problems.problem import Problem
@@ -60,6 +61,15 @@ class PassedMerge:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Heeded:
+    """An acknowledgement by which a commit was accepted."""
+
+    commit: str
+    guard: str
+    by: str  # who has acknowledged it, in words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     """An instance at a glance."""
 
@@ -69,6 +79,8 @@ class Status:
     held: Held | None = None  # the attempted commit, where a guard holds it
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one, the oldest first
     accepted: str | None = None  # the commit that the next one is compared with
+    signer: Signer | None = None  # whose trusted key vouches for it
+    acknowledged: tuple[Heeded, ...] = ()  # by whom what it changes, or what led to it, was let pass
     applied: str | None = None  # the commit that what is answered comes from
     planned_at: datetime | None = None
     next_transition: datetime | None = None
@@ -91,7 +103,11 @@ class Status:
                 "problems": facts(self.problems),
                 "held": {"digest": self.held.digest, "guards": list(self.held.guards)} if self.held else None,
             },
-            "accepted": {"commit": self.accepted},
+            "accepted": {
+                "commit": self.accepted,
+                "signer": facts(self.signer),
+                "acknowledged": facts(self.acknowledged),
+            },
             "applied": {"commit": self.applied},
             "plannedAt": format_instant(self.planned_at) if self.planned_at else None,
             "nextTransition": format_instant(self.next_transition) if self.next_transition else None,

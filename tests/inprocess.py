@@ -13,7 +13,7 @@ from gitboot.instance.build import running
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN
-from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+from gitboot.instance.settings import BmcSettings, GitSettings, Settings, TrustSettings
 from gitboot.ledger import requests
 from gitboot.ledger.store import Store
 from gitboot.source import Reader, Source
@@ -41,6 +41,7 @@ def in_process(
     initial: str | None = None,
     credentials: Path | None = None,
     evaluates: bool = True,
+    trust: TrustSettings | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator[Parts]:
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
@@ -51,6 +52,7 @@ def in_process(
         output=folder / "output",
         state=folder / "state",
         git=GitSettings(repository=str(repository)),
+        trust=trust or TrustSettings(),
         bmc=BmcSettings(credentials=credentials, jitter=0),
         limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
         listen="by the test itself",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gitboot.authorship import Message
 from gitboot.cli.ranges import side
 from gitboot.diff import Changes, compare
 from gitboot.diff.guard import Limits
@@ -59,7 +60,7 @@ def compared(new: Files, old: Files = FLEET) -> Changes:
     return compare(decide(before), decide(after), before, after)
 
 
-def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[tuple[str, str], ...] = ()) -> Review:
+def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
     """What a reviewer sees of it."""
     parsed: ParseCache = {}
     sides = (

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import fromstring
 
 import click
@@ -19,6 +20,7 @@ from gitboot.errors import GitbootError
 from tests.fleets import document, image, policy, server
 from tests.repositories import Work
 from tests.reviewed import FLEET
+from tests.signers import Person, allowed, ssh_person
 
 BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
 ONE = {
@@ -359,3 +361,90 @@ def test_a_branch_is_judged_as_a_whole_however_it_will_be_merged(work: Work) -> 
     work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{second}")
     assert diff("main..topic", "--each-merge").exit_code == 0
     assert diff("main..topic").exit_code == 4  # a merge or a squash makes one step of it
+
+
+# Whose word counts
+
+
+def items(name: str, *arguments: str) -> list[dict[str, Any]]:
+    found = facts(*arguments)[name]
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> dict[str, Person]:
+    return {name: ssh_person(tmp_path / "keys", name) for name in ("ada", "eve")}
+
+
+@pytest.fixture
+def trust(tmp_path: Path, people: dict[str, Person]) -> str:
+    file = allowed(tmp_path / "signers", [f"ada@example.net {people['ada'].key}"])
+    return f"--allowed-signers={file}"
+
+
+def test_who_has_signed_is_named_and_who_has_not_makes_it_invalid(
+    work: Work, people: dict[str, Person], trust: str
+) -> None:
+    commit = people["ada"].commit(work, ONE)
+    done = diff("main..topic", "--verify=range", trust)
+    assert done.exit_code == 0
+    assert f"{commit[:12]} is signed by ada@example.net (SHA256:" in done.output
+    (signer,) = items("signers", "main..topic", "--verify=range", trust)
+    assert (signer["commit"], signer["person"], signer["forge"]) == (commit, "ada@example.net", False)
+    assert "ada@example.net (SHA256:" in diff("main..topic", "--verify=head", trust, "-o", "markdown").output
+    bad = people["eve"].commit(work, OTHER)
+    newest = people["ada"].commit(work, BUMP)
+    done = diff("main..topic", "--verify=range", trust)
+    assert done.exit_code == 3
+    assert f"GB5020: {bad[:12]} is signed by the key" in done.output
+    assert diff("main..topic", "--verify=head", trust).exit_code == 4
+    assert newest[:12] in diff("main..topic", "--verify=head", trust).output
+    assert diff("main..topic", "--merge", "--verify=range", trust).exit_code == 4  # nobody has made the merge yet
+
+
+def test_t9_the_verdict_names_who_acknowledged(work: Work, people: dict[str, Person], trust: str) -> None:
+    work.commit(RAISED)
+    (line,) = lines("main..topic")
+    work.commit(message=f"Fine\n\n{line}")
+    done = diff("main..topic")
+    assert done.exit_code == 0
+    assert "by Ada Lovelace <ada@example.net>, committed by Merge Bot <bot@example.net>" in done.output
+    (trip,) = items("trips", "main..topic")
+    assert trip["by"].endswith("not signed by a trusted key")
+    assert "ada@example.net (SHA256:" not in diff("main..topic", trust).output
+    people["ada"].commit(work, message=f"Fine\n\n{line}")
+    assert "by `ada@example.net (SHA256:" in diff("main..topic", trust, "-o", "markdown").output
+
+
+@pytest.mark.parametrize("each", [(), ("--each-merge",)])
+def test_t9_an_instance_may_demand_a_signature_or_an_approval_for_reinstallations(
+    work: Work, people: dict[str, Person], trust: str, each: tuple[str, ...]
+) -> None:
+    work.commit(RAISED)
+    (line,) = lines("main..topic")
+    work.commit(message=f"Fine\n\n{line}")
+    signed, approved = ("--reinstalls-need=signed", trust, *each), ("--reinstalls-need=approve", *each)
+    done = diff("main..topic", *signed)
+    assert done.exit_code == 4
+    assert "not heeded" in done.output and "is not signed by a listed key" in done.output
+    people["ada"].commit(work, message=f"Fine\n\n{line}")
+    assert diff("main..topic", *signed).exit_code == 0
+    done = diff("main..topic", *approved)
+    assert (done.exit_code, "gitboot approve alone" in done.output) == (4, True)
+    assert "\n    Gitboot-Ack:" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--verify=head"], "needs keys"),
+        (["--reinstalls-need=signed"], "needs keys of people"),
+        (["--forge-key=GitHub"], "NAME=FILE"),
+        (["--allowed-signers=missing", "--verify=head"], "missing: No such file"),
+        (["--verify=tag", "--forge-key=GitHub=missing"], "which follows a tag"),
+    ],
+)
+def test_what_cannot_be_meant_of_keys_is_told(work: Work, arguments: list[str], why: str) -> None:
+    done = diff("main..topic", *arguments)
+    assert (done.exit_code, why in done.output) == (64, True)

@@ -8,8 +8,9 @@ from dataclasses import fields
 import pytest
 from pydantic import TypeAdapter
 
+from gitboot.authorship import Message
 from gitboot.diff import compare
-from gitboot.diff.guard import Guard, Limits, acknowledgements, judge, trailer
+from gitboot.diff.guard import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
 from gitboot.model.fleet import Guards
 from gitboot.model.scalars import Digest
 from gitboot.resolve import decide
@@ -187,8 +188,8 @@ LINE = f"Gitboot-Ack: {DIGEST} maxReinstalls"
     ],
 )
 def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None:
-    found = acknowledgements([("c1", message)], DIGEST)
-    assert found.given == {(DIGEST, "maxReinstalls")}
+    found = acknowledgements([Message("c1", message)], DIGEST)
+    assert set(found.given) == {(DIGEST, "maxReinstalls")}
     assert found.unheeded == ()
 
 
@@ -209,8 +210,8 @@ def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None
     ],
 )
 def test_a_line_that_is_wrong_acknowledges_nothing_and_is_told(line: str, why: str) -> None:
-    found = acknowledgements([("c1", f"Bump\n\n{line}\n")], DIGEST)
-    assert found.given == frozenset()
+    found = acknowledgements([Message("c1", f"Bump\n\n{line}\n")], DIGEST)
+    assert not found.given
     (unheeded,) = found.unheeded
     assert (unheeded.commit, unheeded.line) == ("c1", line)
     assert why in unheeded.why
@@ -218,14 +219,14 @@ def test_a_line_that_is_wrong_acknowledges_nothing_and_is_told(line: str, why: s
 
 def test_a_message_of_many_empty_lines_is_read_at_once() -> None:
     begin = time.process_time()
-    assert acknowledgements([("c1", LINE + "\n" * 40_000)], DIGEST).given
+    assert acknowledgements([Message("c1", LINE + "\n" * 40_000)], DIGEST).given
     assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])
 def test_what_is_no_acknowledgement_is_none(message: str) -> None:
-    found = acknowledgements([("c1", message)], DIGEST)
-    assert (found.given, found.unheeded) == (frozenset(), ())
+    found = acknowledgements([Message("c1", message)], DIGEST)
+    assert (found.given, found.unheeded) == ({}, ())
 
 
 def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
@@ -234,13 +235,15 @@ def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
         "fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound"),
     }
     changes = compared(new)
-    both = frozenset((changes.digest, guard.value) for guard in (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES))
+    both: dict[tuple[str, str], str] = {
+        (changes.digest, guard.value): "Ada" for guard in (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
+    }
     assert judge(changes.extent, Limits()).holding == (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
-    one = frozenset({(changes.digest, "maxReinstalls")})
+    one: Acknowledged = {(changes.digest, "maxReinstalls"): "Ada"}
     assert judge(changes.extent, Limits(), one).holding == (Guard.MAX_UNKNOWN_CHANGES,)
     assert not judge(changes.extent, Limits(), both).held
-    assert [trip.acknowledged for trip in judge(changes.extent, Limits(), both).trips] == [True, True]
-    assert judge(changes.extent, Limits(), frozenset({(OTHER, "maxReinstalls")})).holding[0] is Guard.MAX_REINSTALLS
+    assert [(trip.acknowledged, trip.by) for trip in judge(changes.extent, Limits(), both).trips] == 2 * [(True, "Ada")]
+    assert judge(changes.extent, Limits(), {(str(OTHER), "maxReinstalls"): "Ada"}).holding[0] is Guard.MAX_REINSTALLS
 
 
 def test_what_a_review_tells_to_copy_is_what_it_heeds() -> None:
@@ -248,8 +251,8 @@ def test_what_a_review_tells_to_copy_is_what_it_heeds() -> None:
     held = reviewed(new)
     lines = [line for _, line in held.acknowledging()]
     assert lines == [trailer(held.verdict.digest, guard) for guard in held.verdict.holding]  # type: ignore[union-attr]
-    assert reviewed(new, messages=(("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
+    assert reviewed(new, messages=(Message("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
     more = {**new, "policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}
-    voided = reviewed(more, messages=(("c1", "\n".join(lines)),))
+    voided = reviewed(more, messages=(Message("c1", "\n".join(lines)),))
     assert voided.outcome == "held"
     assert len(voided.unheeded) == len(lines)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gitboot.authorship import Message
 from gitboot.canonical import digest
 from gitboot.diff.extent import Area, Extent
 from gitboot.diff.guard import Guard, Limits, Verdict, judge, trailer
@@ -61,11 +62,11 @@ def walked(*commits: Commit, limits: Limits | None = None, approved: tuple[tuple
         Leg(
             revision=f"c{number}",
             valid=commit.valid,
-            messages=((f"c{number}", "\n".join(["Bump", *(line(*each) for each in commit.acks)])),),
+            messages=(Message(f"c{number}", "\n".join(["Bump", *(line(*each) for each in commit.acks)])),),
         )
         for number, commit in enumerate(commits, 1)
     ]
-    return way(legs, judged, frozenset((extent(*each).digest, "maxReinstalls") for each in approved))
+    return way(legs, judged, {(extent(*each).digest, "maxReinstalls"): "op" for each in approved})
 
 
 A: State = {1: 1}
@@ -171,9 +172,9 @@ def test_e22_what_acknowledges_a_rewind_is_bound_to_its_two_commits() -> None:
     rewinds = {nothing.taking_back(*pair).digest for pair in (("a", "b"), ("a", "c"), ("b", "a"))}
     assert len(rewinds | {nothing.digest}) == 4
     back = nothing.taking_back("a", "b")
-    assert judge(back, Limits(), frozenset({(back.digest, "allowRewind")}), rewound=True).held is False
+    assert judge(back, Limits(), {(back.digest, "allowRewind"): "op"}, rewound=True).held is False
     other = nothing.taking_back("a", "c")
-    assert judge(other, Limits(), frozenset({(back.digest, "allowRewind")}), rewound=True).held
+    assert judge(other, Limits(), {(back.digest, "allowRewind"): "op"}, rewound=True).held
 
 
 @given(

@@ -145,7 +145,12 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
     shas = [each["sha"] for each in host.statuses]
     assert shas == [first, held, held, invalid]
     assert [each["description"].partition(" (")[0] for each in host.statuses] == [
-        *("accepted", "held by maxReinstalls", "accepted", "invalid: 1 error")
+        *(
+            "accepted",
+            "held by maxReinstalls",
+            "accepted, acknowledged by root, with gitboot approve",
+            "invalid: 1 error",
+        )
     ]
     assert {each["target_url"] for each in host.statuses} == {"https://boards.test"}
     newest = Forge(Project.parse(host.project), token, name="gitboot").latest([invalid, held, first])
@@ -169,7 +174,11 @@ def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, t
     newest = rack.push("Reinstall db01")
 
     def said() -> list[tuple[str, str]]:
-        found = [(each["sha"], each["description"].partition(" (")[0]) for each in host.statuses]
+        words = [each["description"].partition(" (")[0] for each in host.statuses]
+        found = [
+            (each["sha"], says.partition(", acknowledged by")[0])
+            for each, says in zip(host.statuses, words, strict=True)
+        ]
         return [each for each in found if each[0] != first]  # what a start says of the commit before
 
     waiting = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gitboot.authorship import Message
 from gitboot.diff.guard import trailer
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
@@ -25,10 +26,11 @@ def test_a_limit_is_told_where_its_cause_is_written_with_the_line_to_copy() -> N
 
 def test_a_limit_that_is_acknowledged_is_a_warning() -> None:
     lines = "\n".join(line for _, line in reviewed(BUMP).acknowledging())
-    found = [problem for problem in as_problems(reviewed(BUMP, messages=(("c", lines),))) if problem.code == Code.HELD]
+    review = reviewed(BUMP, messages=(Message("c", lines, "Ada <ada@example.net>"),))
+    found = [problem for problem in as_problems(review) if problem.code == Code.HELD]
     assert found
     assert {(problem.severity, problem.hint) for problem in found} == {(Severity.WARNING, "")}
-    assert all(problem.message.endswith(", acknowledged") for problem in found)
+    assert all(", acknowledged by Ada <ada@example.net>, in c" in problem.message for problem in found)
 
 
 def test_a_danger_is_a_warning_that_names_its_group() -> None:
@@ -52,7 +54,7 @@ def test_an_acknowledgement_that_counts_for_nothing_is_a_warning() -> None:
     line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
     (found,) = (
         problem
-        for problem in as_problems(reviewed(RAISED, messages=(("c" * 40, line),)))
+        for problem in as_problems(reviewed(RAISED, messages=(Message("c" * 40, line),)))
         if problem.code == Code.UNHEEDED
     )
     assert "it acknowledges other changes than these" in found.message

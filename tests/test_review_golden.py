@@ -15,6 +15,7 @@ import click
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
+from gitboot.authorship import Message
 from gitboot.cli.review_text import as_text
 from gitboot.review import Review, ReviewOutcome
 from gitboot.review.as_json import as_json
@@ -176,7 +177,7 @@ def test_the_json_is_what_its_schema_says(name: str) -> None:
 
 def test_a_line_that_is_not_heeded_is_told_in_each_format() -> None:
     line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
-    review = reviewed(SCENARIOS["reinstall"][0], messages=(("c" * 40, line),))
+    review = reviewed(SCENARIOS["reinstall"][0], messages=(Message("c" * 40, line),))
     for write in FORMATS.values():
         shown = " ".join(write(review).split())
         assert line in shown

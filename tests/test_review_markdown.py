@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from gitboot.authorship import Message
 from gitboot.plan import Boot
 from gitboot.review.annotations import as_problems
 from gitboot.review.as_json import as_json
@@ -73,7 +74,7 @@ def test_a_problem_is_neither() -> None:
 def test_an_acknowledgement_that_does_not_count_is_neither() -> None:
     line = f"Gitboot-Ack: {'0' * 64} <script>@everyone![x](http://x)"
     new = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}
-    shown = as_markdown(reviewed(new, messages=(("c" * 40, line),)))
+    shown = as_markdown(reviewed(new, messages=(Message("c" * 40, line),)))
     assert shown.count("@everyone") == 2
     assert not re.search("@|script|http", outside_code(shown))
 

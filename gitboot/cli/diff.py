@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gitboot.authorship import Verify
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.inputs import OutputOption, output_option
 from gitboot.cli.problems import FORMATS, prefix_of
+from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
     "or the directory that it publishes. HEAD is merged into BASE where --merge says so; else BASE may be left out.",
 )
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
+@trust_options
 @limit_options
 @output_option(*_FORMATS)
 @bounded
@@ -50,7 +55,7 @@ def command(
     accepted: str | None,
     detailed_exitcode: bool,
     outputs: tuple[OutputOption, ...],
-    **limits: int | None,
+    **given: Any,
 ) -> None:
     """Show what BASE..HEAD changes in the fleet at PATH, and whether guards would hold it.
 
@@ -65,13 +70,18 @@ def command(
     from gitboot.cli.ranges import compared
     from gitboot.review import ReviewOutcome, review
 
+    trust, asked = trust_of(**{name: given[name] for name in TRUST}), _flags({name: given.pop(name) for name in TRUST})
+    limits: dict[str, int | None] = given
+    if trust.verify is Verify.TAG:
+        raise UsageError("--verify tag is for gitboot run, which follows a tag; compare with --verify head or range")
     gc.disable()  # two fleets are loaded once and all of them kept
     if not range and accepted is None:
         raise UsageError("compare with what? Give BASE..HEAD, or --accepted")
-    found = compared(path, range, merge=merge, accepted=accepted_by(accepted) if accepted is not None else None)
+    since_commit = accepted_by(accepted) if accepted is not None else None
+    found = compared(path, range, merge=merge, accepted=since_commit, trust=trust)
     where = [str(path)] if path != Path() else []
     since = ["--accepted", accepted] if accepted is not None else []
-    options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *since, *_flags(limits)]
+    options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *since, *_flags(limits), *asked]
     again = shlex.join(["gitboot", "diff", *([range] if range or where else []), *where, *options])
     result = review(
         found.base,
@@ -80,7 +90,9 @@ def command(
         messages=found.messages,
         line=found.line if each_merge or accepted is not None else (),
         command=again,
+        need=trust.reinstalls_need,
     )
+    result = dataclasses.replace(result, signers=found.signers)
     for output in outputs:
         output.write(_written(output.format, result, prefix_of(path)))
     if result.outcome is ReviewOutcome.INVALID:
@@ -91,9 +103,14 @@ def command(
         sys.exit(Exit.CHANGES)
 
 
-def _flags(limits: dict[str, int | None]) -> list[str]:
-    given = {f"--{name.replace('_', '-')}": str(limit) for name, limit in limits.items() if limit is not None}
-    return [word for flag in given.items() for word in flag]
+def _flags(given: Mapping[str, object]) -> list[str]:
+    """Options as they were given."""
+    found: list[str] = []
+    for name, values in given.items():
+        flag = f"--{name.replace('_', '-').removesuffix('s') if name == 'forge_keys' else name.replace('_', '-')}"
+        for value in values if isinstance(values, tuple) else (values,):
+            found += [flag, str(value)] if value is not None else []
+    return found
 
 
 def _written(format: str, result: Review, prefix: str) -> str:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
+from gitboot.authorship import Message, Signer
 from gitboot.cli.bounded import evaluating
+from gitboot.diff.guard import may_acknowledge
 from gitboot.errors import InvalidRepository
-from gitboot.load import ParseCache, Snapshot
+from gitboot.instance.settings import TrustSettings
+from gitboot.load import ParseCache, Revision, Snapshot
+from gitboot.problems.problem import Problem
 from gitboot.resolve.reading import read
 from gitboot.review.merges import Between
 from gitboot.review.side import Side
-from gitboot.source.compare import open_range
+from gitboot.source.compare import Range, open_range
+from gitboot.source.keys import SignatureKeys
+from gitboot.source.signatures import Signatures
+
+NO_KEYS: Final = TrustSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,14 +34,18 @@ class Compared:
 
     base: Side
     head: Side
-    messages: tuple[tuple[str, str], ...]
+    messages: tuple[Message, ...]
     line: tuple[Between, ...] = ()
+    signers: tuple[tuple[str, Signer], ...] = ()  # of commits that have to be signed
 
 
-def compared(path: Path, range: str, *, merge: bool, accepted: str | None = None) -> Compared:
+def compared(
+    path: Path, range: str, *, merge: bool, accepted: str | None = None, trust: TrustSettings = NO_KEYS
+) -> Compared:
     """Both sides of ``range``; one that is invalid has its problems instead of decisions.
 
-    Where a commit is ``accepted``, BASE is that.
+    Where a commit is ``accepted``, BASE is that. Commits that have to be signed and are not are a problem of HEAD; what
+    a merge would make is signed by nobody yet.
     """
     parsed: ParseCache = {}  # what both sides have in common is parsed once
     base, dots, head = range.partition("..")
@@ -39,16 +55,49 @@ def compared(path: Path, range: str, *, merge: bool, accepted: str | None = None
             found = open_range(path, range, merge=merge, accepted=accepted)
     except InvalidRepository as error:
         # They do not merge, so there is no HEAD to look at.
-        conflicted = Side(named=names[1], revision=names[1], decisions=None, repository=None, problems=error.problems)
-        nothing = Side(named=names[0], revision=names[0], decisions=None, repository=None, problems=())
-        return Compared(base=nothing, head=conflicted, messages=())
-    line = (Between(*each.merge, partial(_side_of, each.snapshot, parsed)) for each in found.line)
+        return Compared(
+            base=_nothing(names[0], names[0]), head=_nothing(names[1], names[1], error.problems), messages=()
+        )
+    with _signatures(found, trust) as signatures:
+        commits = _made(found)
+        fault = signatures.faults(found.base.revision, commits).get(commits[-1]) if commits else None
+        line = [each._replace(messages=_signed(each.messages, signatures)) for each in (p.merge for p in found.line)]
+        messages = _signed(found.messages, signatures)
+        signers = [(each, signatures.signer(each)) for each in commits] if trust.verify is not None else []
     return Compared(
         base=side(names[0], found.base, parsed),
-        head=side(names[1], found.head, parsed),
-        messages=found.messages,
-        line=tuple(line),
+        head=side(names[1], found.head, parsed) if fault is None else _nothing(names[1], found.head.revision, [fault]),
+        messages=messages,
+        line=tuple(
+            Between(merge.revision, merge.messages, partial(_side_of, passed.snapshot, parsed))
+            for merge, passed in zip(line, found.line, strict=True)
+        ),
+        signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
     )
+
+
+@contextmanager
+def _signatures(found: Range, trust: TrustSettings) -> Iterator[Signatures]:
+    """Whoever knows by the trusted keys, if there are any, who has signed commits."""
+    with TemporaryDirectory(prefix="gitboot-keys-") as folder:
+        keys = SignatureKeys(trust.keys, Path(folder, "keys"))
+        keys.mark()
+        yield Signatures(found.repository, keys, trust.verify)
+
+
+def _made(found: Range) -> list[Revision]:
+    """The commits of the range's first-parent line that there are: a merge that is tried out is none."""
+    line = [each.merge.revision for each in found.line] or [found.head.revision]
+    return [each for each in line if re.fullmatch("[0-9a-f]{40}", each)]
+
+
+def _signed(messages: Iterable[Message], signatures: Signatures) -> tuple[Message, ...]:
+    return tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages)
+
+
+def _nothing(named: str, revision: str, problems: Iterable[Problem] = ()) -> Side:
+    """A side that says nothing."""
+    return Side(named=named, revision=revision, decisions=None, repository=None, problems=tuple(problems))
 
 
 def _side_of(snapshot: Callable[[], Snapshot], parsed: ParseCache) -> Side:
@@ -64,7 +113,7 @@ def side(named: str, snapshot: Snapshot, parsed: ParseCache) -> Side:
             decided = read(snapshot, parsed)
             repository, decisions = decided.repository, decided.decisions
     except InvalidRepository as error:
-        return Side(named=named, revision=snapshot.revision, decisions=None, repository=None, problems=error.problems)
+        return _nothing(named, snapshot.revision, error.problems)
     return Side(
         named=named,
         revision=snapshot.revision,

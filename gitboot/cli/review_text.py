@@ -69,6 +69,7 @@ def _verdict(review: Review) -> Iterator[str]:
         yield f"digest {review.verdict.digest}"
     if review.changes is not None:
         yield words.counts(review.changes)
+        yield from (_wrapped(f"{commit[:12]} is signed by {signer}", "") for commit, signer in review.signers)
         if review.base.decisions is None:
             yield "The base is no valid fleet, so everything is new here."
 
@@ -91,6 +92,8 @@ def _guards(review: Review) -> Iterator[str]:
     for trip in review.verdict.trips[:_LIMITS]:
         state = "acknowledged" if trip.acknowledged else click.style("held", fg="red")
         yield f"  {state}: {trip.guard}: {words.trip(trip)}"
+        if trip.by:
+            yield _wrapped(f"by {trip.by}", "    ")
     if left := more(len(review.verdict.trips) - _LIMITS, "limit"):
         yield f"  {left}"
     for each in review.unheeded:

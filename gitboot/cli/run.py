@@ -19,6 +19,7 @@ from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import accept_filesystem_option, config_option, credentials_option, secret_keys_option
 from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.telling import tell
+from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
 from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
@@ -140,6 +141,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="How long an installation may show nothing new, from its boot on, until the condition BootsProven says so.",
 )
+@trust_options
 @accept_filesystem_option
 @limit_options
 @click.option(
@@ -182,6 +184,7 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
 
     limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}
     allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
+    trust = trust_of(**{name: given.pop(name) for name in TRUST})
     git = GitSettings(
         repository=repository,
         reference=reference,
@@ -200,6 +203,7 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
     return Settings(
         forge=_forge_settings(**{name: given.pop(name) for name in tuple(given) if name.startswith("forge")}),
         git=git,
+        trust=trust,
         bmc=bmc,
         allowance=Allowance(seconds=given.pop("commit_seconds"), mebibytes=given.pop("commit_memory")),
         limits=limits_of(limits, **allowed),

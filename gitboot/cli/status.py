@@ -44,6 +44,7 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         f"gitboot    {runs}",
         *([f"ledger     {status['ledger']}"] if status.get("ledger") else []),
         f"applied    {status['applied']['commit'] or '-'}",
+        *_vouched(status["accepted"]),
         f"attempted  {attempted}",
         f"servers    {sum(status['phases'].values())}{': ' if phases else ''}{phases}",
         *(f"{name:9}  {_counts(status[name])}" for name in ("records", "drift", "bmcs") if status.get(name)),
@@ -58,6 +59,14 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     if left := more(len(problems) - _MOST_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
     return "\n".join([*lines, "", *_conditions(status["conditions"], state)])
+
+
+def _vouched(accepted: dict[str, Any]) -> Iterator[str]:
+    """Who has signed the accepted commit, and who let pass what was held on the way to it."""
+    if (signer := accepted.get("signer")) is not None:
+        yield f"signed     by {signer['person']} ({signer['key']})"
+    for each in accepted.get("acknowledged", ()):
+        yield f"heeded     {each['guard']} in {each['commit'][:12]}: {each['by']}"
 
 
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:

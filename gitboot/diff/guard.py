@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import ClassVar, Final
 
+from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.diff.extent import Area, Extent
 from gitboot.model.fleet import Guards
 from gitboot.model.scalars import Digest
@@ -74,6 +76,7 @@ class Trip:
     percent: bool = False  # whether the limit is one
     area: str = "all"  # or site=fra1
     acknowledged: bool = False
+    by: str = ""  # who has acknowledged it; "": nobody knows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,13 +97,14 @@ class Verdict:
         return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
 
 
-Acknowledged = frozenset[tuple[str, str]]  # (digest, guard)
+Acknowledged = Mapping[tuple[str, str], str]  # (digest, guard) -> who says so
+NOBODY: Final[Acknowledged] = MappingProxyType({})
 
 
 def judge(
     extent: Extent,
     limits: Limits,
-    acknowledged: Acknowledged = frozenset(),
+    acknowledged: Acknowledged = NOBODY,
     *,
     pending: int | None = None,
     returning: int = 0,
@@ -120,7 +124,9 @@ def judge(
     taken = extent.takeover if takeover is None else takeover
 
     trips = (
-        replace(trip, acknowledged=(extent.digest, trip.guard.value) in acknowledged)
+        replace(
+            trip, acknowledged=(key := (extent.digest, trip.guard.value)) in acknowledged, by=acknowledged.get(key, "")
+        )
         for trip in (
             *_of_branch(limits, rewound, taken),
             *_more(Guard.MAX_BMC_CHANGES, "BMCs that were never sent these credentials", bmcs, limits.max_bmc_changes),
@@ -211,6 +217,13 @@ def trailer(digest: Digest, guard: Guard) -> str:
     return f"Gitboot-Ack: {digest} {guard}"
 
 
+def trailers(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[tuple[Guard, str]]:
+    """For each guard that holds, the line that acknowledges it, where a line can."""
+    for guard in verdict.holding:
+        if guard not in ONLY_APPROVED and not (guard is Guard.MAX_REINSTALLS and need is ReinstallsNeed.APPROVE):
+            yield guard, trailer(verdict.digest, guard)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AckLine:
     """A well-formed line of a commit's message."""
@@ -221,36 +234,58 @@ class AckLine:
     text: str
     digest: str
     guard: str
+    by: str  # who says it
 
 
-def ack_lines(messages: Iterable[tuple[str, str]]) -> Iterator[AckLine | Unheeded]:
-    """Every line of commits, as (id, message), that is to acknowledge something.
+def ack_lines(messages: Iterable[Message], need: ReinstallsNeed | None = None) -> Iterator[AckLine | Unheeded]:
+    """Every line of commits' messages that is to acknowledge something.
 
     The line may stand anywhere in a message and be indented, as a squash leaves it. What is wrong in any way
-    acknowledges nothing.
+    acknowledges nothing, and neither does a line for reinstallations that is not what these ``need``.
     """
-    for commit, message in messages:
-        for line in _LINE.findall(message):
-            if (why := _fault(line)) is not None:
-                yield Unheeded(commit=commit, line=line.strip(), why=why)
+    for message in messages:
+        for line in _LINE.findall(message.text):
+            why = _fault(line)
+            _, digest, guard = line.split() if why is None else ("", "", "")
+            if (why := why or _not_enough(message, guard, need)) is not None:
+                yield Unheeded(commit=message.commit, line=line.strip(), why=why)
             else:
-                _, digest, guard = line.split()
-                yield AckLine(commit=commit, text=line.strip(), digest=digest, guard=guard)
+                yield AckLine(commit=message.commit, text=line.strip(), digest=digest, guard=guard, by=message.by)
 
 
-def acknowledgements(messages: Iterable[tuple[str, str]], digest: Digest) -> Acknowledgements:
-    """What commits, as (id, message), acknowledge of the changes with this digest."""
-    given = set()
+def may_acknowledge(message: Message) -> bool:
+    """Whether a message has a line that is to acknowledge something."""
+    return _LINE.search(message.text) is not None
+
+
+def _not_enough(message: Message, guard: str, need: ReinstallsNeed | None) -> str | None:
+    """Why a line does not count although it is right, if it does not."""
+    if guard != Guard.MAX_REINSTALLS or need is None:
+        return None
+    if need is ReinstallsNeed.APPROVE:
+        return "reinstallations are acknowledged by gitboot approve alone (--reinstalls-need approve)"
+    if message.signer is None:
+        return "its commit is not signed by a listed key, which reinstallations need (--reinstalls-need signed)"
+    if message.signer.is_forge:
+        return "its commit is signed by a forge, for whoever has merged (--reinstalls-need signed)"
+    return None
+
+
+def acknowledgements(
+    messages: Iterable[Message], digest: Digest, need: ReinstallsNeed | None = None
+) -> Acknowledgements:
+    """What commits acknowledge of the changes with this digest."""
+    given: dict[tuple[str, str], str] = {}
     unheeded = []
-    for line in ack_lines(messages):
+    for line in ack_lines(messages, need):
         match line:
             case AckLine() if line.digest == digest:
-                given.add((line.digest, line.guard))
+                given.setdefault((line.digest, line.guard), line.by)
             case AckLine():
                 unheeded.append(Unheeded(commit=line.commit, line=line.text, why=AckLine.STALE))
             case Unheeded():
                 unheeded.append(line)
-    return Acknowledgements(given=frozenset(given), unheeded=tuple(unheeded))
+    return Acknowledgements(given=given, unheeded=tuple(unheeded))
 
 
 def _fault(line: str) -> str | None:

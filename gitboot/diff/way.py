@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, TypeVar
 
-from gitboot.diff.guard import AckLine, Acknowledged, Unheeded, Verdict, ack_lines
+from gitboot.authorship import Message, ReinstallsNeed
+from gitboot.diff.guard import NOBODY, AckLine, Acknowledged, Unheeded, Verdict, ack_lines
 
 U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # more are judged as one
@@ -25,7 +26,7 @@ class Leg:
 
     revision: str
     valid: bool  # one that is not is part of the step to the next that is
-    messages: tuple[tuple[str, str], ...]  # (id, message) of it, and of all commits that it brought in
+    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,19 +53,22 @@ class Way:
         return self.hops[-1].new if self.hops else 0
 
 
-def way(legs: Sequence[Leg], judged: Judged, approved: Acknowledged = frozenset()) -> Way:
+def way(
+    legs: Sequence[Leg], judged: Judged, approved: Acknowledged = NOBODY, need: ReinstallsNeed | None = None
+) -> Way:
     """The way to the last of ``legs``, which is valid, by first-parent steps, in their order, none skipped.
 
     A step to a commit is judged from the last one that could be accepted, so what somebody took back need not be
     acknowledged. It may also be judged from an earlier one, where that is what somebody acknowledged: the commits of
-    a branch that were put on top one by one. ``approved`` is what was acknowledged without a line in a message.
+    a branch that were put on top one by one. ``approved`` is what was acknowledged without a line in a message,
+    ``need`` what reinstallations are acknowledged by alone.
 
     A line acknowledges one hop: one that leads up to its commit, or, if there is none, one beyond it.
     """
     if len(legs) > MAX_STEPS:
         messages = tuple(message for leg in legs for message in leg.messages)
         legs = (*(replace(leg, valid=False, messages=()) for leg in legs[:-1]), replace(legs[-1], messages=messages))
-    search = _Search(legs, judged, approved)
+    search = _Search(legs, judged, approved, need)
     for new, leg in enumerate(legs, 1):
         if leg.valid:
             search.arrive(new)
@@ -97,6 +101,7 @@ class _Search:
     legs: Sequence[Leg]
     judged: Judged
     approved: Acknowledged
+    need: ReinstallsNeed | None
     paths: dict[int, _Path] = field(default_factory=lambda: {0: _Path()})
     matched: set[_Line] = field(default_factory=set)  # whose digest is one of a hop up to their commit
     heeded: set[_Line] = field(default_factory=set)  # whose digest is one of any hop
@@ -104,7 +109,7 @@ class _Search:
     faulty: tuple[Unheeded, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = [(at, each) for at, leg in enumerate(self.legs, 1) for each in ack_lines(leg.messages)]
+        found = [(at, each) for at, leg in enumerate(self.legs, 1) for each in ack_lines(leg.messages, self.need)]
         self.lines = tuple(_Line(at, each) for at, each in found if isinstance(each, AckLine))
         self.faulty = tuple(each for _, each in found if isinstance(each, Unheeded))
 
@@ -131,13 +136,20 @@ class _Search:
         counting = [line for line in same if line not in path.used and (line.at >= hop.new or line not in self.matched)]
         self.matched.update(line for line in same if line.at >= hop.new)
         given: dict[str, _Given] = {
-            each[1]: each for each in self.approved - path.used if each[0] == hop.verdict.digest
+            each[1]: each for each in self.approved.keys() - path.used if each[0] == hop.verdict.digest
         }
         for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
             given[line.ack.guard] = line  # in the end the one that follows next
-        trips = tuple(replace(trip, acknowledged=trip.guard.value in given) for trip in hop.verdict.trips)
+        by = {guard: self._who(each) for guard, each in given.items()}
+        trips = tuple(
+            replace(trip, acknowledged=trip.guard.value in given, by=by.get(trip.guard.value, ""))
+            for trip in hop.verdict.trips
+        )
         used = frozenset(given[trip.guard.value] for trip in trips if trip.acknowledged)
         return replace(hop, verdict=replace(hop.verdict, trips=trips)), used
+
+    def _who(self, given: _Given) -> str:
+        return given.ack.by if isinstance(given, _Line) else self.approved[given]
 
     def found(self, newest: int) -> Way:
         reached = max(self.paths)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Protocol
 
+from gitboot.authorship import Message, ReinstallsNeed, Signer
 from gitboot.bmc.access import Pair
-from gitboot.diff.guard import ONLY_APPROVED, Limits, Verdict, trailer
+from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, Orders, SourceError, TryAgain
+from gitboot.facts import facts as as_facts
 from gitboot.instance.commit import Commit
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, approvals
 from gitboot.instance.knowledge import Knowledge
@@ -22,7 +24,7 @@ from gitboot.phrases import count, more, some
 from gitboot.plan import Halt
 from gitboot.problems.problem import Problem
 from gitboot.review import words
-from gitboot.status import Event, Held, PassedMerge
+from gitboot.status import Event, Heeded, Held, PassedMerge
 
 
 class CommitSource(Protocol):
@@ -53,6 +55,33 @@ class CommitSource(Protocol):
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
 
 
+class CommitSignatures(Protocol):
+    """Who has signed commits; see `gitboot.source.signatures.Signatures`."""
+
+    def mark(self, revision: Revision) -> str:
+        """What is another where a signature may be judged otherwise by now."""
+
+    def faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
+        """What speaks against these commits, the oldest first, after the accepted one."""
+
+    def signer(self, revision: Revision) -> Signer | None:
+        """Whose trusted key vouches for a commit."""
+
+    def signed(self, message: Message) -> Message:
+        """A message with who has signed its commit, if anyone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Authority:
+    """Whose word counts, by the instance's own settings."""
+
+    signatures: CommitSignatures | None = None  # None: no keys are given
+    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
+
+
+NOBODY_SIGNS: Final = Authority()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """What became of the newest commit, and which one goes on."""
@@ -68,6 +97,14 @@ class Attempt:
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one
     is_adopted: bool = False  # whether the clone knows which one is accepted
     trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
+    signer: Signer | None = None  # whose trusted key vouches for the accepted commit
+    acknowledged: tuple[Heeded, ...] = ()  # on the way to the accepted one since the start
+    keys: str = ""  # what is another since the attempted one was judged, where keys are
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the attempted commit was not accepted."""
+        return self.accepted is None or self.accepted.revision != self.attempted
 
     @property
     def held(self) -> Held | None:
@@ -93,9 +130,11 @@ class Accepting:
         limits: Limits,
         covered: Callable[[BmcAccess], bool] = lambda _: True,
         published: Revision | None = None,
+        trust: Authority = NOBODY_SIGNS,
     ) -> None:
         self._source, self._evaluation, self._limits = source, evaluation, limits
-        self._judging = Judging(evaluation, limits, covered)
+        self._judging = Judging(evaluation, limits, covered, trust.reinstalls_need)
+        self._signatures = trust.signatures
         self._published = published  # the commit that the tree was made of before this start
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
@@ -148,7 +187,11 @@ class Accepting:
         if attempt.attempted is None and self._accepted_before(knowledge) is not None:
             return attempt  # what was accepted before is still being evaluated
         latest, suspension = self._source.latest(), knowledge.facts.suspension
-        if latest is None or (latest == attempt.attempted and not _has_new_approvals(attempt, knowledge)):
+        if latest is None:
+            return attempt
+        keys = self._signatures.mark(latest) if self._signatures is not None else ""
+        has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
+        if latest == attempt.attempted and not (attempt.is_behind and has_news):
             return attempt
         try:
             found = self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge)
@@ -158,10 +201,10 @@ class Accepting:
             return replace(attempt, orders=found.latest_orders)
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
-            attempt = _accepted(found.reached, digests, found.introduced, events, at)
-            attempt = replace(attempt, let_in=found.let_in)
+            attempt = self._accepted(found.reached, digests, found.introduced, events, at)
+            attempt = replace(attempt, let_in=found.let_in, acknowledged=tuple(_heeded(found.hops)))
             events += _acknowledged(found.hops, at)
-        attempt = replace(attempt, orders=found.orders, passed=found.passed)
+        attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
         if found.invalid is not None:
             return _refused(attempt, latest, found.invalid, events, at)
         if (held := found.candidate) is None:
@@ -175,10 +218,24 @@ class Accepting:
         if accepted is None:  # one that cannot be compared with what was accepted may leave something out
             before = self._accepted_before(knowledge)
             messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
-            return Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
+            return self._signed(
+                before, Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
+            )
         merges = self._source.merges(accepted.revision, latest)
         rewound = self._source.is_rewind(accepted.revision, latest)
-        return Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if rewound else None)
+        ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if rewound else None)
+        return self._signed(accepted.revision, ahead)
+
+    def _signed(self, since: Revision | None, ahead: Ahead) -> Ahead:
+        """What lies ahead, with what of it does not count, and who has signed acknowledgements."""
+        if (signatures := self._signatures) is None:
+            return ahead
+        merges = tuple(
+            (revision, tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages))
+            for revision, messages in ahead.merges
+        )
+        untrusted = signatures.faults(since, [revision for revision, _ in ahead.merges])
+        return replace(ahead, merges=merges, untrusted=untrusted)
 
     def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         """After a start: go on with what was accepted before; the guards have judged it then."""
@@ -190,8 +247,31 @@ class Accepting:
             return _refused(attempt, before, error, events, at)
         if evaluated is None:
             return attempt
-        accepted = replace(_accepted(evaluated.commit, (), {}, events, at), orders=attempt.orders)
+        accepted = replace(self._accepted(evaluated.commit, (), {}, events, at), orders=attempt.orders)
         return self._adopted(accepted)  # what comes next is compared with it
+
+    def _accepted(
+        self,
+        commit: Commit,
+        changes: tuple[str, ...],
+        introduced: Mapping[SystemUuid, int],
+        events: list[Event],
+        at: datetime,
+    ) -> Attempt:
+        signer = None
+        with suppress(SourceError):  # it goes on, whether its signature can be read now or not
+            signer = self._signatures.signer(commit.revision) if self._signatures is not None else None
+        attempt = Attempt(
+            accepted=commit,
+            changes=changes,
+            introduced=introduced,
+            attempted=commit.revision,
+            problems=commit.decisions.warnings,
+            signer=signer,
+        )
+        facts = {"commit": commit.revision, **({"signer": as_facts(signer)} if signer is not None else {})}
+        events.append(Event(at=at, type="Accepted", message=accepted_message(commit, signer), facts=facts))
+        return attempt
 
     def _accepted_before(self, knowledge: Knowledge) -> Revision | None:
         """The commit that was accepted last; the ledger knows it even where the clone was lost.
@@ -224,20 +304,6 @@ class Accepting:
         return None
 
 
-def _accepted(
-    commit: Commit, changes: tuple[str, ...], introduced: Mapping[SystemUuid, int], events: list[Event], at: datetime
-) -> Attempt:
-    message, facts = accepted_message(commit), {"commit": commit.revision}
-    events.append(Event(at=at, type="Accepted", message=message, facts=facts))
-    return Attempt(
-        accepted=commit,
-        changes=changes,
-        introduced=introduced,
-        attempted=commit.revision,
-        problems=commit.decisions.warnings,
-    )
-
-
 def _refused(
     attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
 ) -> Attempt:
@@ -250,9 +316,15 @@ def _refused(
 def _acknowledged(hops: Iterable[tuple[Revision, Verdict]], at: datetime) -> Iterator[Event]:
     for revision, verdict in hops:
         for trip in verdict.trips:
-            message = f"{revision[:12]}: {trip.guard} is acknowledged: {words.trip(trip)}"
-            facts = {"commit": revision, "digest": verdict.digest}
+            message = f"{revision[:12]}: {trip.guard} is acknowledged: {words.trip(trip)} (by {trip.by})"
+            facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
             yield Event(at=at, type="Acknowledged", message=message, facts=facts)
+
+
+def _heeded(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[Heeded]:
+    for revision, verdict in hops:
+        for trip in verdict.trips:
+            yield Heeded(commit=revision, guard=trip.guard.value, by=trip.by)
 
 
 def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
@@ -260,14 +332,15 @@ def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
     held = attempt.candidate
     if held is None:
         return False
-    return not approvals(knowledge) <= held.approvals
+    return not approvals(knowledge).keys() <= held.approvals.keys()
 
 
 # In words
 
 
-def accepted_message(commit: Commit) -> str:
-    return f"{commit.revision[:12]} decides for {count(len(commit.decisions.servers), 'server')}"
+def accepted_message(commit: Commit, signer: Signer | None = None) -> str:
+    signed = f", signed by {signer}" if signer is not None else ""
+    return f"{commit.revision[:12]} decides for {count(len(commit.decisions.servers), 'server')}{signed}"
 
 
 def refused_message(attempt: Attempt) -> str:
@@ -290,19 +363,29 @@ def held_message(held: Candidate) -> str:
     message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
     if not held.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
-    if not ONLY_APPROVED & set(verdict.holding):
+    if lines := _lines(verdict, held.need):
+        where = (
+            "in the message of a commit that you sign" if _wants_key(verdict, held.need) else "in a commit's message"
+        )
         message = (
-            f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it in a commit's message with "
-            f"{_trailers(verdict)}, or with: {approve}"
+            f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it {where} with {lines}, or with: {approve}"
         )
     if held.released:
         message = f"{message}. {count(len(held.released), 'server')} would boot by it at once: {some(held.released)}"
     if len(held.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in held.steps):
-        each = "; ".join(f"{revision[:12]} with {_trailers(step)}" for revision, step in held.steps)
+        each = "; ".join(
+            f"{revision[:12]} with {_lines(step, held.need) or 'gitboot approve'}" for revision, step in held.steps
+        )
         message = f"{message}. Or each merge by itself: {each}"
     unheeded = tuple(f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in held.unheeded)
     return f"{message} ({some(unheeded)})" if unheeded else message
 
 
-def _trailers(verdict: Verdict) -> str:
-    return " and ".join(repr(trailer(verdict.digest, guard)) for guard in verdict.holding)
+def _lines(verdict: Verdict, need: ReinstallsNeed | None) -> str:
+    """The lines that acknowledge all that holds; "" where no line does."""
+    found = [repr(text) for _, text in trailers(verdict, need)]
+    return " and ".join(found) if len(found) == len(verdict.holding) else ""
+
+
+def _wants_key(verdict: Verdict, need: ReinstallsNeed | None) -> bool:
+    return need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding

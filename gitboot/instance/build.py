@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pool import BmcPool, is_covered, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
 from gitboot.instance import directory as state
-from gitboot.instance.accept import Accepting, Attempt, CommitSource
+from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.bookkeeping import known, looked_around, write
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
@@ -29,7 +29,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN, REFUSED
-from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+from gitboot.instance.settings import BmcSettings, GitSettings, Settings, TrustSettings
 from gitboot.instance.standing import Standing
 from gitboot.ledger import facts, overrides, records, requests
 from gitboot.ledger.entries import Request
@@ -46,7 +46,9 @@ from gitboot.resolve import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
 from gitboot.source import Password, Remote, Source, SshKey
-from gitboot.source.clone import accepted_snapshot
+from gitboot.source.clone import accepted_snapshot, tag_on
+from gitboot.source.keys import SignatureKeys
+from gitboot.source.signatures import Signatures
 from gitboot.status import Event, Status
 from gitboot.storage import check_output, check_spool, check_state
 
@@ -70,6 +72,7 @@ class Outside:
     owner: str | None = None  # the ledger whose tree lies there
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what that tree knows of servers
     observes: bool = True  # whether fetches reach the instance
+    trust: Authority = NOBODY_SIGNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +133,7 @@ def assembled(
         limits=settings.limits,
         covered=partial(is_covered, settings.bmc.credentials),
         published=outside.published,
+        trust=outside.trust,
     )
     reconciler = Reconciler(
         Standing(
@@ -202,6 +206,7 @@ def running(
             owner=owner,
             records=records,
             observes=settings.observes,
+            trust=trust_of(settings.trust, source, settings.state / _KEYS),
         )
         instance = stack.enter_context(
             assembled(
@@ -233,7 +238,13 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         source = Source(remote_of(settings.git), copy)
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True)
         stack.callback(evaluation.close)
-        outside = Outside(source=source, evaluation=evaluation, target=looked, observes=settings.observes)
+        outside = Outside(
+            source=source,
+            evaluation=evaluation,
+            target=looked,
+            observes=settings.observes,
+            trust=trust_of(settings.trust, source, copy / _KEYS),
+        )
         settings = replace(settings, spool=_named_as(settings.spool_folder, copy / "spool"))
         instance = stack.enter_context(assembled(settings, store, outside, tell=tell, clock=clock, dry_run=True))
         yield instance, source, looked
@@ -330,6 +341,19 @@ def remote_of(settings: GitSettings) -> Remote:
         ca_bundle=settings.ca_bundle,
         timeout_s=settings.timeout_s,
     )
+
+
+def trust_of(settings: TrustSettings, source: Source, folder: Path) -> Authority:
+    """Whose word counts; raises `UsageError` where keys cannot be read, now at the start."""
+    signatures = None
+    if settings.keys.any:
+        keys = SignatureKeys(settings.keys, folder)
+        keys.mark()
+        signatures = Signatures(source.clone, keys, settings.verify, partial(tag_on, source))
+    return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
+
+
+_KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start
 
 
 def _reported(

@@ -22,6 +22,7 @@ from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.phrases import count, more
 from gitboot.plan import Halt
+from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
 from gitboot.status import Condition, Endpoints, Event, Telling
@@ -107,9 +108,11 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
     if attempt.candidate is not None:
         yield _condition("CommitAccepted", False, "GuardTripped", held_message(attempt.candidate), at)
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
-        yield _condition("CommitAccepted", True, "Valid", accepted_message(attempt.accepted), at)
+        yield _condition("CommitAccepted", True, "Valid", accepted_message(attempt.accepted, attempt.signer), at)
     elif attempt.attempted is not None:
-        yield _condition("CommitAccepted", False, "Invalid", refused_message(attempt), at)
+        is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
+        message = refused_message(attempt)
+        yield _condition("CommitAccepted", False, "Untrusted" if is_untrusted else "Invalid", message, at)
 
 
 def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.bmc.access import Pair, pair_of
 from gitboot.diff.guard import Acknowledged, Limits, Unheeded, Verdict, judge
 from gitboot.diff.returning import returning
@@ -19,10 +20,11 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count
 from gitboot.plan import Decision
+from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.status import PassedMerge
 
-Merges = Sequence[tuple[Revision, Sequence[tuple[str, str]]]]  # with (id, message) of the commits of each
+Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say
 
 
 class Evaluating(Protocol):
@@ -43,6 +45,7 @@ class Ahead:
     accepted: Commit | None  # None: there is none, or it cannot be compared with
     merges: Merges  # the oldest first, the newest last
     leaves_out: Revision | None = None  # a commit that the newest does not descend from
+    untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that do not count, and why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +58,7 @@ class Candidate:
     approvals: Acknowledged  # what it was judged with
     unheeded: tuple[Unheeded, ...]  # acknowledgements that do not count
     released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
+    need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
     heeds_lines: bool = True  # whether lines of messages count; they may have been carried out already
 
 
@@ -101,8 +105,14 @@ class _Walk:
 class Judging:
     """Evaluates and judges what lies ahead; what its commits say is kept until something else does."""
 
-    def __init__(self, evaluation: Evaluating, limits: Limits, covered: Callable[[BmcAccess], bool]) -> None:
-        self._evaluation, self._limits, self._covered = evaluation, limits, covered
+    def __init__(
+        self,
+        evaluation: Evaluating,
+        limits: Limits,
+        covered: Callable[[BmcAccess], bool],
+        need: ReinstallsNeed | None = None,
+    ) -> None:
+        self._evaluation, self._limits, self._covered, self._need = evaluation, limits, covered, need
         self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
 
     def judge(self, ahead: Ahead, knowledge: Knowledge) -> Advance:
@@ -124,7 +134,7 @@ class Judging:
         def named(hop: Hop) -> tuple[Revision, Verdict]:
             return ahead.merges[hop.new - 1][0], hop.verdict
 
-        found, candidate = way(walk.legs, judged, given), None
+        found, candidate = way(walk.legs, judged, given, self._need), None
         if found.held is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
             candidate = Candidate(
                 commit=newest,
@@ -132,6 +142,7 @@ class Judging:
                 steps=tuple(map(named, found.steps)),
                 approvals=given,
                 unheeded=found.unheeded,
+                need=self._need,
                 heeds_lines=heeds_lines,
             )
         known = ahead.accepted.machines if ahead.accepted is not None else {}
@@ -151,7 +162,10 @@ class Judging:
         """Every commit, each beside the valid one before it."""
         walk = _Walk(commits={0: ahead.accepted})
         for position, (revision, messages) in enumerate(ahead.merges, 1):
-            found = self._evaluated(revision, walk.commits[max(walk.commits)])
+            if (fault := ahead.untrusted.get(revision)) is not None:  # nobody looks into it
+                found: Evaluated | InvalidRepository = InvalidRepository([fault])
+            else:
+                found = self._evaluated(revision, walk.commits[max(walk.commits)])
             is_valid = isinstance(found, Evaluated)
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
             if isinstance(found, Evaluated):
@@ -221,17 +235,24 @@ class Judging:
 def _passed(ahead: Ahead, walk: _Walk, found: Way | None) -> Iterator[PassedMerge]:
     """What becomes of each commit before the newest."""
     steps = {step.new: step.verdict for step in found.steps} if found is not None else {}
+    accepted = {hop.new: hop.verdict.trips for hop in found.hops} if found is not None else {}
     first = ahead.merges[min(steps) - 1][0][:12] if steps else None
     for position, (revision, _) in enumerate(ahead.merges[:-1], 1):
         if (fault := walk.faults.get(position)) is not None:
             says = invalid_words(fault.problems)
         elif found is not None and position <= found.reached:
-            says = "accepted"
+            says = accepted_words(trip.by for trip in accepted.get(position, ()))
         elif position in steps:
             says = held_words(steps[position].holding)
         else:
             says = f"held behind {first}" if first is not None else "held with those after it"
         yield PassedMerge(commit=revision, says=says)
+
+
+def accepted_words(by: Iterable[str]) -> str:
+    """That a commit is accepted, in a few words, and by whose leave."""
+    leave = "; ".join(dict.fromkeys(by))
+    return f"accepted, acknowledged by {leave}" if leave else "accepted"
 
 
 def held_words(guards: Iterable[str]) -> str:
@@ -241,6 +262,9 @@ def held_words(guards: Iterable[str]) -> str:
 
 def invalid_words(problems: Iterable[Problem]) -> str:
     """That a commit is invalid, in a few words."""
+    problems = tuple(problems)
+    if any(each.code is Code.UNTRUSTED for each in problems):
+        return "invalid: signed by no key that is trusted here"
     return f"invalid: {count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
 
 
@@ -251,4 +275,8 @@ def _bmcs(commit: Commit | None) -> Iterator[BmcAccess]:
 
 def approvals(knowledge: Knowledge) -> Acknowledged:
     """What was acknowledged with a shell."""
-    return frozenset((digest, guard) for digest, guards in knowledge.approvals.items() for guard in guards)
+    return {
+        (digest, guard): f"{who}, with gitboot approve"
+        for digest, guards in knowledge.approvals.items()
+        for guard, who in guards.items()
+    }

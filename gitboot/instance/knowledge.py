@@ -31,7 +31,7 @@ class Knowledge:
     known_pairs: frozenset[Pair] = frozenset()  # which BMCs may be sent which credentials, if nothing else says so
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
     noted: int = 0  # the number of the observation that was noted last
-    approvals: Mapping[str, frozenset[str]] = field(default_factory=dict)  # guards, by the digest of changes
+    approvals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by digest of changes: guard -> who
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
 
@@ -221,10 +221,10 @@ class Learning:
 
 
 def _approvals(
-    known: Mapping[str, frozenset[str]], new: Iterable[Approval], used_up: Collection[str]
-) -> Mapping[str, frozenset[str]]:
-    """The guards that each digest was approved for, but for the digests that are accepted now."""
+    known: Mapping[str, Mapping[str, str]], new: Iterable[Approval], used_up: Collection[str]
+) -> Mapping[str, Mapping[str, str]]:
+    """The guards that each digest was approved for, and by whom, but for the digests that are accepted now."""
     found = dict(known)
     for each in new:
-        found[each.digest] = found.get(each.digest, frozenset()) | set(each.guards)
+        found[each.digest] = {**found.get(each.digest, {}), **dict.fromkeys(each.guards, each.who)}
     return {digest: guards for digest, guards in found.items() if digest not in used_up}

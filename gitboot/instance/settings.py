@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gitboot.authorship import ReinstallsNeed, Verify
 from gitboot.diff.guard import Limits
 from gitboot.evaluate.limits import Allowance
+from gitboot.source.keys import TrustedKeys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +22,15 @@ class GitSettings:
     known_hosts: Path | None = None
     ca_bundle: Path | None = None
     timeout_s: float = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrustSettings:
+    """Whose commits count; nothing in a repository or a user's Git configuration says so."""
+
+    verify: Verify | None = None  # None: a commit counts whoever has made it
+    keys: TrustedKeys = field(default_factory=TrustedKeys)
+    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +62,7 @@ class Settings:
     output: Path
     state: Path
     git: GitSettings
+    trust: TrustSettings = TrustSettings()
     bmc: BmcSettings = BmcSettings()
     allowance: Allowance = field(default_factory=Allowance)  # what evaluating one commit may take
     limits: Limits = field(default_factory=Limits)

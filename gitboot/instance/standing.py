@@ -92,6 +92,8 @@ class Standing:
             held=self.attempt.held,
             passed=self.attempt.passed,
             accepted=self.attempt.accepted.revision if self.attempt.accepted is not None else None,
+            signer=self.attempt.signer,
+            acknowledged=self.attempt.acknowledged,
             applied=self.publication.applied,
             planned_at=self.publication.at,
             next_transition=self.plans.transitions.next,

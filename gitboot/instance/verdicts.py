@@ -10,7 +10,7 @@ from typing import Final
 
 from gitboot.errors import ForgeRefused, HostUnreachable
 from gitboot.forge import CommitVerdict, Forge, Project, judgement_in
-from gitboot.instance.judging import held_words, invalid_words
+from gitboot.instance.judging import accepted_words, held_words, invalid_words
 from gitboot.instance.settings import Settings
 from gitboot.problems.problem import Severity
 from gitboot.status import Status, Telling
@@ -32,7 +32,8 @@ def verdicts_of(status: Status, change: int) -> list[CommitVerdict]:
     if status.held is not None:
         said.append((status.attempted, held_words(status.held.guards)))
     elif status.accepted == status.attempted:
-        said.append((status.attempted, "accepted"))
+        by = [each.by for each in status.acknowledged if each.commit == status.attempted]
+        said.append((status.attempted, accepted_words(by)))
     elif any(each.severity is Severity.ERROR for each in status.problems):
         said.append((status.attempted, invalid_words(status.problems)))
     return [

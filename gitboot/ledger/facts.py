@@ -115,12 +115,12 @@ def order(tx: Transaction, orders: Orders | None) -> None:
     _put(tx, "orders", rows.json_of(orders._asdict()) if orders is not None else None)
 
 
-def approvals(store: Store) -> dict[str, frozenset[str]]:
-    """The guards that changes may pass, by their digest."""
-    found: dict[str, set[str]] = {}
-    for digest, guard in store.rows("SELECT digest, guard FROM approvals"):
-        found.setdefault(digest, set()).add(guard)
-    return {digest: frozenset(guards) for digest, guards in found.items()}
+def approvals(store: Store) -> dict[str, dict[str, str]]:
+    """The guards that changes may pass, and who says so, by their digest."""
+    found: dict[str, dict[str, str]] = {}
+    for digest, guard, who in store.rows("SELECT digest, guard, who FROM approvals"):
+        found.setdefault(digest, {})[guard] = who
+    return found
 
 
 def approve(tx: Transaction, approvals: Iterable[Approval]) -> None:

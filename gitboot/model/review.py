@@ -62,7 +62,19 @@ class TripFacts:
     percent: Annotated[bool, Field(description="Whether the limit is a percentage.")]
     area: str
     acknowledged: bool
+    by: Annotated[str, Field(description="Who has acknowledged it; empty: nobody.")]
     acknowledgement: Annotated[str, Field(description="The line for a commit's message.")]
+
+
+@with_config(_CLOSED)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignerFacts:
+    """A commit between BASE and HEAD, and whose key has signed it."""
+
+    commit: str
+    person: str
+    key: str
+    forge: Annotated[bool, Field(description="Whether it is a forge's own key, which counts for merge commits alone.")]
 
 
 @with_config(_CLOSED)
@@ -229,6 +241,10 @@ class DiffFacts:
     bmcs: Annotated[tuple[str, ...], Field(description="Servers whose BMC is another, or is trusted otherwise.")]
     credentials: Annotated[
         tuple[CredentialFacts, ...], Field(description="The same and new servers: where credentials go by it.")
+    ]
+    signers: Annotated[
+        tuple[SignerFacts, ...],
+        Field(description="Whose trusted keys have signed the commits, where --verify is given."),
     ]
     problems: tuple[ProblemFacts, ...]
     base_problems: tuple[ProblemFacts, ...]

@@ -509,6 +509,12 @@ class Code(StrEnum):
         "It would stop gitboot from working on anything else; the last accepted commit goes on.",
         "Look for huge files and templates in it; where it is sound, allow it more: --commit-seconds, --commit-memory.",
     )
+    UNTRUSTED = (
+        "GB5020",
+        "A commit that no trusted key has signed",
+        "This instance accepts only what is signed by the keys in its own settings; the last accepted commit goes on.",
+        "See `git log --show-signature`; then sign it anew, or list the key where the instance runs.",
+    )
 
     # What a review finds, GB6…
 

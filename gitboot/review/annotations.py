@@ -43,8 +43,8 @@ def _trips(review: Review) -> Iterator[Problem]:
             review,
             causing,
             Code.HELD,
-            f"{trip.guard}: {words.trip(trip)}" + (", acknowledged" if trip.acknowledged else ""),
-            "" if trip.acknowledged else f"look at it, then acknowledge it: {lines[trip.guard]}",
+            f"{trip.guard}: {words.trip(trip)}" + (f", acknowledged by {trip.by}" if trip.acknowledged else ""),
+            "" if trip.acknowledged else f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}",
             Severity.WARNING if trip.acknowledged else Severity.ERROR,
         )
 

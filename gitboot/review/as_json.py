@@ -29,6 +29,7 @@ from gitboot.model.review import (
     RenderedFacts,
     ServerFacts,
     SideFacts,
+    SignerFacts,
     StepFacts,
     TripFacts,
     UnheededFacts,
@@ -69,6 +70,10 @@ def diff_facts(review: Review) -> DiffFacts:
         documents=tuple(map(_document, review.documents_only)),
         bmcs=changes.moved_bmcs if changes else (),
         credentials=tuple(map(_credentials, changes.bmcs)) if changes and not changes.first else (),
+        signers=tuple(
+            SignerFacts(commit=commit, person=signer.person, key=signer.key, forge=signer.is_forge)
+            for commit, signer in review.signers
+        ),
         problems=tuple(map(_problem, review.head.problems)),
         base_problems=tuple(map(_problem, review.base.problems)) if review.base.decisions is None else (),
         reproduce=review.command,
@@ -113,6 +118,7 @@ def _trip(trip: Trip, verdict: Verdict) -> TripFacts:
         percent=trip.percent,
         area=trip.area,
         acknowledged=trip.acknowledged,
+        by=trip.by,
         acknowledgement=trailer(verdict.digest, trip.guard),
     )
 

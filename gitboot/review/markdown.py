@@ -47,6 +47,9 @@ def _verdict(review: Review) -> Iterator[str]:
     if review.changes is not None:
         yield ""
         yield words.counts(review.changes)
+    for commit, signer in review.signers:
+        yield ""
+        yield f"{code(commit[:12])} is signed by {code(str(signer))}"
     if review.base.decisions is None and review.changes is not None:
         yield ""
         yield "**The base is no valid fleet, so everything is new here.**"
@@ -81,6 +84,7 @@ def _guards(review: Review) -> Iterator[str]:
     yield from _fitting(
         [
             f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {_told(words.trip(trip))}"
+            + (f"; by {code(trip.by)}" if trip.by else "")
             for trip in review.verdict.trips
         ],
         "limit",

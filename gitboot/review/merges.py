@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
+from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.diff.changes import compare
-from gitboot.diff.guard import Limits, Unheeded, Verdict, judge, trailer
+from gitboot.diff.guard import Limits, Unheeded, Verdict, judge, trailers
 from gitboot.diff.way import Hop, Leg, way
 from gitboot.review.side import Side
 
@@ -17,7 +18,7 @@ class Between(NamedTuple):
     """One commit of the first-parent line from BASE to HEAD."""
 
     revision: str
-    messages: tuple[tuple[str, str], ...]  # of it, and of all commits that it brought in
+    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
     side: Callable[[], Side]
 
 
@@ -30,7 +31,7 @@ class HeldStep:
 
 
 def judged_by_steps(
-    verdict: Verdict, base: Side, head: Side, line: Sequence[Between], limits: Limits
+    verdict: Verdict, base: Side, head: Side, line: Sequence[Between], limits: Limits, need: ReinstallsNeed | None
 ) -> tuple[Verdict, tuple[HeldStep, ...], tuple[Unheeded, ...]]:
     """A verdict over several commits as an instance comes to it: each is judged by itself.
 
@@ -54,13 +55,13 @@ def judged_by_steps(
         Leg(revision=each.revision, valid=side(at).decisions is not None, messages=each.messages)
         for at, each in enumerate(line, 1)
     ]
-    found = way(legs, judged)
+    found = way(legs, judged, need=need)
     if found.held is None:
         trips = tuple(trip for hop in found.hops for trip in hop.verdict.trips)  # each of which is acknowledged
         return replace(verdict, trips=trips), (), found.unheeded
     # What the commits change together may be harmless where one of them is not: an instance may look in between.
     holding = verdict if verdict.held else found.held.verdict
-    return holding, tuple(_steps(found.steps, line)), found.unheeded
+    return holding, tuple(_steps(found.steps, line, need)), found.unheeded
 
 
 def tightened(limits: Limits, *sides: Side) -> Limits:
@@ -71,7 +72,7 @@ def tightened(limits: Limits, *sides: Side) -> Limits:
     return limits
 
 
-def _steps(hops: Sequence[Hop], line: Sequence[Between]) -> Iterator[HeldStep]:
+def _steps(hops: Sequence[Hop], line: Sequence[Between], need: ReinstallsNeed | None) -> Iterator[HeldStep]:
     for hop in hops:
-        lines = tuple(trailer(hop.verdict.digest, guard) for guard in hop.verdict.holding)
+        lines = tuple(text for _, text in trailers(hop.verdict, need))
         yield HeldStep(commit=line[hop.new - 1].revision, lines=lines)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from gitboot.authorship import Message, ReinstallsNeed, Signer
 from gitboot.diff.changes import Changes, compare
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
-from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailer
+from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
 from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.phrases import count
 from gitboot.problems.problem import Severity
@@ -63,6 +64,8 @@ class Review:
     unknown: Shared | None  # what unknown machines boot; None: the same
     shared: Shared | None  # what is published for all machines
     command: str  # that shows it again
+    need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
+    signers: tuple[tuple[str, Signer], ...] = ()  # whose trusted keys have signed which commits, where that is asked
 
     @property
     def outcome(self) -> ReviewOutcome:
@@ -138,7 +141,7 @@ class Review:
     def acknowledging(self) -> Iterator[tuple[Guard, str]]:
         """For each guard that holds: the line for a commit's message."""
         if (verdict := self.verdict) is not None:
-            yield from ((guard, trailer(verdict.digest, guard)) for guard in verdict.holding)
+            yield from trailers(verdict, self.need)
 
     @property
     def approval(self) -> str | None:
@@ -154,9 +157,10 @@ def review(
     head: Side,
     *,
     limits: Limits,
-    messages: Iterable[tuple[str, str]],
+    messages: Iterable[Message],
     line: Sequence[Between] = (),
     command: str,
+    need: ReinstallsNeed | None = None,
 ) -> Review:
     """Compare and judge two sides; without decisions on one there is less to say.
 
@@ -165,11 +169,11 @@ def review(
     if head.decisions is None or head.repository is None:
         return _without_changes(base, head, command)
     changes = compare(base.decisions, head.decisions, base.repository, head.repository)
-    given = acknowledgements(messages, changes.digest)
+    given = acknowledgements(messages, changes.digest, need)
     verdict = judge(changes.extent, tightened(limits, base, head), given.given)
     steps, unheeded = tuple[HeldStep, ...](), given.unheeded
     if len(line) > 1:
-        verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits)
+        verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits, need)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
     causes = Causes(changes, base.repository, head.repository)
@@ -184,6 +188,7 @@ def review(
         unknown=_unknown(changes, old, new, causes),
         shared=_shared(changes, old, new, causes),
         command=command,
+        need=need,
     )
 
 

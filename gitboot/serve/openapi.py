@@ -111,10 +111,28 @@ class Attempted(_Model):
     held: HeldItem | None
 
 
+class SignerItem(_Model):
+    """Whose trusted key vouches for a commit."""
+
+    person: str
+    key: str
+    is_forge: bool
+
+
+class HeededItem(_Model):
+    """An acknowledgement by which a commit was accepted, and who has made it."""
+
+    commit: str
+    guard: str
+    by: str
+
+
 class Accepted(_Model):
     """The commit that the next one is compared with, by the guards and in CI."""
 
     commit: str | None
+    signer: SignerItem | None = None
+    acknowledged: tuple[HeededItem, ...] = ()
 
 
 class Applied(_Model):

@@ -36,43 +36,44 @@ class Source:
 
     def __init__(self, remote: Remote, state: Path) -> None:
         self._upstream, self._state = Upstream(remote, state), state
-        self._clone = Stored(state / "repository.git", CorruptClone)
+        self.clone = Stored(state / "repository.git", CorruptClone)
         self._new = Stored(state / "repository.new", CorruptClone)
         self._broken = state / "repository.broken"
         # Another URL or reference is another source: what was fetched from the one before is not its commit.
         source = hashlib.sha256(f"{remote.url}\n{remote.reference}".encode()).hexdigest()
         self._latest = f"refs/gitboot/latest/{source[:16]}"
-        _sweep(state, self._clone, self._new)
+        self.tag = f"refs/gitboot/tag/{source[:16]}"
+        _sweep(state, self.clone, self._new)
 
     # What is there
 
     def latest(self) -> Revision | None:
         """The commit that was fetched last, before a restart too; None before the first."""
-        return _at(self._clone, self._latest)
+        return _at(self.clone, self._latest)
 
     def accepted(self) -> Revision | None:
         """The commit that was accepted last; None where there is none, or the clone was lost."""
-        return _at(self._clone, _ACCEPTED)
+        return _at(self.clone, _ACCEPTED)
 
     def accept(self, revision: Revision) -> None:
         """Make a commit the accepted one, and keep it from ever being collected as garbage.
 
         Once this returns a power cut does not undo it.
         """
-        with self._clone.reading() as ours:
+        with self.clone.reading() as ours:
             _point(ours, _ACCEPTED, revision)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
-        with self._clone.reading() as ours:
+        with self.clone.reading() as ours:
             return accepted != latest and not ours.descendant_of(latest, accepted)
 
     def has(self, revision: Revision) -> bool:
         """Whether a commit was fetched."""
-        with self._clone.replacing:
-            if not self._clone.path.exists():
+        with self.clone.replacing:
+            if not self.clone.path.exists():
                 return False
-        with self._clone.reading() as ours:
+        with self.clone.reading() as ours:
             return revision in ours
 
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
@@ -81,17 +82,17 @@ class Source:
         Where that does not lead there, or is far, all is one. Without ``since`` that is the one commit: what led to
         it is no part of what a new instance accepts.
         """
-        with self._clone.reading() as ours:
+        with self.clone.reading() as ours:
             if since is None:
-                return (Merge(revision, ((revision, message_of(ours[revision].peel(pygit2.Commit))),)),)
+                return (Merge(revision, (message_of(ours[revision].peel(pygit2.Commit)),)),)
             old, new = pygit2.Oid(hex=since), pygit2.Oid(hex=revision)
             return line(ours, old, new) or (Merge(revision, tuple(messages(ours, old, new))),)
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""
-        with self._clone.reading() as ours:
+        with self.clone.reading() as ours:
             folder = folder_of(ours)
-        return of_commit(self._clone, revision, folder, previous)
+        return of_commit(self.clone, revision, folder, previous)
 
     # What the remote has
 
@@ -105,8 +106,8 @@ class Source:
         Raises `SourceError` where the next try may do better, and `SourceRefused` or `UsageError` where a
         person has to act first.
         """
-        if self._clone.path.exists():
-            return self._fetch_into(self._clone)
+        if self.clone.path.exists():
+            return self._fetch_into(self.clone)
         fetched = self._fetch_into(_create(self._new))
         self._replace()
         return fetched
@@ -114,17 +115,21 @@ class Source:
     def _replace(self) -> None:
         """Put the new clone in the place of what is there."""
         shutil.rmtree(self._broken, ignore_errors=True)
-        with blaming(self._state), self._clone.replacing:
-            if self._clone.path.exists():
-                self._clone.path.rename(self._broken)
-            self._new.path.rename(self._clone.path)
+        with blaming(self._state), self.clone.replacing:
+            if self.clone.path.exists():
+                self.clone.path.rename(self._broken)
+            self._new.path.rename(self.clone.path)
 
     def _fetch_into(self, clone: Stored) -> Revision:
         with clone.reading() as ours:
-            commit = self._upstream.bring(ours, (_ACCEPTED, self._latest))
-            _point(ours, self._latest, commit)
+            brought = self._upstream.bring(ours, (_ACCEPTED, self._latest))
+            if brought.tag is not None:
+                _point(ours, self.tag, brought.tag)
+            elif self.tag in ours.references:
+                ours.references.delete(self.tag)
+            _point(ours, self._latest, brought.commit)
             merge_packs(ours, MAX_PACKS)
-        return commit
+        return brought.commit
 
     # After damage
 
@@ -137,12 +142,21 @@ class Source:
         """
         self._fetch_into(_create(self._new))
         with self._new.reading() as ours:
-            left = (self._clone.path, self._broken)
+            left = (self.clone.path, self._broken)
             found = accepted is None or _recovered(ours, accepted, left, self._upstream)
         self._replace()
         if not found:
             raise SourceRefused(f"the accepted commit {accepted} is not at {self._upstream.url}, nor left here")
         shutil.rmtree(self._broken, ignore_errors=True)
+
+
+def tag_on(source: Source, revision: Revision) -> bytes | None:
+    """The annotated tag that the remote's reference means, as Git stores it, if it is one and on this commit."""
+    with source.clone.reading() as ours:
+        reference = ours.references.get(source.tag)
+        if reference is None or str(reference.peel(pygit2.Commit).id) != revision:
+            return None
+        return ours.read(reference.target)[1]
 
 
 def _sweep(state: Path, clone: Stored, new: Stored) -> None:
@@ -189,10 +203,10 @@ def _recovered(ours: pygit2.Repository, accepted: Revision, clones: Iterable[Pat
     return True
 
 
-def _point(ours: pygit2.Repository, name: str, commit: Revision) -> None:
+def _point(ours: pygit2.Repository, name: str, tip: str) -> None:
     reference = ours.references.get(name)
-    if reference is None or str(reference.target) != commit:
-        ours.references.create(name, commit, force=True)
+    if reference is None or str(reference.target) != tip:
+        ours.references.create(name, tip, force=True)
 
 
 class Reader:

@@ -29,10 +29,15 @@ def describe(commit: pygit2.Commit) -> CommitSummary:
     """What a commit says of itself, each on one line."""
     return CommitSummary(
         revision=Revision(str(commit.id)),
-        author=printable(f"{_text(commit.author.raw_name)} <{_text(commit.author.raw_email)}>"),
+        author=named(commit.author),
         date=_EPOCH + timedelta(seconds=min(max(commit.author.time, 0), _YEAR_9999)),
         subject=printable(_text(commit.raw_message).lstrip().partition("\n")[0]),
     )
+
+
+def named(who: pygit2.Signature) -> str:
+    """Name <address>, on one line."""
+    return printable(f"{_text(who.raw_name)} <{_text(who.raw_email)}>")
 
 
 def _text(data: bytes | None) -> str:

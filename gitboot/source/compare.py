@@ -11,6 +11,7 @@ from typing import Final
 
 import pygit2
 
+from gitboot.authorship import Message
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.load import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code
@@ -37,7 +38,8 @@ class Range:
     base: Snapshot
     head: Snapshot
     folder: str  # of the fleet in its repository
-    messages: tuple[tuple[Revision, str], ...]  # of BASE..HEAD, the newest first
+    messages: tuple[Message, ...]  # of BASE..HEAD, the newest first
+    repository: Stored
     line: tuple[Passed, ...] = ()  # from BASE to HEAD, the oldest first; empty where BASE is not on HEAD's line
 
 
@@ -78,6 +80,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
             base=of_commit(stored, Revision(str(first)), folder or ""),
             head=snapshot,
             folder=folder or "",
+            repository=stored,
             messages=tuple(messages(repository, first, new, *([old] if merge else []))),
             line=() if head == WORKTREE else passed,
         )
@@ -110,7 +113,7 @@ def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid,
 
 
 def _and_merge(
-    line: tuple[Passed, ...], merged: Snapshot, messages: tuple[tuple[Revision, str], ...], *, begins: bool
+    line: tuple[Passed, ...], merged: Snapshot, messages: tuple[Message, ...], *, begins: bool
 ) -> tuple[Passed, ...]:
     """A line to BASE, and then the merge; ``begins`` tells that the line is empty because it begins at BASE."""
     if not line and not begins:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 import pygit2
 from pygit2.enums import SortMode
 
+from gitboot.authorship import Message
 from gitboot.load import Revision
+from gitboot.source.commits import named
 
 MAX_STEPS: Final = 200  # of a line; a longer one is one step
 
@@ -17,7 +20,7 @@ class Merge(NamedTuple):
     """One commit of a first-parent line."""
 
     revision: Revision
-    messages: tuple[tuple[Revision, str], ...]  # (id, message) of it, and of all commits that it brought in
+    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
 
 
 def line(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
@@ -38,17 +41,39 @@ def line(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tup
     )
 
 
-def messages(
-    repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
-) -> Iterator[tuple[Revision, str]]:
-    """The commits that ``new``, or one of the ``others``, has and ``old`` has not, the newest first: (id, message)."""
+def leading_from(repository: pygit2.Repository, old: pygit2.Oid | None, new: pygit2.Oid) -> tuple[Revision, ...] | None:
+    """``new`` and what led to it by first parents since ``old``, the oldest first; None where that is a long line.
+
+    Where the branch was rewound or written anew it begins behind the last commit of ``old``'s own first-parent line.
+    Without ``old`` it is ``new`` alone, and ``new`` is always part of it.
+    """
+    if old is None or old == new:
+        return (Revision(str(new)),)
+    found = [new, *islice(_first_parents(repository, new), MAX_STEPS)]
+    known = {old} if old in found else {old, *_first_parents(repository, old)}
+    until = next((at for at, each in enumerate(found) if at and each in known), None)
+    if until is None and len(found) > MAX_STEPS:
+        return None
+    return tuple(Revision(str(each)) for each in reversed(found[:until]))
+
+
+def _first_parents(repository: pygit2.Repository, tip: pygit2.Oid) -> Iterator[pygit2.Oid]:
+    commit = repository[tip].peel(pygit2.Commit)
+    while commit.parent_ids:
+        yield commit.parent_ids[0]
+        commit = commit.parents[0]
+
+
+def messages(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid) -> Iterator[Message]:
+    """The messages of the commits that ``new``, or one of the ``others``, has and ``old`` has not, the newest first."""
     walker = repository.walk(new, SortMode.TOPOLOGICAL)
     for other in others:
         walker.push(other)
     walker.hide(old)
     for commit in walker:
-        yield Revision(str(commit.id)), message_of(commit)
+        yield message_of(commit)
 
 
-def message_of(commit: pygit2.Commit) -> str:
-    return commit.raw_message.decode(errors="replace")
+def message_of(commit: pygit2.Commit) -> Message:
+    text = commit.raw_message.decode(errors="replace")
+    return Message(str(commit.id), text, named(commit.author), named(commit.committer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pygit2
 
@@ -19,6 +19,13 @@ from gitboot.source.snapshot import folder_in
 _ALL: Final = "refs/gitboot/all/"
 _FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
 _FOLDER: Final = "gitboot.folder"  # of the fleet in a local repository, which may be gone by then
+
+
+class Brought(NamedTuple):
+    """What was fetched."""
+
+    commit: Revision
+    tag: str | None  # the id of the annotated tag that the reference means, where it is one by its own account
 
 
 class Upstream:
@@ -47,8 +54,8 @@ class Upstream:
                 return ((files / common.read_text().strip()).resolve() if common.exists() else files,)
         return ()  # what is wrong there is for `fetch` to say
 
-    def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Revision:
-        """Bring the commit that the reference means into the clone."""
+    def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Brought:
+        """Bring the commit that the reference means into the clone, and the tag by which it does."""
         with self._local() as (theirs, folder):
             if folder != folder_of(ours):
                 ours.config[_FOLDER] = folder
@@ -66,7 +73,7 @@ class Upstream:
                     else:
                         self._fetch(conversation, ours, kept, f"+{name}:{_FETCHED}")
         try:
-            return Revision(str(ours[tip].peel(pygit2.Commit).id))
+            return Brought(Revision(str(ours[tip].peel(pygit2.Commit).id)), _own_tag(ours, tip, name))
         except pygit2.InvalidSpecError as error:
             raise SourceError(f"{self._remote.url}: {name} is no commit") from error
 
@@ -122,6 +129,12 @@ class Upstream:
             if theirs.is_shallow:
                 raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
             yield theirs, folder_in(theirs, local.resolve()) or ""
+
+
+def _own_tag(ours: pygit2.Repository, tip: str, name: str) -> str | None:
+    """A tag that bears the name under which it was found: an older one, given out as a newer, does not."""
+    found = ours[tip]
+    return tip if isinstance(found, pygit2.Tag) and name == f"refs/tags/{found.name}" else None
 
 
 def folder_of(ours: pygit2.Repository) -> str:

@@ -1,0 +1,49 @@
+"""Who says something in Git: what a commit's message says, who wrote and committed it, whose key signed it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Verify(StrEnum):
+    """What has to be signed by a trusted key before it is accepted."""
+
+    HEAD = "head"  # the newest commit
+    RANGE = "range"  # each first-parent commit since the accepted one
+    TAG = "tag"  # the tag that is followed, which points to the newest commit
+
+
+class ReinstallsNeed(StrEnum):
+    """What acknowledges that servers are installed again, besides which nothing does."""
+
+    APPROVE = "approve"  # `gitboot approve`, where the instance runs
+    SIGNED = "signed"  # that, or a line in a commit that a listed key has signed
+
+
+class Signer(NamedTuple):
+    """Whose key has signed something, as the instance's own settings call it."""
+
+    person: str  # of allowed signers the principal, of an OpenPGP key its user id, of a forge its name
+    key: str  # the key's fingerprint
+    is_forge: bool = False  # a forge's own key: it proves that the forge has merged, and nothing of a person
+
+    def __str__(self) -> str:
+        return f"{self.person} ({self.key})"
+
+
+class Message(NamedTuple):
+    """A commit's message, and who says it."""
+
+    commit: str
+    text: str
+    author: str = ""  # Name <address>, as whoever made the commit has written it
+    committer: str = ""
+    signer: Signer | None = None  # None: not signed by a trusted key, or nobody has looked
+
+    @property
+    def by(self) -> str:
+        """Who says it, in words: whose key proves it, or else who the commit itself says has made it."""
+        names = [self.author, *([f"committed by {self.committer}"] if self.committer not in ("", self.author) else [])]
+        written = ", ".join((*filter(None, names), f"in {self.commit[:12]}"))
+        return f"{self.signer}: {written}" if self.signer is not None else f"{written}, not signed by a trusted key"
