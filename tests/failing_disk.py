@@ -17,24 +17,37 @@ class FailingDisk:
     """While it fails, what is written is taken by the kernel, and every sync of it is refused."""
 
     path: Path
-    _image: Path
     _filler: Path
 
     def fail(self) -> None:
-        with self._filler.open("wb", buffering=0) as file:
-            try:
-                while file.write(b"x" * 65536):
-                    pass
-            except OSError:
-                return
+        fill(self._filler)
 
     def heal(self) -> None:
         self._filler.unlink()
 
-    def remount(self) -> None:
-        """Show what is on the disk, and nothing that the kernel only remembers."""
-        _run("umount", self.path)
-        _run("mount", "-o", "loop", self._image, self.path)
+
+def fill(filler: Path) -> None:
+    """Take all the space that there is."""
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            return
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A tmpfs that can be filled, as long as the block runs; the test is left out where nobody may mount one."""
+    path = folder / "small"
+    path.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a disk")
+    _run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path)
+    try:
+        yield path
+    finally:
+        _run("umount", "--lazy", path)
 
 
 def _run(*command: object) -> None:
@@ -61,4 +74,4 @@ def failing_disk(folder: Path) -> Iterator[FailingDisk]:
         _run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-E", "lazy_itable_init=0", image)
         _run("mount", "-o", "loop", image, path)
         stack.callback(_run, "umount", "--lazy", path)
-        yield FailingDisk(path, image, below / "filler")
+        yield FailingDisk(path, below / "filler")

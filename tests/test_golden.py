@@ -17,8 +17,9 @@ import pytest
 
 from gitboot.load import load
 from gitboot.plan import Record
-from gitboot.render.formats import server_files, shared_files
+from gitboot.render.formats import lying, server_files, shared_files
 from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve.instant import fallback
 from gitboot.source import open_snapshot
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of
 
@@ -42,6 +43,7 @@ class Scenario:
     files: tuple[tuple[str, str], ...] = ()
     instant: datetime = NOON
     record: Record | None = None
+    lies: bool = False  # as its files lie in the tree, where somebody is named who gives what is made once
 
     def decisions(self) -> Decisions:
         return example() if self.documents is None else decided(*self.documents, files=dict(self.files))
@@ -165,6 +167,29 @@ SCENARIOS = [
         name="https-mirror-below-a-path",
         documents=seed(fleet_spec="baseURL: 'https://cdn.test:8443/boot/fleet'"),
     ),
+    Scenario(
+        name="sent-on-to-who-gives-it",
+        documents=seed(fleet_spec=f"{EVERY_LOOKUP}, endpoint: 'http://gives.test:8080/boot'", often="Once"),
+        record=PENDING,
+        lies=True,
+    ),
+    Scenario(
+        name="sent-on-to-who-gives-it-by-https",
+        documents=seed(fleet_spec=f"{EVERY_LOOKUP}, endpoint: 'https://gives.test'", often="Once"),
+        record=PENDING,
+        lies=True,
+    ),
+    Scenario(
+        name="sent-on-from-a-diskless-boot",
+        documents=(
+            *seed(fleet_spec=f"{EVERY_LOOKUP}, endpoint: 'http://gives.test:8080'", image_spec="writesDisk: false"),
+            image("bios-1", "", "kernel, initrd"),
+            profile("bios", "bios-1"),
+            maintenance("update", "20T10:00 20T14:00", "networkBoot: Once", boots="bios"),
+        ),
+        record=PENDING,
+        lies=True,
+    ),
 ]
 
 
@@ -172,7 +197,11 @@ SCENARIOS = [
 def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
     decisions = scenario.decisions()
     decision = decisions.servers[scenario.server]
-    files = server_files(decisions, decision, plan(decision, scenario.instant, scenario.record))
+    planned = plan(decision, scenario.instant, scenario.record)
+    files = server_files(decisions, decision, planned)
+    if scenario.lies:
+        assert planned is not None
+        files = lying(decision, files, server_files(decisions, decision, fallback(decision, planned)))
     folder = GOLDEN / scenario.name
     boot_files = {path.removeprefix("boot/"): file.content for path, file in files.items() if path.startswith("boot/")}
     _compare(folder, boot_files)

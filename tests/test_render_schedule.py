@@ -14,7 +14,7 @@ from gitboot.problems.problem import Problem
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import is_immutable
 from gitboot.render.schedule import AHEAD, About, ServerState, server_state
-from gitboot.render.state import Turn, parse, render, turn_of
+from gitboot.render.state import Need, Turn, parse, render, turn_of
 from gitboot.status import Condition, Status
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
@@ -156,7 +156,7 @@ def test_what_writes_a_disk_has_something_to_answer_instead(
     else:
         assert version.writes is not None
         assert version.writes.once == once
-        assert version.writes.needs == ("assets/flatcar-1/initrd", "assets/flatcar-1/kernel")
+        assert version.writes.needs == (Need("assets/flatcar-1/initrd", None), Need("assets/flatcar-1/kernel", None))
         text = found.published.contents[str(version.writes.fallback)]
         assert "in place of a boot that writes a disk" in text
         assert (f"{instead}/kernel" if instead != "disk" else "boots its local disk") in text

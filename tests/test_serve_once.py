@@ -31,7 +31,7 @@ from gitboot.resolve import decide
 from gitboot.serve.recording import Recording
 from gitboot.status import Status
 from gitboot.timekeeping import Keeping
-from tests.failing_disk import failing_disk
+from tests.failing_disk import fill, small_disk
 from tests.fleets import fleet as fleet_document
 from tests.fleets import image, maintenance, policy, profile, repository, server
 from tests.instance import Repository, eventually, running
@@ -240,18 +240,18 @@ def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, cap
     assert [each.name for each in caplog.records] == ["gitboot.serve.recording"]
 
 
-def test_e37_an_endpoint_whose_disk_refuses_syncs_is_not_ready_and_asks_nobody_to_find_out(tmp_path: Path) -> None:
-    with failing_disk(tmp_path) as disk, site(planned(*ONCE, now=datetime.now(UTC))) as here:
-        here.spool = disk.path / "spool"
+def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk, site(planned(*ONCE, now=datetime.now(UTC))) as here:
+        here.spool = disk / "spool"
         here.spool.mkdir()
         here.publish(planned(*ONCE, now=datetime.now(UTC)), commit="2")
-        with served(here.root, "--spool", str(here.spool), "--accept-filesystem", "ext4") as (url, _):
+        with served(here.root, "--spool", str(here.spool), "--accept-filesystem", "tmpfs") as (url, _):
             eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
-            disk.fail()
-            eventually(lambda: httpx.get(f"{url}/readyz").status_code == 503, within_s=60)
+            fill(filler := disk / "filler")
+            eventually(lambda: "No space left" in httpx.get(f"{url}/readyz").text)
             assert DISK in get(url + ENTRY).text
-            disk.heal()
-            eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200, within_s=60)
+            filler.unlink()
+            eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
             assert GIVEN in get(url + ENTRY).text
 
 
@@ -337,6 +337,7 @@ def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> Non
         assert "flatcar-1/kernel" not in text, path
         asked = f"http://gives.test:8080/{path.removeprefix('boot/')}" if "ipxe" in path else None
         if "pxelinux.cfg" in path:
+            assert text.endswith(f"\ninclude http://gives.test:8080/{path.removeprefix('boot/')}?hop=1\n")
             assert DISK in text
         elif asked is not None:
             assert f"imgfetch --name given {asked}?uuid=${{uuid}}&serial=${{serial:uristring}}&hop=1 " in text
@@ -537,6 +538,21 @@ def test_e7_nothing_is_given_whose_files_are_not_there(here: Site, tmp_path: Pat
             assert here.observed() == []
             (assets / "flatcar-1").mkdir(parents=True, exist_ok=True)
             (assets / "flatcar-1" / name).touch()
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_e7_nothing_is_given_whose_files_are_cut_short(here: Site, tmp_path: Path) -> None:
+    sized = ONCE[2].replace('kernel", sha256:', 'kernel", size: 5, sha256:')
+    assert sized != ONCE[2]
+    here.publish(planned(*ONCE[:2], sized, *ONCE[3:]), commit="2")
+    folder = tmp_path / "assets" / "flatcar-1"
+    folder.mkdir(parents=True)
+    (folder / "initrd").touch()  # of which the image does not say the size
+    with here.serve(assets=tmp_path / "assets") as url:
+        (folder / "kernel").write_text("ker")
+        assert "assets/flatcar-1/kernel has 3 bytes, and the image says 5 (Missing)" in get(url + ENTRY).text
+        assert here.observed() == []
+        (folder / "kernel").write_text("kerne")
         assert GIVEN in get(url + ENTRY).text
 
 

@@ -70,7 +70,7 @@ def _sent_on(kind: PathKind, url: str, instead: File | None) -> File | None:
     return File(text.encode(), instead.content_type) if text is not None else instead
 
 
-_SENDERS: Final = (("ipxe", ipxe.sent_on), ("grub.cfg", grub.sent_on))
+_SENDERS: Final = (("ipxe", ipxe.sent_on), ("grub.cfg", grub.sent_on), ("pxelinux", pxelinux.sent_on))
 
 
 def shared_files(decisions: Decisions) -> dict[str, File]:

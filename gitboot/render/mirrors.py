@@ -104,6 +104,9 @@ server {
         max_ranges 0;
         etag off;
         if_modified_since off;
+        if ($http_if_none_match = "*") {    # nginx would answer 304 to it, whatever is off
+            return 412 $gitboot_nothing;
+        }
         try_files $uri @nothing;
     }
 

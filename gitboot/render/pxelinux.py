@@ -46,6 +46,20 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
         yield paths.PXELINUX.of(nic.mac), File(text.encode(), ContentType.TEXT)
 
 
+def sent_on(url: str, instead: str) -> str | None:
+    """A configuration that takes in the one of who can record that; None where PXELINUX cannot ask there.
+
+    A file that cannot be had, as any can that pxelinux.0 has to fetch by HTTP, is passed over, and what boots
+    ``instead`` stands. Of two labels of one name the first counts, of two defaults the last
+    (syslinux, com32/elflink/ldlinux/readconfig.c).
+    """
+    if urlsplit(url).scheme != "http":
+        return None
+    for word in ("default", "label"):
+        instead = instead.replace(f"{word} gitboot\n", f"{word} instead\n")
+    return f"# gitboot: a boot that is made once, which only {url} gives\n{instead}include {url}?{paths.HOP}=1\n"
+
+
 _TO_DISK: Final = f"default disk\nprompt 0\n{disk.PXELINUX}"
 
 

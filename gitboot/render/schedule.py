@@ -29,7 +29,7 @@ from gitboot.render.paths import (
     token_in,
 )
 from gitboot.render.plans import document, summary
-from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn, state_path
+from gitboot.render.state import DiskWrite, Listed, Need, PublishedServer, Turn, state_path
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.attempts import step_of
@@ -306,16 +306,17 @@ def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, render
     )
 
 
-def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[str, ...]:
-    """Of what a boot consists, the files that this text names and an endpoint may have itself: below boot/."""
-    text, named = file.content.decode(), set()
+def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
+    """Of what a boot consists, the files that this text names and an endpoint may have itself."""
+    text, needed = file.content.decode(), set[Need]()
     if base_url is not None:
-        urls = (each.url for each in boot.files.all())
-        assets = (url.removeprefix(f"{base_url}/") for url in urls if url.startswith(f"{base_url}/assets/"))
-        named = {path for path in assets if f"/{path}" in text}
-    if boot.user_data is not None and f"/{boot.user_data.folder}/" in text:
-        named |= {f"{boot.user_data.folder}/{name}" for name in boot.user_data.files}
-    return tuple(sorted(named))
+        for each in boot.files.all():
+            path = each.url.removeprefix(f"{base_url}/")
+            if each.url.startswith(f"{base_url}/assets/") and f"/{path}" in text:
+                needed.add(Need(path, each.size))
+    if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
+        needed |= {Need(f"{data.folder}/{name}", None) for name in data.files}  # whose digest is in its path
+    return tuple(sorted(needed, key=lambda need: (need.path, need.size or 0)))
 
 
 def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[str, str]:

@@ -23,6 +23,13 @@ class Listed(NamedTuple):
     size: int  # in bytes
 
 
+class Need(NamedTuple):
+    """A file that a boot fetches."""
+
+    path: str  # below boot/
+    size: int | None  # in bytes; None: the image does not say
+
+
 class DiskWrite(NamedTuple):
     """How a boot that writes a disk is given, and what is answered where it is not."""
 
@@ -30,7 +37,7 @@ class DiskWrite(NamedTuple):
     offer: str | None  # what is given by it then, whatever else of the plan is changed; None: it is given each time
     fallback: str | None  # the sha256 of what is answered instead; None: 404
     hop: str | None = None  # the sha256 of what sends on to who gives it; None: nobody is named, or there is no way
-    needs: tuple[str, ...] = ()  # what it fetches next, below boot/, as far as who answers it may have that itself
+    needs: tuple[Need, ...] = ()  # what it fetches next, as far as who answers it may have that itself
 
 
 class Turn(NamedTuple):
@@ -109,7 +116,7 @@ def _version(version: Turn) -> dict[str, Any]:
     if version.in_window:
         facts["inWindow"] = True
     if version.writes is not None:
-        facts["writes"] = {**version.writes._asdict(), "needs": list(version.writes.needs)}
+        facts["writes"] = {**version.writes._asdict(), "needs": list(map(list, version.writes.needs))}
     return facts
 
 
@@ -151,5 +158,5 @@ def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
         offer=facts["offer"],
         fallback=facts["fallback"],
         hop=facts["hop"],
-        needs=tuple(facts["needs"]),
+        needs=tuple(Need(path, size) for path, size in facts["needs"]),
     )

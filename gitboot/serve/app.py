@@ -21,9 +21,10 @@ from gitboot.age import Keys
 from gitboot.observe.observation import last_lines
 from gitboot.observe.refused import WhyNot
 from gitboot.render.paths import FAILED, PXELINUX_CORE, Role, means
+from gitboot.render.state import Need
 from gitboot.serve.answers import Answer, Answers
 from gitboot.serve.api import Api
-from gitboot.serve.artifacts import ServedFiles, is_below
+from gitboot.serve.artifacts import ServedFiles, size_below
 from gitboot.serve.body import end_of
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
@@ -90,7 +91,7 @@ class Endpoint:
         self._tree, self._clock, self._recorder, self._assets = tree, clock, recorder, assets
         self._answers = Answers(tree)
         self.refusals = Refusals()
-        self._giving = Giving(tree, recorder, partial(_is_there, root, assets), self.refusals, keys)
+        self._giving = Giving(tree, recorder, partial(_lacking, root, assets), self.refusals, keys)
         self._is_trusted = membership(clients.trusted_proxies)
         self._is_operator = membership(clients.operators)
         self._metrics = Metrics()
@@ -261,11 +262,18 @@ def _artifacts(root: Path, assets: Path | None) -> list[Route]:
     return routes
 
 
-def _is_there(root: Path, assets: Path | None, path: str) -> bool:
-    """Whether a file below boot/ is there, where an endpoint would answer it by itself."""
-    if (asset := path.removeprefix("assets/")) != path:
-        return assets is None or is_below(assets, asset)
-    return is_below(root / "boot", path)
+def _lacking(root: Path, assets: Path | None, need: Need) -> str | None:
+    """Why a file is not what a boot needs, where an endpoint would answer it by itself; None: nothing is wrong."""
+    asset = need.path.removeprefix("assets/")
+    if asset == need.path:
+        size = size_below(root / "boot", need.path)
+    elif assets is not None:
+        size = size_below(assets, asset)
+    else:
+        return None
+    if size is None:
+        return f"{need.path} is not there"
+    return None if need.size in (None, size) else f"{need.path} has {size} bytes, and the image says {need.size}"
 
 
 def _asking(scope: Scope, client: str | None, at: datetime) -> Asking:

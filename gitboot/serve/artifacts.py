@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from starlette.requests import Request
@@ -38,9 +39,12 @@ class ServedFiles:
         return response
 
 
-def is_below(root: Path, path: str) -> bool:
-    """Whether there is a file at ``path`` that would be answered."""
-    return _below(root.resolve(), path) is not None
+def size_below(root: Path, path: str) -> int | None:
+    """The size of the file at ``path`` that would be answered; None where there is none."""
+    found = _below(root.resolve(), path)
+    with suppress(OSError):
+        return found.stat().st_size if found is not None else None
+    return None
 
 
 def _sent(request: Request, name: bytes) -> Iterable[bytes]:

@@ -15,6 +15,7 @@ from gitboot.observe.given import Given
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import WhyNot
 from gitboot.render.paths import HOP, Role
+from gitboot.render.state import Need
 from gitboot.serve.counting import Census
 from gitboot.serve.recording import Unrecordable
 from gitboot.serve.refusals import Refusal, Refusals
@@ -66,7 +67,7 @@ class Guarded:
     offer: str | None  # what is given by it, if that is given once
     writes_disk: bool
     once: bool
-    needs: tuple[str, ...]  # what it fetches next, below boot/
+    needs: tuple[Need, ...]  # what it fetches next
     shows: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
     has_hop: bool = False  # whether who may be given it elsewhere can be sent on
 
@@ -89,11 +90,11 @@ class Giving:
         self,
         tree: PublishedTree,
         recorder: Recorder | None,
-        has: Callable[[str], bool],
+        lacks: Callable[[Need], str | None],
         refusals: Refusals,
         keys: Keys | None = None,
     ) -> None:
-        self._tree, self._recorder, self._has, self._refusals, self._keys = tree, recorder, has, refusals, keys
+        self._tree, self._recorder, self._lacks, self._refusals, self._keys = tree, recorder, lacks, refusals, keys
         self._census = Census(tree.terms)
 
     async def refusal(self, asked: Guarded, asking: Asking) -> Refusal | None:
@@ -171,8 +172,8 @@ class Giving:
                 return Refusal(WhyNot.NOT_COUNTED, why)
             if (other := _another_machine(asked.shows, asking.query)) is not None:
                 return Refusal(WhyNot.ANOTHER_MACHINE, other)
-        if (missing := next((path for path in asked.needs if not self._has(path)), None)) is not None:
-            return Refusal(WhyNot.MISSING, f"{missing} is not there")
+        if (missing := next(filter(None, map(self._lacks, asked.needs)), None)) is not None:
+            return Refusal(WhyNot.MISSING, missing)
         return None
 
     async def _made_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
