@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gitboot.errors import LedgerError, PublishError, UsageError
+from gitboot.errors import LedgerError, UsageError
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import facts, records
 from gitboot.ledger.opening import copy_ledger, open_ledger
@@ -23,9 +21,6 @@ from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take
 from gitboot.plan import Record
-from gitboot.publish.directory import Directory
-from gitboot.publish.manifest import MANIFEST
-from gitboot.render.tree import File
 from gitboot.storage import _type_at, check_output, check_spool, check_state, filesystem_of
 from tests.failing_disk import FailingDisk, failing_disk
 from tests.fleets import at, uuid_of
@@ -219,33 +214,6 @@ def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> Non
     found = {each.at for each in take(disk.path, {}).observations}
     assert observation(failed).at not in found
     assert {observation(0).at, observation(5000).at} <= found
-
-
-def test_e37_a_tree_counts_as_published_when_its_disk_has_it(disk: FailingDisk) -> None:
-    def publish(version: int) -> None:
-        files = {f"boot/o/{version}/{number}": File(bytes([number % 251]) * 65536) for number in range(20)}
-        with Directory.open(disk.path / "output", ledger="ours") as directory:
-            directory.publish({}, files, complete=True, commit=str(version), at=NOON + timedelta(hours=version))
-
-    def commit() -> str:
-        return str(json.loads((disk.path / "output" / MANIFEST).read_bytes())["commit"])
-
-    publish(0)
-    disk.fail()
-    version = 0
-    while commit() == str(version):
-        version += 1
-        assert version < 100, "the disk does not fail"
-        with suppress(PublishError):
-            publish(version)
-    assert commit() == str(version - 1)
-    disk.heal()
-    publish(version)
-    disk.remount()
-    assert commit() == str(version)
-    found = sorted((disk.path / "output" / f"boot/o/{version}").iterdir())
-    assert [path.read_bytes() for path in found] == [bytes([int(path.name) % 251]) * 65536 for path in found]
-    assert len(found) == 20
 
 
 def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_path: Path) -> None:
