@@ -15,6 +15,7 @@ import pytest
 
 from gitboot.model.scalars import Digest
 from gitboot.observe import spool
+from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
 
@@ -262,6 +263,20 @@ def test_after_a_failed_sync_a_file_is_trusted_no_more(
     write(written, 3)
     assert len(names(tmp_path)) == 2
     assert take(tmp_path, {}).observations == [observation(1), observation(3)]
+
+
+def test_what_was_taken_back_by_its_writer_was_not_given(tmp_path: Path, written: SpoolFile) -> None:
+    """Another process has read the line before its sync failed."""
+    given = GivenBoots(tmp_path)
+    first, second = (replace(observation(number), offer=Digest(str(number) * 64)) for number in (1, 2))
+    written.append(line_of(first))
+    whole = len(line_of(first))
+    written.append(line_of(second))
+    assert given.find(second.server, str(second.offer)) is not None
+    (path,) = tmp_path.glob("*.jsonl")
+    os.truncate(path, whole)
+    assert given.find(second.server, str(second.offer)) is None
+    assert given.find(first.server, str(first.offer)) is not None
 
 
 def test_a_folder_that_is_gone_fails_each_observation(tmp_path: Path) -> None:

@@ -206,6 +206,8 @@ def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
         assert httpx.get(f"{url}/readyz").status_code == 200
         (here.root / TERMS).write_bytes(terms.render(Terms(giver="f" * 32, sends_on=True))[TERMS].content)
         assert "another spool than this endpoint's" in httpx.get(f"{url}/readyz").text
+        here.publish(commit="3")
+        assert httpx.get(f"{url}/readyz").status_code == 200
 
 
 def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site) -> None:
@@ -282,6 +284,7 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
         text = get(url + ENTRY).text
         assert DISK in text
         assert "(OlderTree)" in text
+        assert "older than what the spool has forgotten" in httpx.get(f"{url}/readyz").text
         here.publish(FLEET, commit="3")  # as it stands, this is what the instance wants
         assert GIVEN in get(url + ENTRY).text
 

@@ -17,6 +17,10 @@ class Records(Protocol):
         """The identity of the spool, as it was at the last look."""
 
     @property
+    def forgotten(self) -> int:
+        """How often it had forgotten something by then."""
+
+    @property
     def failure(self) -> str | None:
         """Why nothing can be recorded."""
 
@@ -47,6 +51,8 @@ def _why_not_given(tree: PublishedTree, records: Records | None) -> str | None:
         return f"nothing can be recorded: {records.failure}: no boot that is made once is given"
     if terms.giver is not None and (tree.is_foreign or records.giver != terms.giver):
         return "the tree names another spool than this endpoint's: no boot that is made once is given"
+    if records.forgotten > terms.forgotten:
+        return "the tree is older than what the spool has forgotten: no boot that is made once is given"
     return None
 
 

@@ -98,7 +98,7 @@ class Recording:
             self.look()
 
     def _try_out(self) -> None:
-        self.giver = identity(self._spool.folder)
+        self.giver, self.forgotten = identity(self._spool.folder), forgotten(self._spool.folder)
         try_out(self._spool.folder)
 
     def _stands(self, written: Future[None], observation: Observation) -> bool:
