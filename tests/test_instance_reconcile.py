@@ -19,6 +19,7 @@ from gitboot.instance.standing import Fetched
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Transaction
 from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
@@ -662,6 +663,27 @@ def test_a_fetch_that_was_noted_while_this_instance_was_down_counts(tmp_path: Pa
         instance.reconcile(BEFORE.replace(minute=5))
         assert instance.told("Provisioned") == ["Provisioned"]
         assert (instance.boots(BEFORE.replace(minute=5)), instance.published) == ("disk", "disk")
+
+
+def test_e31_what_was_taken_in_stays_in_the_spool_until_a_tree_that_knows_it_stands(
+    repository: Repository, instance: Instance
+) -> None:
+    repository.push({"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")})
+    instance.reconcile(BEFORE)
+    plan = instance.servers["web01"].plan
+    assert plan is not None
+    note_fetch(
+        instance.spool, Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE)
+    )
+    instance.target.full = True
+    for minute in (5, 6):
+        instance.reconcile(BEFORE.replace(minute=minute))
+        given = GivenBoots(instance.spool).find("web01", plan.digest)  # what an endpoint knows that starts now
+        assert given is not None and not given.again(BEFORE.replace(minute=minute))
+    assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "flatcar-1")
+    instance.target.full = False
+    instance.reconcile(BEFORE.replace(minute=7))
+    assert (GivenBoots(instance.spool).find("web01", plan.digest), instance.published) == (None, "disk")
 
 
 # What is offered is known before it is published
