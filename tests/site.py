@@ -31,6 +31,7 @@ from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording
 from gitboot.serve.tree import PublishedTree
+from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED
 from tests.fleets import mac_of, uuid_of
 from tests.inprocess import Parts, in_process
@@ -159,9 +160,7 @@ class Site:
         for asset in ASSETS:
             (self.folder / "assets" / asset).parent.mkdir(parents=True)
         self.assets_are_there()
-        (self.folder / "rack").mkdir()
-        (self.folder / "rack" / "username").write_text("root")
-        (self.folder / "rack" / "password").write_text("secret")
+        give_credentials(self.folder, password="secret")
         for name in ("spool", "spool-b"):
             (self.folder / name).mkdir()
         self.origin = Origin(self.folder / "git")

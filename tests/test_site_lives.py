@@ -15,6 +15,21 @@ from tests.site_lives import KINDS, folder_for_lives, life_of, world
 _log = logging.getLogger(__name__)  # figures of a long run: --log-level=info -rP
 
 SEED = 2026
+HAPPENS = (
+    "given: install",
+    "given: repair",
+    "given: wipe",
+    "set",
+    "consumed",
+    "withdrawn",
+    "refused: Given",
+    "refused: ClockOff",
+    "reported provisioned",
+    "reported failed",
+    "acknowledged in a message",
+    "endpoint killed",
+    "instance killed",
+)
 
 
 def test_no_life_of_a_site_installs_a_machine_twice(lives: int) -> None:
@@ -27,3 +42,4 @@ def test_no_life_of_a_site_installs_a_machine_twice(lives: int) -> None:
         counts = lived.counts
     _log.info("%d lives: %s", lives * 10, dict(sorted(counts.items())))
     assert {name for name in KINDS if not counts[f"step: {name}"]} == set(), "never done"
+    assert {name for name in HAPPENS if not counts[name]} == set(), "never seen"
