@@ -32,7 +32,12 @@ _INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
     """What an installer reports a server's provision number and image by."""
-    return sha256(f"{uuid}\0{provision}\0{image}".encode()).hexdigest()
+    return token(uuid, str(provision), image)
+
+
+def token(*parts: str) -> Digest:
+    """What names an offer in paths: of a machine, and of what was offered to it."""
+    return Digest(sha256("\0".join(parts).encode()).hexdigest())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,20 +148,22 @@ class Boot:
         folder = self.user_data.url.rpartition("/")[0]
         return all(folder in text for text in (*self.entries.values(), " ".join(self.kernel_arguments)))
 
-    def with_data_in(self, folder: str) -> Boot:
-        """The same boot of a system that finds its user data in another folder below the base URL."""
+    def with_data_in(self, folder: str, *, told_by: tuple[str, str]) -> Boot:
+        """The same boot of a system that finds its user data in another folder below the base URL.
+
+        Its installer reports by the second of two tokens in place of the first.
+        """
         user_data = self.user_data
-        if user_data is None or self.asks_by_uuid:
-            return self
+        within = f"/{user_data.folder}/" if user_data is not None and not self.asks_by_uuid else None
 
         def moved(text: str) -> str:
-            return text.replace(f"/{user_data.folder}/", f"/{folder}/")
+            return (text.replace(within, f"/{folder}/") if within is not None else text).replace(*told_by)
 
         return replace(
             self,
             kernel_arguments=tuple(map(moved, self.kernel_arguments)),
             entries={loader: moved(text) for loader, text in self.entries.items()},
-            user_data=replace(user_data, url=moved(user_data.url)),
+            user_data=replace(user_data, url=moved(user_data.url)) if user_data is not None else None,
         )
 
     @property
@@ -289,12 +296,9 @@ class Decision:
             return None
         return Digest(provisioned_token(self.uuid, self.provision, policy.boot.image))
 
-    @property
-    def data_folder(self) -> str | None:
-        """Where the system that is installed finds its user data, below the base URL: no other machine looks there."""
-        if self.token is None or not self.macs:
-            return None
-        return f"v1/boot/{self.macs[0]}/data/{self.token}"
+    def data_folder(self, token: Digest) -> str | None:
+        """Where a system finds its user data, below the base URL, by the offer of its boot: no other looks there."""
+        return f"v1/boot/{self.macs[0]}/data/{token}" if self.macs else None
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -315,14 +319,6 @@ class Decision:
             **({"stopped": True} if self.stopped else {}),
             **({"endpoint": self.endpoint} if self.endpoint is not None else {}),
         }
-
-
-class Run(NamedTuple):
-    """A maintenance's one boot that was made."""
-
-    run: int
-    at: datetime
-    end: datetime | None = None  # of the window in which it was made; None: it had none, or nobody knows
 
 
 class InstallStep(StrEnum):
@@ -348,6 +344,16 @@ class Seen(NamedTuple):
         return f"{what} at {format_instant(self.at)}"
 
 
+class Run(NamedTuple):
+    """A maintenance's one boot that was made."""
+
+    run: int
+    at: datetime
+    end: datetime | None = None  # of the window in which it was made; None: it had none, or nobody knows
+    given: Seen | None = None  # what it is known by; None: it was said, or by a gitboot that did not note it
+    started: Seen | None = None  # by what the system that was booted has asked for
+
+
 class Failure(NamedTuple):
     """An installer's word that it has failed."""
 
@@ -368,7 +374,13 @@ class InstallAttempt:
     number: int = 1
     boots: tuple[Seen, ...]  # that were given: more than one where the installer boots several times
     started: Seen | None = None
+    started_boot: int = 0  # whose system has asked for its data last, counted from 1
     failed: Failure | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether the system of the boot that was given last has asked for its data."""
+        return self.started is not None and self.started_boot == len(self.boots)
 
     @property
     def boot_key(self) -> str:
@@ -384,12 +396,12 @@ class InstallAttempt:
     @property
     def last_seen(self) -> Seen:
         """By what its step is known, or the last boot of an installer that boots several times."""
-        return max((*self.boots, *([self.started] if self.started is not None else [])))
+        return self.started if self.started is not None and self.runs else self.boots[-1]
 
     def is_given_again(self, at: datetime) -> bool:
         """Whether the last boot is given to whoever asks once more: a second NIC, a loader's retry, the next loader."""
         given = self.boots[-1].at
-        if self.failed is not None or (self.started is not None and self.started.at >= given):
+        if self.failed is not None or self.runs:
             return False
         return given <= at < given + FETCH_GRACE
 
@@ -408,12 +420,14 @@ class Record:
     pool: str | None = None
     decision: Digest | None = None
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
-    provisioned_at: datetime | None = None  # or when it was said to be pending: evidence from before says nothing
+    provisioned_at: datetime | None = None  # or when it was said to be pending
     grace_until: datetime | None = None  # until when the boot that was made is still served
     consumed_at: datetime | None = None  # an override was consumed, and no evidence has followed
     consumed_key: str | None = None  # the key that it was set for
     runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> the last that was made
-    offered_at: datetime | None = None  # when a boot was offered anew: who had fetched it was not the machine
+    # In the ledger's sequence: what was offered before either says nothing by being made.
+    offered: int = 0  # the word by which boots were offered anew: a person's, or that another client had fetched them
+    answered: int = 0  # the newest offer of which there is evidence
     attempts: tuple[InstallAttempt, ...] = ()  # at the key that was wanted last, in their order
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
 
@@ -437,6 +451,8 @@ class Cause(StrEnum):
 
     MAINTENANCE = "the maintenance is active"
     MAINTENANCE_DONE = "the maintenance's one boot was made"
+    MAINTENANCE_GIVEN = "the maintenance's one boot was given; nothing has shown that it started"
+    MAINTENANCE_STARTED = "the maintenance's one boot was made, and has started"
     MAINTENANCE_DISK = "the maintenance boots the local disk"
     ALWAYS = "the policy always boots from the network"
     PENDING = "the server is to be provisioned"
@@ -463,7 +479,7 @@ WAITING: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.STARTED})
 class Offer:
     """A boot that was published: what its being made would meet."""
 
-    plan: Digest
+    plan: Digest  # or the token by which what is fetched, or reported, names it
     server: str
     uuid: SystemUuid
     decision: Digest
@@ -477,13 +493,14 @@ class Offer:
     run: int | None
     once: bool = True  # whether that is made once
     base: str | None = None  # the provision key, where `key` is of one boot of several; None: it is that
-    attempt: int = 1
+    attempt: int = 1  # 0: whichever was made; what names it does not say
     boot: int = 1
     boots: int = 1  # of how many
     shows_start: bool = False  # whether what it boots asks for what only it would ask for
     start: datetime | None = None  # of the maintenance's window
     end: datetime | None = None
     writes_disk: bool = True
+    number: int = 0  # in the ledger's sequence, when it was published last
 
 
 class OverrideTarget(StrEnum):
@@ -534,7 +551,9 @@ class BootPlan:
     user_data: UserDataFiles | None  # what a system that was booted by it may ask for
     override: BootOverride | None
     next_transition: datetime | None
-    offered_at: datetime | None = None  # what was given before was given of another offer
+    offered: int = 0  # in the ledger's sequence: what was given before that was given of another offer
+    data: Digest | None = None  # the token by which the system that is booted, or was, asks for its user data
+    token: Digest | None = None  # by which its installer reports, where that is not the decision's
     digest: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -552,8 +571,7 @@ class BootPlan:
         """What is given once by it, the same whatever a commit changes of how it boots; None: no key asks for it."""
         if self.key is None:
             return None
-        since = format_instant(self.offered_at) if self.offered_at is not None else None
-        return Digest(digest({"uuid": self.uuid, "key": self.key, "offeredAt": since}))
+        return Digest(digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))
 
     @property
     def writes_disk(self) -> bool:
@@ -578,5 +596,7 @@ class BootPlan:
             "boot": self.boot.facts() if self.boot else None,
             "userData": self.user_data.facts() if self.user_data else None,
             "override": self.override.facts() if self.override else None,
-            **({"offeredAt": format_instant(self.offered_at)} if self.offered_at is not None else {}),
+            **({"offered": self.offered} if self.offered else {}),
+            **({"data": self.data} if self.data is not None else {}),
+            **({"token": self.token} if self.token is not None else {}),
         }

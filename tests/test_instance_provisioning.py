@@ -465,6 +465,7 @@ def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
         evidence="Fetched",
         provisioned_at=NOON,
         grace_until=NOON + timedelta(seconds=60),
+        answered=2,
         attempts=(InstallAttempt(key="provision/3", boots=(Seen(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"),)),),
     )
     boot_once(bench, plan)
@@ -680,10 +681,10 @@ def test_the_waiting_begins_once(bench: Bench) -> None:
 
 def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
     bench.decide(*fleet_of())
-    plan = bench.plan()
+    bench.plan()
     lose(bench)
     bench.wait(minutes=5)
-    boot_once(bench, plan)
+    boot_once(bench, bench.plan())
     assert bench.record is not None and (bench.record.provision, bench.record.consumed_at) == (1, None)
 
 

@@ -11,7 +11,7 @@ from gitboot.errors import LedgerError
 from gitboot.ledger import requests
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Phase, Record
-from gitboot.resolve.records import record_facts
+from gitboot.resolve.records import last_word, record_facts
 from tests.fleets import uuid_of
 from tests.redfish.faults import Drop
 from tests.redfish.profiles import SUPERMICRO_X10
@@ -27,8 +27,11 @@ def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -
     return site.bench.request("records", items=[item], reason="INC-1", **more)
 
 
-def pending(site: Site) -> int:
-    return records(site, Record(provisioned_at=site.bench.now))
+def pending(site: Site, seen: Record | None = None) -> int:
+    """``seen``: what whoever asks has seen of the server; what is known by now, if nothing is said."""
+    known = last_word(seen or site.bench.knowledge.records.get(WEB01, Record()))
+    item = {"uuid": WEB01, "server": "web01", **record_facts(Record(provisioned_at=site.bench.now))}
+    return site.bench.request("records", items=[{**item, "seen": known}], reason="INC-1")
 
 
 def installed(site: Site) -> None:
@@ -86,13 +89,11 @@ def test_what_was_fetched_before_a_record_was_set_pending_says_nothing(site: Sit
 def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
     """It waited for an instance, and the machine was installed meanwhile."""
     site.decide(bmc=False)
-    plan, asked_at = site.bench.reconcile(), site.bench.now
+    plan = site.bench.reconcile()
     site.wait(600)
     site.bench.fetch(plan)
     site.bench.reconcile()
-    site.bench.now, fetched_at = asked_at, site.bench.now
-    number = pending(site)
-    site.bench.now = fetched_at
+    number = pending(site, seen=Record())
     site.bench.reconcile()
     assert site.bench.outcome(number).startswith("refused: web01 was provisioned after that")
     site.wait(60)

@@ -92,7 +92,7 @@ def written(path: Path) -> None:
             events.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             machines.write(tx, [MACHINE])
             evidence.offer(tx, [OFFER], NOON)
-            evidence.note_versions(tx, [(ENTRY, 1, PLAN)])
+            evidence.note_versions(tx, [(ENTRY, 1, PLAN)], 1)
             evidence.note(tx, [Pending(1, OBSERVATION, OFFER)])
             evidence.take(tx, {"a.jsonl": 7})
         requests.give(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
@@ -369,12 +369,14 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
 INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SEEN = st.builds(Seen, INSTANTS, TEXTS, TEXTS)
+RUNS = st.builds(Run, st.integers(0, 10**9), INSTANTS, st.none() | INSTANTS, st.none() | SEEN, st.none() | SEEN)
 ATTEMPTS = st.builds(
     InstallAttempt,
     key=TEXTS,
     number=st.integers(1, 10**6),
     boots=st.lists(SEEN, min_size=1, max_size=3).map(tuple),
     started=st.none() | SEEN,
+    started_boot=st.integers(0, 3),
     failed=st.none() | st.builds(Failure, INSTANTS, TEXTS, TEXTS),
 )
 RECORDS = st.builds(
@@ -388,9 +390,10 @@ RECORDS = st.builds(
     grace_until=st.none() | INSTANTS,
     consumed_at=st.none() | INSTANTS,
     overwritten_by=st.none() | TEXTS,
-    offered_at=st.none() | INSTANTS,
+    offered=st.integers(0, 10**9),
+    answered=st.integers(0, 10**9),
     attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
-    runs=st.dictionaries(TEXTS, st.builds(Run, st.integers(0, 10**9), INSTANTS, st.none()), max_size=3),
+    runs=st.dictionaries(TEXTS, RUNS, max_size=3),
 )
 BMCS = st.builds(
     BmcAccess,
@@ -597,13 +600,12 @@ def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
 
 def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(
-            ledger, evidence.note_versions, [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
-        )
+        versions = [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
+        put(ledger, evidence.note_versions, versions, 7)
         found = [evidence.version(ledger, ENTRY, modified) for modified in (100, 200, 150)]
-        assert found == [PLAN, OTHER_PLAN, None]
-        put(ledger, evidence.note_versions, [(ENTRY, 200, PLAN)])  # the same bytes are another plan's now
-        assert evidence.version(ledger, ENTRY, 200) == PLAN
+        assert found == [(PLAN, 7), (OTHER_PLAN, 7), None]
+        put(ledger, evidence.note_versions, [(ENTRY, 200, PLAN)], 8)  # the same bytes are another plan's now
+        assert evidence.version(ledger, ENTRY, 200) == (PLAN, 8)
 
 
 def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path) -> None:
@@ -638,11 +640,12 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
             ledger,
             evidence.note_versions,
             [(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])],
+            1,
         )
         put(ledger, evidence.note, [judged, waiting])
         put(ledger, evidence.judge, {1: "Provisioned"})
         put(ledger, evidence.prune, before)
-        assert [evidence.version(ledger, ENTRY, old), evidence.version(ledger, ENTRY, old + 1)] == [None, plans[1]]
+        assert [evidence.version(ledger, ENTRY, old), evidence.version(ledger, ENTRY, old + 1)] == [None, (plans[1], 1)]
         assert [evidence.offered(ledger, plan) is not None for plan in plans] == [False, True, True]
         assert evidence.pending(ledger) == [waiting]
         assert not evidence.was_noted(ledger, judged.observation, plans[1])  # forgotten

@@ -97,7 +97,7 @@ def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) 
     """The record once a maintenance's boot was made in its window."""
     run = Run(maintenance.run, made_at, maintenance.end)
     writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
-    return ran(record, maintenance.name, run, once=True, writes_disk=writes_disk)
+    return ran(record, maintenance.name, run, once=True, overwrites=writes_disk)
 
 
 WIPE = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="bios")

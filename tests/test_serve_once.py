@@ -146,7 +146,7 @@ def test_what_a_person_says_is_pending_is_given_once_more(here: Site) -> None:
         for minute in (10, 20):
             here.now = BEFORE + timedelta(minutes=minute)
             assert DISK in get(url + ENTRY).text
-            here.publish(planned(*ONCE, records={"web01": Record(provisioned_at=here.now)}), commit=str(minute))
+            here.publish(planned(*ONCE, records={"web01": Record(offered=minute)}), commit=str(minute))
             assert GIVEN in get(url + ENTRY).text
 
 

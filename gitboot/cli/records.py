@@ -143,7 +143,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import RECORDS
     from gitboot.plan import Record
-    from gitboot.resolve.records import adopted, record_facts
+    from gitboot.resolve.records import adopted, last_word, record_facts
 
     at = now()
     with looked_at(state, at) as instance:
@@ -153,7 +153,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     for name, decision in meant.items():
         before = instance.knowledge.recorded(decision.uuid) or Record()
         record = _replaced(adopted(decision) if what == "provisioned" else Record(), before, at)
-        items.append({"uuid": decision.uuid, "server": name, **record_facts(record)})
+        items.append({"uuid": decision.uuid, "server": name, "seen": last_word(before), **record_facts(record)})
     if len(items) > 1 or not servers:
         click.echo(_as_text(shown, None))
         click.echo(f"{count(len(items), 'server')} would be {what}: {reason}")

@@ -60,6 +60,7 @@ def begin(
     if (doubt := doubt_of(about, commit.decisions)) is None:
         return "the ledger is in no doubt, and nothing is changed (gitboot records set says it of single servers)"
     _check(learning, how, records, doubt, names)
+    number = learning.decide()
     if how is not Beginning.AS_RECORDED:
         learning.forgotten = True
         learning.new_records.clear()
@@ -68,12 +69,14 @@ def begin(
             learning.write_record(uuid, server, record)
     if how is Beginning.ADOPT:
         for each in servers:
-            learning.write_record(each.uuid, each.server, adopted(each, at))
+            learning.write_record(each.uuid, each.server, replace(adopted(each, at), offered=number))
     if how is Beginning.RECORDS:
         for uuid, record in records.items():  # one that is not in the fleet now may come back
-            learning.write_record(uuid, names.get(uuid, uuid), record)
+            said = replace(record, offered=number, answered=0)  # its own are of another ledger's sequence
+            learning.write_record(uuid, names.get(uuid, uuid), said)
         learning.machines |= _bare(servers)  # who is not in the file stays unknown
-    learning.facts = replace(about, initialised=how, doubt=None, foreign=None, heir_of=about.foreign or about.heir_of)
+    heir_of = about.foreign or about.heir_of
+    learning.facts = replace(learning.facts, initialised=how, doubt=None, foreign=None, heir_of=heir_of)
     return f"{doubt}: the ledger begins with {_WORDED[how]}"
 
 

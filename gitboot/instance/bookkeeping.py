@@ -83,6 +83,8 @@ def _write_facts(tx: Transaction, news: News) -> None:
         facts.note_life(tx, now)
     if now.accepted != before.accepted:
         facts.accept(tx, now.accepted)
+    if now.sequence != before.sequence:
+        facts.count_decisions(tx, now.sequence)
     facts.use_up(tx, news.used_up)
     if now.suspension != before.suspension:
         facts.suspend(tx, now.suspension)
@@ -107,11 +109,15 @@ def fetches_of(store: Store, observations: Iterable[Observation]) -> tuple[Fetch
 
 
 def _fetch_of(store: Store, observation: Observation) -> Fetch | None:
-    digest = observation.digest
+    """An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file."""
+    digest, number = observation.digest, None
     if digest is None and observation.modified is not None:
-        digest = evidence.version(store, observation.path, observation.modified)
+        if (version := evidence.version(store, observation.path, observation.modified)) is None:
+            return None
+        digest, number = version
     offer = evidence.offered(store, digest) if digest is not None else None
     if digest is None or offer is None:
         return None
+    offer = replace(offer, number=number if number is not None else offer.number)
     observation = replace(observation, digest=digest, modified=None)
     return Fetch(observation=observation, offer=offer, noted=evidence.was_noted(store, observation, digest))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
@@ -48,6 +48,7 @@ class Reading:
     state: ServerState | None  # None: its machine has left the fleet; what it fetched before that still counts
     observed: Observed
     judges: frozenset[int]
+    number: int = 0  # of the newest decision when it was asked for
 
 
 # Fetches
@@ -141,9 +142,9 @@ def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: dateti
         if pending.id in reading.judges:
             judged |= _judge(learning, pending, reading, kind, at)
     if reading.state is not None and not judged:
-        _judge_consumed(learning, reading.state, at)
+        _judge_consumed(learning, reading.state, reading.number, at)
     if reading.state is not None and kind is fleet.Evidence.PROGRESS:
-        _judge_progress(learning, reading.state, reading.observed, at)
+        _judge_progress(learning, reading.state, reading, at)
     return judged
 
 
@@ -155,7 +156,7 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
         message = f"{offer.server}: {client} fetched {observation.path}, but the override still stands: another client"
         facts = {"server": offer.server, "client": client}
         learning.events.append(Event(at=at, type="FetchIgnored", message=message, facts=facts))
-        record_taken_back(learning, offer, observation, at)
+        record_taken_back(learning, offer, observation)
         learning.judge(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
         if offer.phase is not Phase.MAINTENANCE:  # an earlier fetch may have been taken back, and it with that
@@ -169,7 +170,7 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
     return True
 
 
-def _judge_consumed(learning: Learning, state: ServerState, at: datetime) -> None:
+def _judge_consumed(learning: Learning, state: ServerState, number: int, at: datetime) -> None:
     """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := offer_of(state.decision, plan, state.record)) is None:
@@ -178,14 +179,14 @@ def _judge_consumed(learning: Learning, state: ServerState, at: datetime) -> Non
     if own is None or own.state not in (State.CONSUMED, State.LOST):
         return
     if own.state is State.CONSUMED and not fetches(plan.boot):
-        record_consumed(learning, offer, at)
+        record_consumed(learning, replace(offer, number=number), at)
     elif plan.phase is Phase.NETWORK:
         note_consumed(learning, uuid, state.decision.server, offer.key, at)
 
 
-def _judge_progress(learning: Learning, state: ServerState, seen: Observed, at: datetime) -> None:
+def _judge_progress(learning: Learning, state: ServerState, reading: Reading, at: datetime) -> None:
     """The machine runs its system, and has come up since the boot was set or fetched."""
-    plan, uuid = state.plan, state.decision.uuid
+    plan, uuid, seen = state.plan, state.decision.uuid, reading.observed
     if plan is None or plan.key is None or not seen.runs_os:
         return
     if plan.phase is not Phase.NETWORK and plan.cause not in WAITING:
@@ -197,7 +198,7 @@ def _judge_progress(learning: Learning, state: ServerState, seen: Observed, at: 
     if offer is None or offer.boot < offer.boots:
         return
     if any(seen.marks.has_come_up_since(marks) for marks in before):
-        record_boot(learning, offer, at, "Progress", at)
+        record_boot(learning, replace(offer, number=reading.number), at, "Progress", at)
         for pending in learning.pending_of(uuid):
             learning.judge(pending, "Provisioned")
 

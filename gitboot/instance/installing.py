@@ -12,11 +12,11 @@ from gitboot.resolve.attempts import has_shown_all, last_attempt
 def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
     """The record once the boot of an offer was given; the same where that is no news."""
     last = _last(offer, record)
-    if _is_over(offer, record, seen) or (last is not None and _number(last) >= (offer.attempt, offer.boot)):
+    if _is_over(offer, record) or (last is not None and _number(last) >= (offer.attempt, offer.boot)):
         return record
     if last is not None and last.number == offer.attempt:
-        return _with(record, replace(last, boots=(*last.boots, seen)))
-    return _with(record, InstallAttempt(key=_key(offer), number=offer.attempt, boots=(seen,)))
+        return _with(offer, record, replace(last, boots=(*last.boots, seen)))
+    return _with(offer, record, InstallAttempt(key=_key(offer), number=offer.attempt, boots=(seen,)))
 
 
 def started(offer: Offer, record: Record, seen: Seen) -> Record:
@@ -24,25 +24,30 @@ def started(offer: Offer, record: Record, seen: Seen) -> Record:
 
     From then on the boot is given to nobody more, where it was for a moment.
     """
-    if record.grace_until is not None and record.attempts and seen.at >= record.attempts[-1].boots[-1].at:
-        return replace(_with(record, replace(record.attempts[-1], started=seen)), grace_until=None)
+    if offer.attempt == 0:  # data is asked for by the name of its attempt; the common one is of another by now
+        return record
+    if record.grace_until is not None and record.attempts and not is_past(offer, record):
+        return replace(_with(offer, record, _begun(record.attempts[-1], seen)), grace_until=None)
     given = attempted(offer, record, seen)
     last = _last(offer, given)
-    if last is None or last.failed is not None or _is_over(offer, record, seen):
+    if last is None or last.failed is not None or last.number != offer.attempt or _is_over(offer, record):
         return record
-    if last.started is not None and seen.at >= last.started.at >= last.boots[-1].at:
-        return record
-    return _with(given, replace(last, started=seen))
+    return record if last.runs else _with(offer, given, _begun(last, seen))
+
+
+def _begun(attempt: InstallAttempt, seen: Seen) -> InstallAttempt:
+    """With the start of the boot that was given last: of which one it is, the order tells in which they are seen."""
+    return replace(attempt, started=seen, started_boot=len(attempt.boots))
 
 
 def failed(offer: Offer, record: Record, failure: Failure) -> Record:
     """The record once an installer has said that it failed; one that was never given has nothing to say."""
     last = _last(offer, record)
-    if last is None or last.failed is not None or _is_over(offer, record, failure):
+    if last is None or last.failed is not None or _is_over(offer, record):
         return record
-    if failure.at < last.boots[0].at:
+    if last.number != offer.attempt and (offer.attempt or failure.at < last.boots[0].at):
         return record  # news of the attempt before
-    return _with(record, replace(last, failed=failure))
+    return _with(offer, record, replace(last, failed=failure))
 
 
 def taken_back(record: Record, seen: Seen) -> Record:
@@ -53,11 +58,11 @@ def taken_back(record: Record, seen: Seen) -> Record:
     if not record.attempts:
         return record
     *before, last = record.attempts
-    if last.started is not None and not _is_same(last.started, seen) and last.started.at >= seen.at:
+    if last.runs and last.started is not None and not _is_same(last.started, seen):
         return record
     boots = last.boots[:-1] if _is_same(last.boots[-1], seen) else last.boots
-    started = None if last.started is not None and _is_same(last.started, seen) else last.started
-    now = [replace(last, boots=boots, started=started)] if boots else []
+    kept = None if last.started is not None and _is_same(last.started, seen) else last.started
+    now = [replace(last, boots=boots, started=kept, started_boot=last.started_boot if kept else 0)] if boots else []
     return replace(record, attempts=(*before, *now))
 
 
@@ -83,15 +88,16 @@ def _number(attempt: InstallAttempt) -> tuple[int, int]:
     return attempt.number, len(attempt.boots)
 
 
-def _is_over(offer: Offer, record: Record, seen: Seen | Failure) -> bool:
-    """Whether what was seen is of before the last provisioning, or of what is provisioned."""
-    if is_past(offer, record, seen.at):
+def _is_over(offer: Offer, record: Record) -> bool:
+    """Whether an offer is older than what is known, or of what is provisioned."""
+    if is_past(offer, record):
         return True
     reached = record.provision is not None and record.provision >= offer.provision
     return reached and (not offer.on_image_change or record.image == offer.image)
 
 
-def _with(record: Record, attempt: InstallAttempt) -> Record:
+def _with(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
     """With an attempt in the place of the one of its number; those at other keys are of the past."""
     others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
-    return replace(record, attempts=tuple(sorted([*others, attempt], key=lambda each: each.number)))
+    attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
+    return replace(record, attempts=attempts, answered=max(offer.number, record.answered))

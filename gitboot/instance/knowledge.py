@@ -134,6 +134,11 @@ class Learning:
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
         self.new_records[uuid] = server, record
 
+    def decide(self) -> int:
+        """Count a decision; return its number. Evidence of what was offered before it has a lower one."""
+        self.facts = replace(self.facts, sequence=self.facts.sequence + 1)
+        return self.facts.sequence
+
     def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
         return tuple(self.new_overrides.get(uuid, self.known.overrides.get(uuid, {})).values())
 

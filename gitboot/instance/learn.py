@@ -73,6 +73,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
         revision, learning.used_up = batch.accepted
         learning.facts = replace(learning.facts, accepted=revision)
+        learning.decide()
     if batch.commit is not None:
         _learn_of(learning, batch, batch.commit, at)
     unseen = learning.unseen ^ knowledge.unseen

@@ -8,9 +8,10 @@ from datetime import datetime
 
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
+from gitboot.model.scalars import Digest
 from gitboot.plan import FETCH_GRACE, WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run
 from gitboot.render.schedule import ServerState
-from gitboot.resolve.attempts import last_attempt, numbers_of, provision_reason
+from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
 from gitboot.resolve.instant import is_made
 from gitboot.resolve.records import ran
 
@@ -21,20 +22,36 @@ def fetches(boot: Boot) -> bool:
 
 
 def offers_of(state: ServerState) -> Iterator[Offer]:
-    """What is offered by a server's plans of now and next, and by the report of its installer."""
+    """What is offered by a server's plans of now and next, by their data, and by the report of its installer."""
     for plan in (state.plan, *(plan for _, plan in state.later)):
         if plan is not None and (offer := offer_of(state.decision, plan, state.record)) is not None:
             yield offer
-    if (report := report_of(state.decision, state.record)) is not None:
-        yield report
+            if plan.data is not None and offer.phase is Phase.MAINTENANCE:
+                yield replace(offer, plan=plan.data)
+    if (report := report_of(state.decision, state.record)) is None:
+        return
+    yield report
+    common = state.decision.token
+    if common is not None and common != report.plan and not _names_itself(state.decision, common):
+        yield replace(report, plan=common, attempt=0)
+
+
+def _names_itself(decision: Decision, common: Digest) -> bool:
+    """Whether an installer reports by a token that can be told from that of another attempt: it is not encoded."""
+    boot = decision.policy.boot if decision.policy is not None else None
+    if boot is None:
+        return False
+    files = boot.user_data.files.values() if boot.user_data is not None else ()
+    return any(common in text for text in (*files, *boot.entries.values(), *boot.kernel_arguments))
 
 
 def report_of(decision: Decision, record: Record | None) -> Offer | None:
-    """What the installer's report would meet, whatever is booted when it comes."""
-    policy, token = decision.policy, decision.token
+    """What the data and the installer's report of the last attempt would meet, whatever is booted when they come."""
+    policy, token = decision.policy, token_of(decision, record)
     if token is None or record is None or policy is None or policy.boot is None:
         return None
     key = provision_reason(policy, record)
+    due, last = due_boot(policy, record), last_attempt(record, key)
     return Offer(
         plan=token,
         server=decision.server,
@@ -43,6 +60,7 @@ def report_of(decision: Decision, record: Record | None) -> Offer | None:
         phase=Phase.NETWORK,
         key=key,
         base=key,
+        attempt=due[0] if due is not None else last.number if last is not None else 1,
         boots=policy.boot.boots,
         shows_start=policy.boot.shows_its_start,
         policy=policy.policy,
@@ -66,7 +84,7 @@ def offer_of(decision: Decision, plan: BootPlan, record: Record | None) -> Offer
     key = plan.key or (f"maintenance/{ran.name}/{ran.run}" if ran is not None and plan.is_evidence else None)
     if key is None or boot is None:
         return None
-    base, attempt, of_attempt, shows_start = None, 1, 1, False
+    base, attempt, of_attempt, shows_start = None, 1, 1, boot.shows_its_start
     if policy is not None and policy.boot is not None and record is not None and plan.phase is not Phase.MAINTENANCE:
         base, shows_start = provision_reason(policy, record), policy.boot.shows_its_start
         attempt, of_attempt = numbers_of(base, key)
@@ -95,14 +113,12 @@ def offer_of(decision: Decision, plan: BootPlan, record: Record | None) -> Offer
     )
 
 
-def is_past(offer: Offer, record: Record, made_at: datetime) -> bool:
-    """Whether what an offer was met by is news of before the last provisioning, or of before a person said otherwise.
+def is_past(offer: Offer, record: Record) -> bool:
+    """Whether an offer is older, in the ledger's sequence, than the newest that was met, or than a person's word.
 
-    No clock tells that of a number that was raised since: it was offered later, whatever the clock said then.
+    No clock has a say in it.
     """
-    if record.provision is not None and offer.provision > record.provision:
-        return False
-    return record.provisioned_at is not None and made_at < record.provisioned_at
+    return offer.number < max(record.offered, record.answered)
 
 
 def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
@@ -112,19 +128,21 @@ def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, s
     if offer.once and is_made(record.runs.get(offer.maintenance), offer.run, offer.start):
         return record, ""
     run = Run(offer.run, made_at, offer.end)
-    now = ran(record, offer.maintenance, run, once=offer.once, writes_disk=offer.writes_disk)
+    before = record.provisioned_at is not None and (
+        is_past(offer, record) or (offer.number == record.answered and made_at < record.provisioned_at)
+    )
+    now = ran(record, offer.maintenance, run, once=offer.once, overwrites=offer.writes_disk and not before)
     return (now if now != record else record), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
 
 
 def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
     """The record once a provision key is provisioned, and that in words; the same record if that is no news."""
-    if is_past(offer, record, made_at):
+    if is_past(offer, record):
         return record, ""
     reached = record.provision is not None and record.provision >= offer.provision
     if reached and (not offer.on_image_change or record.image == offer.image):
         return record, ""
     last = last_attempt(record, offer.base or offer.key)
-    runs = last is not None and last.started is not None and last.started.at >= last.boots[-1].at
     now = replace(
         record,
         provision=max(offer.provision, record.provision or 0),
@@ -133,7 +151,8 @@ def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) 
         decision=offer.decision,
         evidence=evidence,
         provisioned_at=made_at,
-        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" and not runs else None,
+        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" and not (last is not None and last.runs) else None,
+        answered=max(offer.number, record.answered),
         consumed_at=None,
         consumed_key=None,
         overwritten_by=None,

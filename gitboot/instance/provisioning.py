@@ -116,6 +116,8 @@ def _adopt_late(learning: Learning, servers: Iterable[Decision]) -> None:
                 provision=record.provision,
                 provisioned_at=record.provisioned_at,
                 runs=record.runs,
+                offered=record.offered,
+                answered=record.answered,
                 overwritten_by=record.overwritten_by,
             )
             learning.write_record(each.uuid, each.server, late)
@@ -135,6 +137,8 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
             evidence="Declared",
             provisioned_at=at,
             runs=record.runs if record is not None else {},
+            offered=record.offered if record is not None else 0,
+            answered=learning.facts.sequence,
         )
         learning.write_record(each.uuid, each.server, now)
         message = f"{each.server}: provision {declared} is provisioned (Declared)"
@@ -149,7 +153,7 @@ def _complete_begun(learning: Learning, decisions: Decisions, at: datetime) -> N
         if record is None or attempt_of(decision, record) is None or learning.pending_of(decision.uuid):
             continue
         if (offer := report_of(decision, record)) is not None:
-            complete(learning, offer, "Fetched", at)
+            complete(learning, replace(offer, number=learning.facts.sequence), "Fetched", at)
 
 
 def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
@@ -235,7 +239,7 @@ def complete(learning: Learning, offer: Offer, evidence: str, at: datetime) -> N
         record_boot(learning, offer, record.attempts[-1].last_seen.at, evidence, at)
 
 
-def record_taken_back(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
+def record_taken_back(learning: Learning, offer: Offer, observation: Observation) -> None:
     """Record that what was fetched went to another client: the machine's boot is offered anew, as another offer.
 
     Whoever gave it goes by the digest of its plan, and would not give that again.
@@ -244,7 +248,7 @@ def record_taken_back(learning: Learning, offer: Offer, observation: Observation
     if record is not None:
         seen = Seen(observation.at, observation.path, observation.client)
         if (now := taken_back(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
-            learning.write_record(offer.uuid, offer.server, replace(now, offered_at=at))
+            learning.write_record(offer.uuid, offer.server, replace(now, offered=learning.decide()))
 
 
 def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
@@ -258,8 +262,9 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
     """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
     if not learning.known.is_trusted:
         raise UsageError("nothing in this ledger is trusted before it is said what is installed: gitboot records begin")
+    number = learning.decide()
     for uuid, server, record in records:
-        learning.write_record(uuid, server, record)
+        learning.write_record(uuid, server, replace(record, offered=number, answered=0))
 
 
 # What a commit would install

@@ -77,7 +77,7 @@ def published(
     states = {name: plans.servers.get(name) for name in sorted(owed)}
     versions = {name: _versions(state) for name, state in states.items() if state is not None}
     try:
-        _note_offers(before, states, versions, target, store, at)
+        _note_offers(before, states, versions, target, store, at, knowledge.facts.sequence)
         done = target.publish(
             {name: state.files if state is not None else None for name, state in states.items()},
             shared(plans, commit, knowledge, terms)
@@ -160,13 +160,15 @@ def _note_offers(
     target: Target,
     store: Store,
     at: datetime,
+    number: int,
 ) -> None:
     """Note what is about to be offered, before a machine can fetch it, and how its entries will be dated.
 
     An access log is read later, perhaps much later, and has only the date of what was sent. What was not published
-    after all has another date when it is, and is noted once more.
+    after all has another date when it is, and is noted once more. ``number`` is that of the newest decision.
     """
-    offers = [offer for state in states.values() if state is not None for offer in offers_of(state)]
+    here = (state for state in states.values() if state is not None)
+    offers = [replace(offer, number=number) for state in here for offer in offers_of(state)]
     dates = [
         (path, target.dated(path, state.files[path], at), plan)
         for name, state in states.items()
@@ -177,7 +179,7 @@ def _note_offers(
     if offers or dates:
         with store.writing() as tx:
             evidence.offer(tx, offers, at)
-            evidence.note_versions(tx, dates)
+            evidence.note_versions(tx, dates, number)
 
 
 def _events(done: Published, commit: Commit, at: datetime) -> Iterator[Event]:

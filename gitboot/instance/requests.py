@@ -20,10 +20,10 @@ from gitboot.instance.trust import accept_clock
 from gitboot.ledger.entries import Approval, Request, Stoppage, Suspension
 from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
 from gitboot.plan import Record
-from gitboot.resolve.records import record_of
+from gitboot.resolve.records import last_word, record_of
 from gitboot.status import Event
 
-RECORDS: Final = "records"  # {"items": [{"uuid", "server", …a record}], "reason"}
+RECORDS: Final = "records"  # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}
 RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
 ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
@@ -103,8 +103,9 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
 def _set_records(learning: Learning, request: Request) -> str:
     facts = request.facts
     items = [(parse_uuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
+    seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
     for uuid, server, record in items:
-        if record.provision is None and _was_provisioned_since(learning, request, uuid):
+        if record.provision is None and uuid in seen and _was_provisioned_since(learning, uuid, seen[uuid]):
             raise UsageError(f"{server} was provisioned after that was asked for; ask again if it is meant still")
     set_records(learning, items)
     for uuid, _, record in items:
@@ -124,15 +125,10 @@ def _begin(learning: Learning, facts: Mapping[str, Any], commit: Commit, at: dat
     return begin(learning, commit, Beginning(facts["how"]), records, at)
 
 
-def _was_provisioned_since(learning: Learning, request: Request, uuid: SystemUuid) -> bool:
-    """Whether a boot has overtaken a request."""
+def _was_provisioned_since(learning: Learning, uuid: SystemUuid, seen: object) -> bool:
+    """Whether evidence has overtaken who asked: what they had ``seen`` of a server is not what it is by now."""
     record = learning.record(uuid)
-    return (
-        record is not None
-        and record.provision is not None
-        and record.provisioned_at is not None
-        and record.provisioned_at > request.at
-    )
+    return record is not None and record.provision is not None and last_word(record) != seen
 
 
 def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:

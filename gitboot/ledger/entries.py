@@ -71,6 +71,9 @@ class Facts:
 
     identity: str
     accepted: str | None = None  # the commit that was accepted last
+    # How many decisions there were: commits accepted, and words by which boots were offered anew. Offers have the
+    # number of the last one, so that evidence of what was offered before a decision is known from that of after it.
+    sequence: int = 0
     initialised: str | None = None  # how it became known what was installed before: fresh, adopt, records
     doubt: str | None = None  # why it is not trusted: one word
     observes: bool = True  # whether fetches reach its instance

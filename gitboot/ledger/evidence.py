@@ -30,15 +30,15 @@ def offer(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
     )
 
 
-def version(store: Store, path: str, modified: int) -> Digest | None:
-    """The plan that an entry was of when it had this modification time."""
-    found = store.rows("SELECT plan FROM versions WHERE path = ? AND modified = ?", path, modified)
-    return Digest(found[0][0]) if found else None
+def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None:
+    """The plan that an entry was of when it had this modification time, and its number in the ledger's sequence."""
+    found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified)
+    return (Digest(found[0][0]), found[0][1]) if found else None
 
 
-def note_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]]) -> None:
-    """Note whose plan an entry is from when it is published: (path, modification time, plan)."""
-    tx.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", versions)
+def note_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
+    """Note whose plan an entry is from when it is published, at a number: (path, modification time, plan)."""
+    tx.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?)", [(*each, number) for each in versions])
 
 
 # Observations

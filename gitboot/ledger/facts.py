@@ -18,6 +18,7 @@ def read(store: Store) -> Facts:
         return Facts(
             identity=found["identity"],
             accepted=found.get("accepted"),
+            sequence=int(found.get("sequence", 0)),
             initialised=found.get("initialised"),
             doubt=found.get("doubt"),
             observes=found.get("observes") != "no",
@@ -37,6 +38,11 @@ def read(store: Store) -> Facts:
 def accept(tx: Transaction, commit: str | None) -> None:
     """Note which commit was accepted last; None: none is known any more."""
     _put(tx, "accepted", commit)
+
+
+def count_decisions(tx: Transaction, sequence: int) -> None:
+    """Note how many decisions there were."""
+    _put(tx, "sequence", str(sequence))
 
 
 def initialise(tx: Transaction, how: str) -> None:

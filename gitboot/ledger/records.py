@@ -14,8 +14,8 @@ def read(store: Store) -> dict[SystemUuid, Record]:
     """What is known of each server, by UUID; a UUID that is missing is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
-        for uuid, maintenance, run, made_at, end in store.rows(f"SELECT {rows.RUN} FROM runs"):  # noqa: S608 - constant
-            runs.setdefault(uuid, {})[maintenance] = Run(run, rows.instant(made_at), rows.instant_or_none(end))
+        for uuid, maintenance, *made in store.rows(f"SELECT {rows.RUN} FROM runs"):  # noqa: S608 - constant
+            runs.setdefault(uuid, {})[maintenance] = rows.run(*made)
         found = store.rows(f"SELECT uuid, {rows.RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
         return {SystemUuid(uuid): rows.record(rest, runs.get(uuid, {})) for uuid, *rest in found}
 
@@ -25,12 +25,12 @@ def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) ->
     for uuid, server, record in records:
         tx.mark()
         tx.execute(
-            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (uuid, server, *rows.of_record(record)),
         )
         tx.execute("DELETE FROM runs WHERE uuid = ?", (uuid,))
         tx.executemany(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)",
             [(uuid, *rows.of_run(name, made)) for name, made in sorted(record.runs.items())],
         )
 

@@ -15,7 +15,7 @@ from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Phase, Record, Run
-from gitboot.resolve.records import attempt_facts, attempt_of
+from gitboot.resolve.records import attempt_facts, attempt_of, run_facts, seen_of_run
 
 
 def instant(text: str) -> datetime:
@@ -45,22 +45,23 @@ def _or_none(at: datetime | None) -> str | None:
 
 RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
-    " overwritten_by, offered_at, attempts"
+    " overwritten_by, offered, answered, attempts"
 )
-RUN: Final = "uuid, maintenance, run, made_at, window_end"
+RUN: Final = "uuid, maintenance, run, made_at, window_end, seen"
 
 
 def of_record(record: Record) -> tuple[Any, ...]:
     return (
         *(record.provision, record.image, record.pool, record.decision, record.evidence),
         *map(_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
-        *(record.consumed_key, record.overwritten_by, _or_none(record.offered_at)),
+        *(record.consumed_key, record.overwritten_by, record.offered, record.answered),
         json_of([attempt_facts(each) for each in record.attempts]),
     )
 
 
 def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
-    provision, image, pool, decision, evidence, *instants, consumed_key, overwritten_by, offered_at, attempts = row
+    provision, image, pool, decision, evidence, *instants = row[:8]
+    consumed_key, overwritten_by, offered, answered, attempts = row[8:]
     provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
     return Record(
         provision=provision,
@@ -73,14 +74,19 @@ def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         consumed_at=consumed_at,
         consumed_key=consumed_key,
         runs=runs,
-        offered_at=instant_or_none(offered_at),
+        offered=offered,
+        answered=answered,
         attempts=tuple(map(attempt_of, json.loads(attempts))),
         overwritten_by=overwritten_by,
     )
 
 
 def of_run(maintenance: str, made: Run) -> tuple[Any, ...]:
-    return maintenance, made.run, format_instant(made.at), _or_none(made.end)
+    return maintenance, made.run, format_instant(made.at), _or_none(made.end), json_of(run_facts(made))
+
+
+def run(number: int, made_at: str, end: str | None, seen: str) -> Run:
+    return Run(number, instant(made_at), instant_or_none(end), **seen_of_run(json_value(seen)))
 
 
 # What was set

@@ -78,7 +78,8 @@ _MIGRATIONS: Final = (
     ALTER TABLE overrides ADD COLUMN writes_disk INTEGER NOT NULL DEFAULT 1;
     CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
     ALTER TABLE records ADD COLUMN overwritten_by TEXT;
-    ALTER TABLE records ADD COLUMN offered_at TEXT;
+    ALTER TABLE records ADD COLUMN offered INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN answered INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN attempts TEXT NOT NULL DEFAULT '[]';
     ALTER TABLE runs ADD COLUMN window_end TEXT;
     CREATE TABLE known_bmcs (
@@ -86,6 +87,10 @@ _MIGRATIONS: Final = (
     ) STRICT;
     INSERT OR IGNORE INTO known_bmcs SELECT json_extract(bmc, '$.address'), json_extract(bmc, '$.credentials')
         FROM (SELECT bmc FROM machines WHERE stands UNION ALL SELECT bmc FROM overrides) WHERE bmc IS NOT NULL;
+    ALTER TABLE runs ADD COLUMN seen TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE versions ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+    UPDATE records SET offered = 1 WHERE provision IS NULL AND provisioned_at IS NOT NULL;
+    INSERT INTO facts SELECT 'sequence', '1' WHERE EXISTS (SELECT 1 FROM records);
     """,
 )
 VERSION: Final = len(_MIGRATIONS)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
@@ -34,6 +34,7 @@ IDENTITY: Final = "id"
 _FORGOTTEN: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
 _TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 _T = TypeVar("_T")
 
@@ -250,7 +251,7 @@ def line_of(observation: Observation) -> bytes:
 class Taken(NamedTuple):
     """What was taken from a spool."""
 
-    observations: list[Observation]  # in their order: by instant, then file and place
+    observations: list[Observation]  # in their order: of one writer as they were written, of several by instant
     offsets: dict[str, int]  # by file: how far it was read, from the next time on
     strays: int  # lines that are no observations
 
@@ -269,11 +270,13 @@ def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
         read[path.name] = begin + sum(map(len, lines.values()))
         parsed = {offset: parse(line) for offset, line in lines.items()}
         taken_back = {each for each in parsed.values() if isinstance(each, int)}
+        latest = _BEGINNING
         for offset, each in parsed.items():
             if each is None:
                 strays += 1
             elif isinstance(each, Observation) and offset not in taken_back:
-                found.append((each.at, path.name, offset, each))
+                latest = max(latest, each.at)  # a clock that goes back makes no line older than those before it
+                found.append((latest, path.name, offset, each))
     found.sort(key=lambda each: each[:3])
     return Taken([each[3] for each in found], read, strays)
 

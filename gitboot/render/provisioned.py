@@ -18,6 +18,6 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     An installation may outlast the time that its evidence may take, or run into a maintenance's window; it is
     heard all the same.
     """
-    token = decision.token
-    if token is not None:
+    named = (decision.token, plan.token if plan is not None else None)
+    for token in (each for each in named if each is not None):
         yield from ((each.of(mac, token), _EMPTY) for each in paths.REPORTS for mac in decision.macs)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars import byte_orders
-from gitboot.plan import BootPlan, Decision, Phase, UserDataFiles
+from gitboot.plan import BootPlan, Decision, UserDataFiles
 from gitboot.render import paths
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
@@ -26,15 +26,24 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         return
     yield from immutable(plan.user_data)
     if family(plan.user_data.format) is UserDataFormat.IGNITION:
-        document = File("".join(plan.user_data.files.values()).encode(), ContentType.IGNITION)
+        text = told_by("".join(plan.user_data.files.values()), decision, plan)
+        document = File(text.encode(), ContentType.IGNITION)
         yield from ((paths.IGNITION.of(uuid), document) for uuid in byte_orders(plan.uuid))
-    if decision.token is not None and plan.phase is not Phase.MAINTENANCE:
+    if plan.data is not None:
         for name, text in plan.user_data.files.items():
-            file = File(text.encode(), paths.artifact_type(name))
-            yield from ((paths.DATA.of(mac, decision.token, name), file) for mac in decision.macs)
+            file = File(told_by(text, decision, plan).encode(), paths.artifact_type(name))
+            yield from ((paths.DATA.of(mac, plan.data, name), file) for mac in decision.macs)
+        named = [each for each in (decision.token, plan.token) if each is not None]
         for name, text in plan.user_data.secrets.items():
             file = File(text.encode(), ContentType.OCTETS)
-            yield from ((paths.SECRET.of(mac, decision.token, name), file) for mac in decision.macs)
+            yield from ((paths.SECRET.of(mac, token, name), file) for token in named for mac in decision.macs)
+
+
+def told_by(text: str, decision: Decision, plan: BootPlan) -> str:
+    """User data whose installer reports by the name of the attempt that it is of, if it is not the first."""
+    if plan.token is None or decision.token is None:
+        return text
+    return text.replace(decision.token, plan.token)
 
 
 def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:

@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import format_instant
-from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, boot_key
+from gitboot.model.scalars import Digest, format_instant
+from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, boot_key, token
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
@@ -32,8 +32,11 @@ def provision_reason(policy: PolicyDecision, record: Record) -> str:
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
         return f"provision/{policy.provision}"
-    since = f"/after/{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
+    since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{policy.provision}/{policy.boot.image}{since}"
+
+
+_AFTER: Final = "/after/"
 
 
 def is_covered(made: str | None, wanted: str) -> bool:
@@ -82,6 +85,26 @@ def wanted_key(policy: PolicyDecision, record: Record) -> str:
     if due is None and (last := last_attempt(record, key)) is not None:
         return boot_key(key, last.number, len(last.boots))
     return boot_key(key, *(due or (1, 1)))
+
+
+def token_of(decision: Decision, record: Record | None) -> Digest | None:
+    """What names the attempt that is offered, or was given last, where its data is asked for and its end reported.
+
+    The first one has the decision's own name. None: nothing is installed once.
+    """
+    common, policy = decision.token, decision.policy
+    if common is None or policy is None or policy.boot is None or record is None:
+        return common
+    key, due = provision_reason(policy, record), None
+    if is_provisioned(policy, record):
+        last = record.attempts[-1] if record.attempts else None
+    else:
+        last, due = last_attempt(record, key), due_boot(policy, record)
+    key = last.key if last is not None else key
+    number = due[0] if due is not None else last.number if last is not None else 1
+    if record.offered == 0 and number == 1 and _AFTER not in key:
+        return common
+    return token(decision.uuid, key, str(number), policy.boot.image, str(record.offered))
 
 
 def step_of(decision: Decision, record: Record | None) -> InstallStep:

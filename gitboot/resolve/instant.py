@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars import Digest, SystemUuid, format_instant
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
     CONSUMED_GRACE,
@@ -28,6 +28,7 @@ from gitboot.plan import (
     Record,
     Run,
     UserDataFiles,
+    token,
 )
 from gitboot.resolve.attempts import (
     due_boot,
@@ -36,6 +37,7 @@ from gitboot.resolve.attempts import (
     is_provisioned,
     last_attempt,
     provision_reason,
+    token_of,
     wanted_key,
 )
 
@@ -48,6 +50,7 @@ def plan(decision: Decision, at: datetime, record: Record | None, *, stop: Halt 
     state = _state(decision, at, record, stop)
     if state is None:
         return None
+    told = token_of(decision, record)
     return BootPlan(
         server=decision.server,
         uuid=decision.uuid,
@@ -61,11 +64,13 @@ def plan(decision: Decision, at: datetime, record: Record | None, *, stop: Halt 
         policy=decision.policy.policy if decision.policy else None,
         maintenance=state.maintenance,
         key=state.key,
-        boot=_boot_of(decision, state),
+        boot=_boot_of(decision, state, told),
         user_data=state.user_data,
         override=state.override,
         next_transition=transition(decision, at, record, stop=stop),
-        offered_at=_offered_at(state, record),
+        offered=record.offered if state.boot is not None and state.key is not None and record is not None else 0,
+        data=_data_of(decision, state, told),
+        token=told if told != decision.token else None,
     )
 
 
@@ -87,20 +92,22 @@ def transition(decision: Decision, at: datetime, record: Record | None, *, stop:
     return next((each for each in later if _state(decision, each, record, stop) != now), None)
 
 
-def _offered_at(state: _State, record: Record | None) -> datetime | None:
-    """Since when a boot that is made once is offered, if it was before: it is another offer, by its plan's digest."""
-    if state.boot is None or state.key is None or record is None:
-        return None
-    since = [record.offered_at, record.provisioned_at if state.phase is Phase.NETWORK else None]
-    return max((each for each in since if each is not None), default=None)
+def _data_of(decision: Decision, state: _State, told: Digest | None) -> Digest | None:
+    """The token by which the system of a boot that is made once, or was, asks for its data."""
+    if state.data is not None:
+        return state.data
+    is_installed = state.maintenance is None and (state.key is not None or state.boot is None)
+    return told if is_installed and state.user_data is not None and decision.token is not None else None
 
 
-def _boot_of(decision: Decision, state: _State) -> Boot | None:
-    """The boot of a state; what is made once for a provision key asks for its data where nobody else does."""
-    folder = decision.data_folder
-    if state.boot is None or state.key is None or state.phase is not Phase.NETWORK or folder is None:
+def _boot_of(decision: Decision, state: _State, told: Digest | None) -> Boot | None:
+    """The boot of a state; what is made once asks for its data where nobody else does, and reports by its own name."""
+    if state.boot is None or (data := _data_of(decision, state, told)) is None:
         return state.boot
-    return state.boot.with_data_in(folder)
+    if (folder := decision.data_folder(data)) is None:
+        return state.boot
+    common = decision.token or ""
+    return state.boot.with_data_in(folder, told_by=(common, told if told is not None else common))
 
 
 def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
@@ -119,6 +126,8 @@ def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
         key=None,
         boot=boot,
         user_data=boot.user_data if boot is not None else None,
+        offered=0,
+        data=None,
         override=None,
     )
 
@@ -157,6 +166,7 @@ class _State:
     user_data: UserDataFiles | None
     override: BootOverride | None
     key: str | None = None
+    data: Digest | None = None  # the token by which a system that is booted once asks for its data
 
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
@@ -173,7 +183,7 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
         for attempt in record.attempts:
             yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
         for made in record.runs.values():
-            yield from (made.at, made.at + FETCH_GRACE)
+            yield from (made.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
 
 
 def _state(decision: Decision, at: datetime, record: Record | None, stop: Halt) -> _State | None:
@@ -194,7 +204,7 @@ def _asked(decision: Decision, at: datetime, record: Record | None) -> _State | 
     """What the commit asks for, stopped or not."""
     active = [maintenance for maintenance in decision.maintenances if maintenance.active(at)]
     if active:  # R2: the highest priority; a tie never gets here
-        return _under_maintenance(max(active, key=lambda maintenance: maintenance.priority), at, record)
+        return _under_maintenance(decision.uuid, max(active, key=lambda maintenance: maintenance.priority), at, record)
     return _under_policy(decision.policy, at, record) if decision.policy is not None else None
 
 
@@ -212,22 +222,42 @@ def _nothing(cause: Cause) -> _State:
     return _State(Phase.DISK, cause, None, None, None, None)
 
 
-def _under_maintenance(maintenance: MaintenanceDecision, at: datetime, record: Record | None) -> _State:
+def _under_maintenance(
+    uuid: SystemUuid, maintenance: MaintenanceDecision, at: datetime, record: Record | None
+) -> _State:
     boot, name = maintenance.boot, maintenance.name
     if boot is None:
         return _State(Phase.DISK, Cause.MAINTENANCE_DISK, name, None, None, None)
-    made = False
+    made, data = False, None
     if maintenance.network_boot is NetworkBoot.ONCE:
         if record is None:
             return _State(Phase.DISK, Cause.UNKNOWN, name, None, None, None)
+        data = token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
         made = has_run(maintenance, record)
-        if made and not _is_within(record.runs[name].at, at, FETCH_GRACE):
-            return _State(Phase.DISK, Cause.MAINTENANCE_DONE, name, None, None, None)
+        if made and not is_given_again(record.runs[name], at):
+            asks_still = boot.user_data is not None and _is_within(record.runs[name].at, at, DATA_GRACE)
+            cause = _cause_of(boot, record.runs[name])
+            if not asks_still:
+                return _State(Phase.DISK, cause, name, None, None, None)
+            return _State(Phase.DISK, cause, name, None, boot.user_data, None, data=data)
     override, reason = None, run_reason(maintenance, record)
     if not made:
         override = _override(boot, maintenance.network_boot, maintenance.override, reason)
     key = reason if maintenance.network_boot is NetworkBoot.ONCE else None
-    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override, key)
+    data = data if boot.user_data is not None else None
+    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override, key, data)
+
+
+def is_given_again(made: Run, at: datetime) -> bool:
+    """Whether a maintenance's one boot is given to whoever asks once more, until its system has asked for its data."""
+    return made.started is None and _is_within(made.at, at, FETCH_GRACE)
+
+
+def _cause_of(boot: Boot, made: Run) -> Cause:
+    """Why a maintenance boots the disk once its one boot was given: what has been seen of that."""
+    if not boot.shows_its_start or made.given is None:
+        return Cause.MAINTENANCE_DONE
+    return Cause.MAINTENANCE_GIVEN if made.started is None else Cause.MAINTENANCE_STARTED
 
 
 def run_reason(maintenance: MaintenanceDecision, record: Record | None) -> str:

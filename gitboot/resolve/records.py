@@ -54,16 +54,12 @@ def adopted(decision: Decision, at: datetime | None = None) -> Record:
     )
 
 
-def ran(record: Record, maintenance: str, made: Run, *, once: bool, writes_disk: bool) -> Record:
-    """The record once a maintenance's boot was made; one that writes disks leaves them unknown.
-
-    Whatever was provisioned after it stands.
-    """
-    since = record.provisioned_at is None or record.provisioned_at <= made.at
+def ran(record: Record, maintenance: str, made: Run, *, once: bool, overwrites: bool) -> Record:
+    """The record once a maintenance's boot was made; one that writes disks leaves them unknown."""
     return replace(
         record,
         runs={**record.runs, maintenance: made} if once else record.runs,
-        overwritten_by=maintenance if writes_disk and since else record.overwritten_by,
+        overwritten_by=maintenance if overwrites else record.overwritten_by,
     )
 
 
@@ -97,14 +93,14 @@ def ahead(
     )
 
 
-def _progress(record: Record | None) -> tuple[bool, datetime, datetime, datetime]:
+def _progress(record: Record | None) -> tuple[bool, int, datetime, datetime, datetime]:
     """What only ever grows in a server's record."""
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
-        return (False, beginning, beginning, beginning)
+        return (False, 0, beginning, beginning, beginning)
     ran = max((run.at for run in record.runs.values()), default=beginning)
     seen = max((_last_instant(attempt) for attempt in record.attempts), default=beginning)
-    return (True, record.provisioned_at or beginning, ran, max(seen, record.offered_at or beginning))
+    return (True, record.offered, record.provisioned_at or beginning, ran, seen)
 
 
 def _last_instant(attempt: InstallAttempt) -> datetime:
@@ -159,12 +155,27 @@ def record_facts(record: Record) -> dict[str, Any]:
         "consumedAt": instant(record.consumed_at),
         "consumedKey": record.consumed_key,
         "runs": {
-            name: {"run": run.run, "at": format_instant(run.at), "end": instant(run.end)}
+            name: {"run": run.run, "at": format_instant(run.at), "end": instant(run.end), **run_facts(run)}
             for name, run in sorted(record.runs.items())
         },
         "overwrittenBy": record.overwritten_by,
-        "offeredAt": instant(record.offered_at),
+        "offered": record.offered,
+        "answered": record.answered,
         "attempts": [attempt_facts(each) for each in record.attempts],
+    }
+
+
+def last_word(record: Record) -> list[Any]:
+    """What was known last of a server's installation, as a JSON value: who asks for another has seen that one."""
+    at = record.provisioned_at
+    return [record.offered, record.provision, record.image, format_instant(at) if at is not None else None]
+
+
+def run_facts(run: Run) -> dict[str, Any]:
+    """What was seen of a maintenance's run, as JSON values."""
+    return {
+        name: _seen_facts(seen) if seen is not None else None
+        for name, seen in (("given", run.given), ("started", run.started))
     }
 
 
@@ -177,6 +188,7 @@ def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
         "step": attempt.step,
         "boots": [_seen_facts(each) for each in attempt.boots],
         "started": _seen_facts(attempt.started) if attempt.started is not None else None,
+        "startedBoot": attempt.started_boot,
         "failed": {**failed._asdict(), "at": format_instant(failed.at)} if failed is not None else None,
     }
 
@@ -203,7 +215,8 @@ def record_of(item: Mapping[str, Any]) -> Record:
         consumed_key=optional(text, "consumedKey"),
         runs={name: _run(made) for name, made in item["runs"].items()},
         overwritten_by=optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
-        offered_at=optional(_instant, "offeredAt") if "offeredAt" in item else None,
+        offered=_number(item.get("offered", 0)),
+        answered=_number(item.get("answered", 0)),
         attempts=tuple(map(attempt_of, item.get("attempts", ()))),
     )
 
@@ -218,6 +231,7 @@ def attempt_of(item: Mapping[str, Any]) -> InstallAttempt:
         number=_number(item["number"]),
         boots=boots,
         started=_seen(started) if started is not None else None,
+        started_boot=_number(item.get("startedBoot", len(boots) if started is not None else 0)),
         failed=Failure(_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
     )
 
@@ -228,7 +242,17 @@ def _seen(item: Mapping[str, Any]) -> Seen:
 
 def _run(made: Mapping[str, Any]) -> Run:
     end = made.get("end")
-    return Run(_number(made["run"]), _instant(made["at"]), _instant(end) if end is not None else None)
+    return Run(
+        _number(made["run"]),
+        _instant(made["at"]),
+        _instant(end) if end is not None else None,
+        **seen_of_run(made),
+    )
+
+
+def seen_of_run(facts: Mapping[str, Any]) -> dict[str, Seen | None]:
+    """What was seen of a run, from `run_facts`; raises ValueError, TypeError or KeyError where it is none."""
+    return {name: _seen(facts[name]) if facts.get(name) is not None else None for name in ("given", "started")}
 
 
 def _number(value: object) -> int:
