@@ -143,16 +143,18 @@ class Forge:
         }
         self._asked(self._project.writes(verdict.commit), body)
 
-    def latest(self, commits: Iterable[str]) -> CommitVerdict | None:
+    def latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
         """What was written last of the first of these commits that has a verdict; None where none has.
 
-        Given the first-parent line, the newest first, that is the newest known verdict. Raises as `write` does.
+        Given the first-parent line, the newest first, that is the newest known verdict; with a ``ledger`` the newest of
+        its instance. Raises as `write` does.
         """
         for commit in commits:
             answer = self._asked(self._project.lists(commit, self._name))
             found = [each for each in answer.json if self._is_own(each)] if isinstance(answer.json, list) else []
             for each in sorted(found, key=lambda each: int(each["id"]), reverse=True):
-                if (verdict := _read(commit, each.get("description"))) is not None:
+                verdict = _read(commit, each.get("description"))
+                if verdict is not None and ledger in (None, verdict.ledger):
                     return verdict
         return None
 

@@ -41,6 +41,8 @@ class Telling:
     commit: str | None = None  # told last
     says: str = ""  # and what
     failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
+    asked: bool = True  # whether it was asked, be it in vain, what it knew of this ledger before it is told anything
+    known: int | None = None  # how far the ledger had come by what it knew; None: it knew nothing, or did not answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

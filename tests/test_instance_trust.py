@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from gitboot.diff.guard import Limits
+from gitboot.forge import Forge, Project
 from gitboot.instance.standing import Fetched
+from gitboot.instance.verdicts import Verdicts, Witness, verdicts_of
 from gitboot.ledger import facts, requests
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import Phase, Record
 from gitboot.resolve.records import record_facts
 from gitboot.timekeeping import Keeping, keeping_of
 from tests.bench import NOON, Bench
 from tests.fleets import SEED, fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.forges import TOKEN, ForgeHost, forge_host
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository
 
@@ -361,3 +367,220 @@ def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
     with in_process(tmp_path, repository.bare) as parts:  # said once
         turn(parts, NOON + timedelta(seconds=3))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
+
+
+# What a forge knows
+
+
+class Witnessed:
+    """An instance beside its forge, as `gitboot run` puts them together."""
+
+    def __init__(self, parts: Parts, host: ForgeHost, token: Path) -> None:
+        self.parts = parts
+        forge = Forge(Project.parse(host.project), token, name="gitboot")
+        self.verdicts = Verdicts(forge, lambda: None, asks=True)
+        self.witness = Witness(self.verdicts, parts.source, parts.ledger.progress[0])
+
+    def turn(self, at: datetime, *, fetched: bool = True, asks: bool = True) -> None:
+        parts = self.parts
+        if fetched:
+            parts.source.fetch()
+        if asks:
+            self.witness.ask(fetched=fetched)
+        parts.reconciler.reconcile(at, fetched=Fetched(), telling=self.witness.telling)
+        self.verdicts.note(verdicts_of(parts.reconciler.status, parts.ledger.progress[1]))
+
+    @property
+    def doubt(self) -> str | None:
+        return self.parts.reconciler.standing.knowledge.facts.doubt
+
+    @property
+    def phases(self) -> dict[str, int]:
+        return dict(self.parts.reconciler.status.phases)
+
+
+@pytest.fixture
+def host() -> Iterator[ForgeHost]:
+    with forge_host("gitea") as host:
+        yield host
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(TOKEN)
+    return tmp_path / "token"
+
+
+@contextmanager
+def beside(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, initial: str | None = None
+) -> Iterator[Witnessed]:
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial=initial) as parts:
+        found = Witnessed(parts, host, token)
+        try:
+            yield found
+        finally:
+            found.verdicts.close(patience_s=30)
+
+
+ALL = ("state", "output", "spool")
+
+
+def kept(tmp_path: Path) -> None:
+    for name in ALL:
+        shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name, dirs_exist_ok=True)
+
+
+def put_back(tmp_path: Path) -> None:
+    """STATE, OUTPUT and the spool, all from one backup: nothing on this machine tells."""
+    for name in ALL:
+        shutil.rmtree(tmp_path / name)
+        shutil.move(tmp_path / "snapshot" / name, tmp_path / name)
+
+
+def reinstall(repository: Repository, found: Witnessed, name: str, at: datetime) -> bool:
+    """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
+    repository.push(documents(name))
+    found.turn(at)
+    held = found.parts.reconciler.status.held
+    assert held is not None
+    lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+    commit = repository.push({}, f"Agreed\n\n{lines}")
+    found.turn(at)
+    return found.parts.reconciler.status.applied == commit
+
+
+def install(found: Witnessed, at: datetime) -> None:
+    """Every server is given its boot."""
+    states = found.parts.reconciler.standing.plans.servers
+    writer = SpoolFile(found.parts.spool)
+    for name, state in states.items():
+        assert state.plan is not None and state.plan.phase is Phase.NETWORK
+        path = next(path for path in state.published.paths if path.endswith("boot.ipxe"))
+        writer.append(line_of(Observation(server=name, path=path, client="10.0.0.7", at=at, digest=state.plan.digest)))
+    writer.close()
+    found.turn(at)
+
+
+@pytest.mark.parametrize("later", [timedelta(minutes=50), timedelta(days=3)])
+def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, later: timedelta
+) -> None:
+    """A commit was accepted and three servers were installed since the backup: without the forge they are again."""
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+    kept(tmp_path)
+    with beside(tmp_path, repository, host, token) as found:
+        assert reinstall(repository, found, "flatcar-2", NOON + timedelta(minutes=30))
+        install(found, NOON + timedelta(minutes=31))
+        assert dict(found.parts.reconciler.status.records) == {"Provisioned": 3}
+    put_back(tmp_path)
+    with beside(tmp_path, repository, host, token) as found:
+        for seconds in range(3):
+            found.turn(NOON + later + timedelta(seconds=seconds))
+        assert found.doubt == "RestoredLedger"
+        assert (found.phases, dict(found.parts.reconciler.status.records)) == ({"Disk": 3}, {"Unknown": 3})
+        requests.give(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
+        found.turn(NOON + later + timedelta(seconds=4))
+        assert found.doubt is None
+    with beside(tmp_path, repository, host, token) as found:  # said once
+        found.turn(NOON + later + timedelta(minutes=1))
+        assert (found.doubt, found.phases) == (None, {"Disk": 3})
+
+
+def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    """No commit came since, so no verdict: how far the ledger has come is told all the same."""
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+        assert reinstall(repository, found, "flatcar-2", NOON)
+        assert found.phases == {"Network": 3}
+    kept(tmp_path)
+    with beside(tmp_path, repository, host, token) as found:
+        found.turn(NOON + timedelta(minutes=1))
+        install(found, NOON + timedelta(minutes=2))
+    put_back(tmp_path)
+    with beside(tmp_path, repository, host, token) as found:
+        for seconds in range(2):
+            found.turn(NOON + timedelta(minutes=10, seconds=seconds))
+        assert (found.doubt, found.phases) == ("RestoredLedger", {"Disk": 3})
+
+
+def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left_alone(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+    for days, name in ((3, "flatcar-2"), (6, "flatcar-1")):
+        with beside(tmp_path, repository, host, token) as found:
+            found.turn(NOON + timedelta(days=days))
+            assert found.parts.reconciler.standing.knowledge.facts.gap is False
+            assert reinstall(repository, found, name, NOON + timedelta(days=days))
+
+
+def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+    later = NOON + timedelta(days=3)
+    with beside(tmp_path, repository, host, token) as found:
+        repository.push(documents("flatcar-2"))
+        found.turn(later, asks=False)
+        held = found.parts.reconciler.status.held
+        assert held is not None
+        lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+        commit = repository.push({}, f"Agreed\n\n{lines}")
+        found.turn(later, asks=False)
+        assert found.parts.reconciler.status.held is not None
+        found.turn(later)
+        assert found.parts.reconciler.status.applied == commit
+
+
+@pytest.mark.parametrize("case", ["it knows nothing", "it knows less", "it is away", "another ledger told it"])
+def test_lines_count_only_where_a_forge_knows_the_newest_change(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, case: str
+) -> None:
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+    told = host.statuses[-1]
+    if case == "it knows nothing":
+        host.statuses.clear()
+    elif case == "it knows less":
+        told["description"] = told["description"].replace("change ", "change 0")[:-2] + "0)"
+    elif case == "another ledger told it":
+        told["description"] = told["description"].replace("ledger ", "ledger x")
+    later = NOON + timedelta(days=3)
+    with beside(tmp_path, repository, host, token) as found:
+        if case == "it is away":
+            host.faults += [(503, {})] * 50
+        assert not reinstall(repository, found, "flatcar-2", later)
+        (event, *_) = (event for event in found.parts.events if event.type == "Held")
+        assert "gitboot approve" in event.message
+        assert found.doubt is None
+        host.faults.clear()
+
+
+def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    """It takes as long as a fetch; a remote or a forge that is away delays nothing."""
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+        assert reinstall(repository, found, "flatcar-2", NOON)
+        assert found.phases == {"Network": 3}
+    later = NOON + timedelta(days=3)
+    with beside(tmp_path, repository, host, token) as found:
+        found.turn(later, asks=False)
+        assert found.phases == {"Disk": 3}
+        host.faults += [(503, {})] * 50
+        found.turn(later)
+        assert found.phases == {"Network": 3}
+        host.faults.clear()
+    with beside(tmp_path, repository, host, token) as found:
+        found.turn(later + timedelta(minutes=5), asks=False)  # no gap since
+        assert found.phases in ({"Network": 3}, {"Disk": 3})
+        found.turn(later + timedelta(minutes=5), fetched=False)
+        assert found.phases == {"Network": 3}

@@ -14,7 +14,7 @@ from gitboot.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.instance.verdicts import Verdicts, verdicts_of
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.status import Condition, Held, Status
+from gitboot.status import Condition, Held, Status, Telling
 from tests.fleets import at
 from tests.forges import TOKEN, ForgeHost, forge_host
 from tests.instance import eventually
@@ -99,8 +99,52 @@ def test_it_is_tried_until_it_is_told_and_nobody_waits_for_it(host: ForgeHost, t
     assert told(host) == [("a", "held"), ("b", "accepted")]
     eventually(lambda: verdicts.telling.commit == B and verdicts.telling.failure is None)
     verdicts.note([verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
-    verdicts.close(patience_s=5)
     assert len(host.statuses) == 2
+    verdicts.close(patience_s=5)
+    assert len(host.statuses) == 3  # how far it has come is told at the end, at the latest
+    assert "change 5" in host.statuses[-1]["description"]
+
+
+def test_how_far_a_ledger_has_come_is_told_when_it_comes_no_further(host: ForgeHost, token: Path) -> None:
+    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=0.1)
+    for change in range(1, 20):
+        verdicts.note([verdict(A, change=change)])
+    eventually(lambda: host.statuses and "change 19" in host.statuses[-1]["description"])
+    verdicts.close()
+
+
+def test_a_forge_that_takes_no_more_for_a_commit_knows_less_and_that_is_all(host: ForgeHost, token: Path) -> None:
+    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=3600)
+    verdicts.note([verdict(A)])
+    eventually(lambda: verdicts.telling.commit == A)
+    host.commits = set()
+    verdicts.note([verdict(A, change=2)])
+    verdicts.close(patience_s=60)
+    assert (verdicts.telling.failure, len(host.statuses)) == (None, 1)
+    assert any(method == "POST" for method, _, _ in host.requests[-2:])
+
+
+def test_nothing_is_told_before_it_was_asked_what_is_known(host: ForgeHost, token: Path) -> None:
+    forge = Forge(Project.parse(host.project), token, name="gitboot")
+    forge.write(verdict(A, change=7))
+    forge.write(replace(verdict(A, change=70), ledger="another"))
+    woken = threading.Event()
+    verdicts = Verdicts(forge, woken.set, asks=True)
+    assert verdicts.telling == Telling(asked=False)
+    verdicts.note([verdict(B, change=3)])
+    verdicts.ask((), "mine")  # nothing was fetched
+    assert verdicts.telling == Telling(asked=True)
+    host.faults.append((503, {}))
+    verdicts.ask((B, A), "mine")
+    assert verdicts.telling.failure is not None
+    assert len(host.statuses) == 2
+    verdicts.ask((B, A), "mine")
+    assert (verdicts.telling, woken.is_set()) == (Telling(known=7), True)
+    eventually(lambda: len(host.statuses) == 3)
+    before = len(host.requests)
+    verdicts.ask((B, A), "mine")  # once is enough
+    assert len(host.requests) == before
+    verdicts.close()
 
 
 def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> None:
@@ -143,8 +187,8 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
         eventually(lambda: len(host.statuses) == 4)
         ledger = instance.status()["ledger"]
     shas = [each["sha"] for each in host.statuses]
-    assert shas == [first, held, held, invalid]
-    assert [each["description"].partition(" (")[0] for each in host.statuses] == [
+    assert (shas[:4], set(shas[4:]) <= {invalid}) == ([first, held, held, invalid], True)  # and how far it has come
+    assert [each["description"].partition(" (")[0] for each in host.statuses[:4]] == [
         *(
             "accepted",
             "held by maxReinstalls",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
 _LONGEST_TELLING_S: Final = 15.0  # of a forge, after reconciling once
+_LAST_TELLING_S: Final = 1.0  # of a forge, at the end
 
 _COUNT = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -234,26 +235,31 @@ def _run(settings: Settings) -> Exit:
     """Reconcile until a signal ends it."""
     from gitboot.instance.build import running
     from gitboot.instance.loop import Bell, Loop
-    from gitboot.instance.verdicts import telling
+    from gitboot.instance.verdicts import Witness, telling
 
     bell = Bell()
     settings = replace(settings, spool=spool_of(settings))
     with (
-        telling(settings, bell.ring) as verdicts,
+        telling(settings, bell.ring, patience_s=_LAST_TELLING_S) as verdicts,
         running(settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts)) as (instance, source),
     ):
+        forge = Witness(verdicts, source, instance.store.progress[0]) if verdicts is not None else None
         loop = Loop(
-            instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, bell=bell, keeping=keeping
+            *(instance.reconciler, source),
+            poll_s=settings.poll_s,
+            clock=_clock,
+            tell=tell,
+            bell=bell,
+            keeping=keeping,
+            forge=forge,
         )
         reap_orphans(loop.wait)
         _obey_signals(loop.stop, {signal.SIGHUP: loop.fetch_now, signal.SIGUSR1: loop.wake})
         ledger = instance.reconciler.status.ledger
         with watched(settings.spool, bell.ring), serving(settings, ledger or "", bell.ring) as workers:
-            loop.run(
-                serving=workers.counted if workers is not None else None,
-                telling=(lambda: verdicts.telling) if verdicts is not None else None,
-            )
+            loop.run(serving=workers.counted if workers is not None else None)
         tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more
     return Exit.FINE
 
 
@@ -282,13 +288,21 @@ def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
     from gitboot.instance.build import running
     from gitboot.instance.loop import Loop
-    from gitboot.instance.verdicts import telling
+    from gitboot.instance.verdicts import Witness, telling
 
     with (
         telling(settings, lambda: None, patience_s=_LONGEST_TELLING_S) as verdicts,
         running(settings, tell=tell, clock=_clock, wait=True, judged=_judged_by(verdicts)) as (instance, source),
     ):
-        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, keeping=keeping).once()
+        forge = Witness(verdicts, source, instance.store.progress[0]) if verdicts is not None else None
+        Loop(
+            *(instance.reconciler, source),
+            poll_s=settings.poll_s,
+            clock=_clock,
+            tell=tell,
+            keeping=keeping,
+            forge=forge,
+        ).once()
         return _exit_of(instance.reconciler.status)
 
 

@@ -332,6 +332,8 @@ def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
     held = attempt.candidate
     if held is None:
         return False
+    if not held.heeds_lines and not knowledge.facts.gap:
+        return True
     return not approvals(knowledge).keys() <= held.approvals.keys()
 
 

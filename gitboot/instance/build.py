@@ -141,6 +141,8 @@ def assembled(
             attempt=Attempt(orders=knowledge.facts.orders),
             schedule=schedule,
             longest_step=timedelta(minutes=settings.step_minutes),
+            opened=store.progress[1],
+            was_left=knowledge.facts.gap,
         ),
         accepting=accepting,
         inbox=inbox,

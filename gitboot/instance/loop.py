@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, Protocol
 
 import watchfiles
 
@@ -49,6 +49,17 @@ class Bell:
         return True
 
 
+class Vouching(Protocol):
+    """A forge, which knows how far the ledger has come."""
+
+    def ask(self, *, fetched: bool) -> None:
+        """Ask it, after a fetch that went well or not; once it has answered, no more."""
+
+    @property
+    def telling(self) -> Telling:
+        """How it fares, and what it knew."""
+
+
 class Loop:
     """Fetches beside the reconciling, so that a remote that hangs delays no window."""
 
@@ -62,8 +73,9 @@ class Loop:
         tell: Callable[[Event], None],
         bell: Bell | None = None,
         keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
+        forge: Vouching | None = None,
     ) -> None:
-        self._reconciler, self._source = reconciler, source
+        self._reconciler, self._source, self._forge = reconciler, source, forge
         self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
         self._wakes = bell or Bell()  # the next reconcile is due now
         self._fetches = Bell()  # the next fetch is due now
@@ -94,18 +106,15 @@ class Loop:
         self._fetch_once()
         self._reconcile(wait=True)
 
-    def run(self, serving: Callable[[], Endpoints] | None = None, telling: Callable[[], Telling] | None = None) -> None:
-        """Reconcile again and again, until `stop`; ``serving`` and ``telling`` say how endpoints and forge fare."""
+    def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
+        """Reconcile again and again, until `stop`; ``serving`` says how endpoints fare."""
         threads = [threading.Thread(target=self._keep_fetching, name="fetch", daemon=True)]
         if watched := self._source.watch_paths():
             threads.append(threading.Thread(target=self._watch, args=(watched,), name="watch", daemon=True))
         for thread in threads:
             thread.start()
         while not self._stopping:
-            due = self._reconcile(
-                serving=serving() if serving is not None else None,
-                telling=telling() if telling is not None else None,
-            )
+            due = self._reconcile(serving=serving() if serving is not None else None)
             timeout_s = self._poll_s
             if due is not None:
                 timeout_s = min(timeout_s, max((due - self._clock()) / timedelta(seconds=1), 0))
@@ -114,10 +123,8 @@ class Loop:
         for thread in threads:
             thread.join(timeout=1)  # one that hangs in the network ends with the process
 
-    def _reconcile(
-        self, *, serving: Endpoints | None = None, telling: Telling | None = None, wait: bool = False
-    ) -> datetime | None:
-        fetched = self._how_fetched()
+    def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
+        fetched, telling = self._how_fetched(), self._forge.telling if self._forge is not None else None
         return self._reconciler.reconcile(
             self._clock(), fetched=fetched, serving=serving, telling=telling, keeping=self._keeping(), wait=wait
         )
@@ -134,6 +141,8 @@ class Loop:
             fetched: tuple[Revision | None, TryAgain | OperatorError | None] = (self._source.fetch(), None)
         except (TryAgain, OperatorError) as error:
             fetched = (before[0] if before else None, error)
+        if self._forge is not None:
+            self._forge.ask(fetched=fetched[1] is None)
         self._fetched = fetched
         if before is None or before[0] != fetched[0] or str(before[1]) != str(fetched[1]):
             self._told(fetched)

@@ -10,7 +10,8 @@ from typing import Final
 from gitboot.bmc.job import Result
 from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
-from gitboot.instance.bookkeeping import fetches_of, known, write, write_events
+from gitboot.instance.bookkeeping import fetches_of, write, write_events
+from gitboot.instance.bookkeeping import known as known_by
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
@@ -24,8 +25,10 @@ from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
+from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Halt
 from gitboot.render.terms import terms_of
 from gitboot.status import Endpoints, Event, Status, Telling
 from gitboot.timekeeping import Keeping
@@ -89,10 +92,11 @@ class Reconciler:
         self._inbox.collect(self._bmcs.finished())
         try:
             with self._inbox.held():
-                current = self._read_back(before)
+                current = self._compared(self._read_back(before))
                 taken = self._inbox.take(current.knowledge.taken)
                 wanted = tuple(each for each in taken.requests if each.what != BEGIN)
-                heartbeat = Batch(keeping=keeping, witnessed=taken.witnessed, turned=current.plans.is_due(at))
+                witnessed = taken.witnessed or is_vouched_for(current)
+                heartbeat = Batch(keeping=keeping, witnessed=witnessed, turned=current.plans.is_due(at))
                 asked = learn(current.knowledge, replace(heartbeat, written=taken.written, requests=wanted), at)
                 attempt, events = self._accepting.accept(current.attempt, asked.knowledge, at)
                 heard = _heard(taken, attempt, asked.knowledge)
@@ -116,7 +120,17 @@ class Reconciler:
         if not self._store.is_suspect:
             return before
         self._store.read_back()
-        return replace(before, knowledge=replace(known(self._store), published=before.knowledge.published))
+        return replace(before, knowledge=replace(known_by(self._store), published=before.knowledge.published))
+
+    def _compared(self, before: Standing) -> Standing:
+        """With a ledger in doubt, where the forge knew more of it when it was opened: it is an older copy."""
+        known = before.telling.known if before.telling is not None else None
+        if before.opened is None or known is None or known <= before.opened or not before.knowledge.is_trusted:
+            return before
+        facts.doubt(self._store, "RestoredLedger", known)
+        doubted = replace(known_by(self._store), published=before.knowledge.records)
+        everyone = before.unplanned | before.knowledge.standing
+        return replace(before, knowledge=doubted, opened=None, unplanned=everyone)
 
     def _batch(
         self, before: Standing, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
@@ -259,6 +273,16 @@ class Reconciler:
         return min((due for due in (self.standing.next_due(at), again) if due is not None), default=None)
 
 
+def is_vouched_for(standing: Standing) -> bool:
+    """Whether the forge knew the newest change of the ledger when it was opened.
+
+    It says nothing of a ledger that was left alone before, and has gone on since without its being asked.
+    """
+    if standing.telling is None or standing.was_left:
+        return False
+    return standing.opened is not None and standing.telling.known == standing.opened
+
+
 def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     """What of it is learned now: of machines only where this instance goes by the accepted commit."""
     if attempt.accepted is not None and goes_by(knowledge, attempt.accepted):
@@ -284,6 +308,8 @@ def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, fro
     names = {commit.machines[uuid].name for uuid in now.unplanned if uuid in commit.machines}
     changed = names | changed_by(now.plans.commit, commit)
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
+    if stop is Halt.NONE and now.is_unasked:
+        stop = Halt.WRITING
     plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop)
     machines = _machines(changed | different, now.plans, plans)
     return replace(now, plans=plans, unplanned=now.unplanned | machines), different

@@ -67,6 +67,8 @@ class Standing:
     longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
     serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
     telling: Telling | None = None  # how it fares to tell the forge; None: there is none
+    opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
+    was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
     refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
@@ -77,6 +79,11 @@ class Standing:
         """The accepted commit, where this instance goes by it: a Fleet may name the one ledger that acts."""
         accepted = self.attempt.accepted
         return accepted if accepted is not None and goes_by(self.knowledge, accepted) else None
+
+    @property
+    def is_unasked(self) -> bool:
+        """Whether the forge is still to be asked whether the ledger, left alone for long, is an older copy."""
+        return self.knowledge.facts.gap and self.telling is not None and not self.telling.asked
 
     @property
     def acts(self) -> bool:

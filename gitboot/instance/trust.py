@@ -72,6 +72,8 @@ def beat(learning: Learning, keeping: Keeping, at: datetime, *, witnessed: bool,
     elif -since > _MOST_BEHIND and learning.known.is_trusted:
         _close_graces(learning, at)
     learning.facts = about
+    if witnessed and about.gap:
+        learning.facts = replace(about, gap=False)
     if turned:
         refresh(learning, at)
 

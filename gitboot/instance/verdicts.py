@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
-from gitboot.errors import ForgeRefused, HostUnreachable
+from gitboot.errors import ForgeRefused, HostUnreachable, SourceError
 from gitboot.forge import CommitVerdict, Forge, Project, judgement_in
 from gitboot.instance.judging import accepted_words, held_words, invalid_words
 from gitboot.instance.settings import Settings
+from gitboot.load import Revision
 from gitboot.problems.problem import Severity
+from gitboot.source import Source
 from gitboot.status import Status, Telling
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 600.0
+_QUIET_S: Final = 300.0  # for which a ledger has come no further before it is told how far that is
+_MOST_QUIETS: Final = 12  # after so many of them it is told in any case
 _MOST: Final = 20  # commits whose verdict waits; those before them are told no more
 
 
@@ -43,14 +48,29 @@ def verdicts_of(status: Status, change: int) -> list[CommitVerdict]:
 
 
 class Verdicts:
-    """What there is to tell a forge, and a thread that does; `note` never waits for it."""
+    """What there is to tell a forge, and a thread that does; `note` never waits for it.
 
-    def __init__(self, forge: Forge, wake: Callable[[], None], *, first_retry_s: float = _FIRST_RETRY_S) -> None:
-        self._forge, self._wake, self._first_retry_s = forge, wake, first_retry_s
+    How far the ledger has come is told as well: at once with a new verdict, else when it has come no further for a
+    while. An older copy of the ledger is known by that, so with ``asks`` nothing is told before `ask` was answered.
+    """
+
+    def __init__(
+        self,
+        forge: Forge,
+        wake: Callable[[], None],
+        *,
+        first_retry_s: float = _FIRST_RETRY_S,
+        quiet_s: float = _QUIET_S,
+        asks: bool = False,
+    ) -> None:
+        self._forge, self._wake, self._first_retry_s, self._quiet_s = forge, wake, first_retry_s, quiet_s
         self._changed = threading.Condition()
         self._waiting: dict[str, CommitVerdict] = {}  # by commit, in the order of their coming
         self._noted: dict[str, CommitVerdict] = {}  # by commit, the last that was noted
-        self._telling = Telling()
+        self._newest: CommitVerdict | None = None  # of them
+        self._further: tuple[float, float] | None = None  # when the ledger came further than was told: first, last
+        self._telling = Telling(asked=not asks)
+        self._may_tell = not asks
         self._ending = False
         self._thread = threading.Thread(target=self._keep_telling, name="forge", daemon=True)
         self._thread.start()
@@ -60,27 +80,70 @@ class Verdicts:
         """How it fares."""
         return self._telling
 
+    def ask(self, commits: Sequence[str], ledger: str) -> None:
+        """Ask what the forge knows of a ledger, by the newest of these commits of which it does; once that is known, no
+        more.
+
+        Waits for the forge: not for the thread that reconciles. Without ``commits`` it is not asked, and goes for asked
+        in vain.
+        """
+        if self._may_tell:
+            return
+        try:
+            found = self._forge.latest(commits, ledger) if commits else None
+        except (HostUnreachable, ForgeRefused) as error:
+            telling, may_tell = replace(self._telling, failure=(type(error).__name__, str(error)), asked=True), False
+        else:
+            known = found.change if found is not None else None
+            telling, may_tell = replace(self._telling, failure=None, asked=True, known=known), bool(commits)
+        with self._changed:
+            turned, self._telling, self._may_tell = telling != self._telling, telling, may_tell
+            self._changed.notify_all()
+        if turned:
+            self._wake()
+
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
         """Have each told, if it says anything new."""
         with self._changed:
             for verdict in verdicts:
-                before = self._noted.pop(verdict.commit, None)
-                self._noted[verdict.commit] = verdict
+                before, newest = self._noted.pop(verdict.commit, None), self._newest
+                self._noted[verdict.commit] = self._newest = verdict
                 if before is None or replace(verdict, change=before.change) != before:
-                    self._waiting.pop(verdict.commit, None)
-                    self._waiting[verdict.commit] = verdict
-            for kept, most in ((self._waiting, _MOST), (self._noted, 2 * _MOST)):
-                while len(kept) > most:
-                    del kept[next(iter(kept))]
+                    self._have_told(verdict)
+                elif newest is not None and verdict.change != newest.change:
+                    now = time.monotonic()
+                    self._further = (self._further[0] if self._further is not None else now, now)
+            while len(self._noted) > 2 * _MOST:
+                del self._noted[next(iter(self._noted))]
             self._changed.notify_all()
 
     def close(self, *, patience_s: float = 0) -> None:
         """End; what waits is told before that, if it takes no longer than so many seconds."""
         with self._changed:
+            self._have_told_how_far(at_once=True)
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._waiting or self._telling.failure is not None, patience_s)
             self._ending = True
             self._changed.notify_all()
         self._thread.join(timeout=1)  # one that hangs in the network ends with the process
+
+    def _have_told(self, verdict: CommitVerdict) -> None:
+        self._further = None
+        self._waiting.pop(verdict.commit, None)
+        self._waiting[verdict.commit] = verdict
+        while len(self._waiting) > _MOST:
+            del self._waiting[next(iter(self._waiting))]
+
+    def _have_told_how_far(self, *, at_once: bool = False) -> float | None:
+        """Have it told how far the ledger has come, if that is due; return after how many seconds it will be."""
+        if self._further is None or self._newest is None:
+            return None
+        first, last = self._further
+        due_s = min(last + self._quiet_s, first + _MOST_QUIETS * self._quiet_s) - time.monotonic()
+        if due_s > 0 and not at_once:
+            return due_s
+        self._have_told(self._newest)
+        return None
 
     def _keep_telling(self) -> None:
         failures = 0
@@ -93,25 +156,36 @@ class Verdicts:
 
     def _next(self) -> CommitVerdict | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ending)
-            return None if self._ending else next(iter(self._waiting.values()))
+            while not self._ending:
+                wait_s = self._have_told_how_far()
+                if self._waiting and self._may_tell:
+                    return next(iter(self._waiting.values()))
+                self._changed.wait(wait_s if self._may_tell else None)
+            return None
 
-    def _is_told(self, verdict: CommitVerdict) -> bool:
-        """Whether it stands there already: a restart, or a timer, says nothing new; GitHub takes 1000 for a commit."""
-        known = self._forge.latest([verdict.commit])
-        return known is not None and replace(known, change=verdict.change).description == verdict.description
+    def _write(self, verdict: CommitVerdict) -> None:
+        """Write what does not stand there already, as it does after a restart.
+
+        GitHub takes 1000 for a commit. Where it takes no more that only say how far the ledger has come, it knows less.
+        """
+        known = self._forge.latest([verdict.commit], verdict.ledger)
+        try:
+            if known is None or known.description != verdict.description:
+                self._forge.write(verdict)
+        except ForgeRefused:
+            if known is None or replace(known, change=verdict.change).description != verdict.description:
+                raise
 
     def _told(self, verdict: CommitVerdict, failures: int) -> float | None:
         """Tell it; return after how many seconds to try again, None if that need not be."""
+        wait_s: float | None = None
+        telling = replace(self._telling, commit=verdict.commit, says=verdict.says, failure=None)
         try:
-            if not self._is_told(verdict):
-                self._forge.write(verdict)
+            self._write(verdict)
         except (HostUnreachable, ForgeRefused) as error:
             telling = replace(self._telling, failure=(type(error).__name__, str(error)))
             asked = error.retry_after_s if isinstance(error, HostUnreachable) else None
-            wait_s: float | None = min(max(self._first_retry_s * 2 ** min(failures, 10), asked or 0), _LONGEST_RETRY_S)
-        else:
-            telling, wait_s = Telling(commit=verdict.commit, says=verdict.says), None
+            wait_s = min(max(self._first_retry_s * 2 ** min(failures, 10), asked or 0), _LONGEST_RETRY_S)
         with self._changed:
             if wait_s is None and self._waiting.get(verdict.commit) == verdict:
                 del self._waiting[verdict.commit]
@@ -120,6 +194,34 @@ class Verdicts:
         if turned:
             self._wake()
         return wait_s
+
+
+class Witness:
+    """A forge that is asked how far the ledger of an instance had come, before the instance tells it anything."""
+
+    def __init__(self, verdicts: Verdicts, source: Source, ledger: str) -> None:
+        self._verdicts, self._source, self._ledger = verdicts, source, ledger
+
+    @property
+    def telling(self) -> Telling:
+        """How it fares, and what it knew."""
+        return self._verdicts.telling
+
+    def ask(self, *, fetched: bool) -> None:
+        """Ask it by the newest commits that there are, until it has answered."""
+        commits: tuple[Revision, ...] = ()
+        with suppress(SourceError):
+            commits = line_of(self._source) if fetched else ()
+        self._verdicts.ask(commits, self._ledger)
+
+
+def line_of(source: Source) -> tuple[Revision, ...]:
+    """The first-parent line from the newest commit that was fetched to the accepted one, the newest first."""
+    latest, accepted = source.latest(), source.accepted()
+    if latest is None:
+        return ()
+    between = tuple(revision for revision, _ in reversed(source.merges(accepted, latest))) or (latest,)
+    return between if accepted is None or accepted in between else (*between, accepted)
 
 
 def forge_of(settings: Settings) -> Forge | None:
@@ -136,7 +238,7 @@ def telling(settings: Settings, wake: Callable[[], None], *, patience_s: float =
     if (forge := forge_of(settings)) is None:
         yield None
         return
-    verdicts = Verdicts(forge, wake)
+    verdicts = Verdicts(forge, wake, asks=True)
     try:
         yield verdicts
     finally:
