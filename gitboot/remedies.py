@@ -47,6 +47,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "RestoredLedger": _ADOPT,
         "UnknownServers": _RECORD,
     },
+    "RunsStarted": {"Overdue": "git grep -n 'kind: Maintenance'  # a higher run boots it once more"},
     "Serving": {"Restarting": "gitboot events --state STATE | tail"},
     "SourceReady": {ANY: _RETRY},
     "TreeRead": {

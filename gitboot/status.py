@@ -88,6 +88,7 @@ class Status:
     next_transition: datetime | None = None
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
     records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
+    runs: Mapping[str, int] = field(default_factory=dict)  # Attempted, Started, Made -> servers in an open window
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
     conditions: tuple[Condition, ...] = ()
@@ -115,6 +116,7 @@ class Status:
             "nextTransition": format_instant(self.next_transition) if self.next_transition else None,
             "phases": dict(sorted(self.phases.items())),
             "records": dict(sorted(self.records.items())),
+            "runs": dict(sorted(self.runs.items())),
             "drift": dict(sorted(self.drift.items())),
             "bmcs": dict(sorted(self.bmcs.items())),
             "conditions": facts(self.conditions),

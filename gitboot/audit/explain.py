@@ -10,7 +10,7 @@ from gitboot.load import FleetRepository, Id
 from gitboot.model.policy import Maintenance, Method
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Boot, BootPlan, Decision, Record
-from gitboot.resolve.attempts import step_of, what_was_seen
+from gitboot.resolve.attempts import step_of, what_was_seen, what_was_seen_of_run
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import (
     Lost,
@@ -120,6 +120,8 @@ class _Explaining:
         if (seen := what_was_seen(self._decision, self._record)) is not None:
             yield self._reason("step", step_of(self._decision, self._record), "R5", seen)
         self._maintenances_that_lost(plan)
+        if (made := what_was_seen_of_run(self._decision, plan.maintenance, self._record)) is not None:
+            yield self._reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
             yield from self._under_maintenance(plan, self._repository.maintenances[plan.maintenance])
         else:

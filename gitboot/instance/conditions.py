@@ -237,6 +237,7 @@ def _of_the_fleet(standing: Standing, at: datetime) -> Iterator[Condition]:
     elif publication.stands_for(commit):
         yield _condition("Published", True, "Published", f"what {count(len(plans.servers), 'server')} boot stands", at)
     yield _of_the_boots(standing, at)
+    yield from _of_the_runs(standing, at)
     late = [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]
     if late:
         yield _condition("OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}", at)
@@ -277,6 +278,14 @@ def _unproven(standing: Standing, at: datetime) -> dict[str, Mapping[str, str]]:
         },
     }
     return {reason: servers for reason, servers in found.items() if servers}
+
+
+def _of_the_runs(standing: Standing, at: datetime) -> Iterator[Condition]:
+    """Which maintenances' boots were given, and have not started for too long."""
+    found = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in standing.overdue_runs(at).items()}
+    if found:
+        message = f"a maintenance's boot was given and has not started: {_each(found)}; look at them first"
+        yield _condition("RunsStarted", False, "Overdue", message, at)
 
 
 def _each(found: Mapping[str, str], most: int = 3) -> str:
@@ -337,6 +346,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "BootsStopped"
         case "BootsProven", _:
             return "NeedsOperator"
+        case "RunsStarted", _:
+            return "MaintenanceOverdue"
         case "Published", _:
             return "PublishFailed"
         case "BmcsReachable", _:
@@ -351,6 +362,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
 def _facts(condition: Condition, standing: Standing, at: datetime) -> dict[str, Any]:
     held = standing.attempt.held
     match condition.type:
+        case "RunsStarted":
+            return {"servers": sorted(standing.overdue_runs(at))}
         case "CommitAccepted" if held is not None:
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "BootsProven":

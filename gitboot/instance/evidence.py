@@ -17,6 +17,7 @@ from gitboot.instance.provisioning import (
     note_consumed,
     record_boot,
     record_consumed,
+    record_run,
     record_step,
     record_taken_back,
 )
@@ -24,7 +25,7 @@ from gitboot.ledger.entries import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.plan import WAITING, Offer, Phase
+from gitboot.plan import WAITING, Offer, Phase, Seen
 from gitboot.render.schedule import ServerState
 from gitboot.status import Event
 
@@ -95,7 +96,8 @@ def _take_report(learning: Learning, fetch: Fetch, at: datetime) -> None:
 def _prove(learning: Learning, offer: Offer, observation: Observation, kind: fleet.Evidence, at: datetime) -> str:
     """Take a fetch for what it proves of a machine that speaks for itself; return that in a word."""
     if offer.phase is Phase.MAINTENANCE:
-        record_boot(learning, offer, observation.at, "Fetched", at)
+        seen = Seen(observation.at, observation.path, observation.client)
+        record_run(learning, offer, seen, "Fetched", at, starts=observation.is_start)
     elif kind is fleet.Evidence.FETCHED:
         complete(learning, offer, "Fetched", at)
     else:

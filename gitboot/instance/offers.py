@@ -9,7 +9,7 @@ from datetime import datetime
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import Digest
-from gitboot.plan import FETCH_GRACE, WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run
+from gitboot.plan import FETCH_GRACE, WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run, Seen
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
 from gitboot.resolve.instant import is_made
@@ -121,18 +121,30 @@ def is_past(offer: Offer, record: Record) -> bool:
     return offer.number < max(record.offered, record.answered)
 
 
-def run_made(offer: Offer, record: Record, made_at: datetime) -> tuple[Record, str]:
+def run_made(offer: Offer, record: Record, seen: Seen) -> tuple[Record, str]:
     """The record once a maintenance's boot was made, and that in words; the same record if that is no news."""
     if offer.maintenance is None or offer.run is None:
         return record, ""
     if offer.once and is_made(record.runs.get(offer.maintenance), offer.run, offer.start):
         return record, ""
-    run = Run(offer.run, made_at, offer.end)
+    run = Run(offer.run, seen.at, offer.end, seen)
     before = record.provisioned_at is not None and (
-        is_past(offer, record) or (offer.number == record.answered and made_at < record.provisioned_at)
+        is_past(offer, record) or (offer.number == record.answered and seen.at < record.provisioned_at)
     )
     now = ran(record, offer.maintenance, run, once=offer.once, overwrites=offer.writes_disk and not before)
     return (now if now != record else record), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
+
+
+def run_started(offer: Offer, record: Record, seen: Seen) -> tuple[Record, str]:
+    """The record once the system of a maintenance's one boot has asked for its data, and that in words.
+
+    The same record where that is no news. What is fetched is of the run that was made last.
+    """
+    made = record.runs.get(offer.maintenance or "")
+    if made is None or made.run != offer.run or made.started is not None:
+        return record, ""
+    runs = {**record.runs, offer.maintenance or "": made._replace(started=seen)}
+    return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} has started: {seen}"
 
 
 def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Final
 
 from gitboot.bmc.override import State
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.trust import left_since
-from gitboot.plan import Cause, Decision, Halt, InstallAttempt, Phase, Record
+from gitboot.plan import Cause, Decision, Halt, InstallAttempt, Phase, Record, Run
 from gitboot.render.schedule import About, ServerState, server_state
-from gitboot.resolve.attempts import attempt_of, is_overwritten, step_of
+from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.records import drift
 
 
@@ -34,6 +35,7 @@ class Plans:
     consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
     lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
     begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
+    given: Mapping[str, tuple[str, Run]] = field(default_factory=dict)  # in a window that is open, and not started
 
     def is_due(self, at: datetime) -> bool:
         """Whether the clock alone changes one, or nothing was planned yet."""
@@ -96,6 +98,7 @@ def replanned(
         | {name for name, state in here.items() if state.plan is not None and state.plan.cause is Cause.CONSUMED},
         lost=(before.lost - names) | {name for name, state in here.items() if _has_lost(state, knowledge)},
         begun=_begun(before, here, names),
+        given=_given(before, here, names),
     ), different
 
 
@@ -103,6 +106,16 @@ def _begun(before: Plans, here: Mapping[str, ServerState], names: Collection[str
     now = {name: attempt_of(state.decision, state.record) for name, state in here.items()}
     kept = {name: attempt for name, attempt in before.begun.items() if name not in names}
     return dict(sorted({**kept, **{name: attempt for name, attempt in now.items() if attempt is not None}}.items()))
+
+
+def _given(before: Plans, here: Mapping[str, ServerState], names: Collection[str]) -> dict[str, tuple[str, Run]]:
+    found = {name: each for name, each in before.given.items() if name not in names}
+    for name, state in here.items():
+        maintenance = state.plan.maintenance if state.plan is not None else None
+        run = begun_run(state.decision, maintenance, state.record)
+        if maintenance is not None and run is not None:
+            found[name] = maintenance, run
+    return dict(sorted(found.items()))
 
 
 def _has_lost(state: ServerState, knowledge: Knowledge) -> bool:
@@ -186,8 +199,17 @@ def _is_unknown(decision: Decision, record: Record | None) -> bool:
     return record is None or is_overwritten(record, decision.provision)
 
 
+_RUN_STEPS: Final = {
+    Cause.MAINTENANCE_GIVEN: "Attempted",
+    Cause.MAINTENANCE_STARTED: "Started",
+    Cause.MAINTENANCE_DONE: "Made",
+}
+
+
 def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
     """How a server is counted: by what it boots, and by what is known of it."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", step_of(state.decision, state.record)
+    if state.plan is not None and (step := _RUN_STEPS.get(state.plan.cause)) is not None:
+        yield "runs", step
     yield from (("drift", each) for each in drift(state.decision, state.record))

@@ -12,7 +12,7 @@ from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.installing import attempted, failed, is_complete, started, taken_back
 from gitboot.instance.knowledge import Knowledge, Learning
-from gitboot.instance.offers import provisioned, report_of, run_made
+from gitboot.instance.offers import provisioned, report_of, run_made, run_started
 from gitboot.load.machines import taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot
@@ -170,20 +170,36 @@ def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
 
 
 def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: str, at: datetime) -> None:
-    """Record that a boot was made at ``made_at``, if it is one that is made only once. Twice is as once."""
+    """Record that what is wanted was installed by ``made_at``. Twice is as once."""
     record = learning.record(offer.uuid)
     if record is None or learning.settled is None:
         return
-    made_at = min(made_at, at)  # a mirror's clock may be ahead, and would keep the boot served
-    if offer.phase is Phase.MAINTENANCE:
-        type, (now, what) = "MaintenanceBooted", run_made(offer, record, made_at)
-    else:
-        type, (now, what) = "Provisioned", provisioned(offer, record, made_at, evidence)
-    if now is record:
+    # A mirror's clock may be ahead, and would keep the boot served.
+    now, what = provisioned(offer, record, min(made_at, at), evidence)
+    if now is not record:
+        _note(learning, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence, at)
+
+
+def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, at: datetime, *, starts: bool) -> None:
+    """Record that the boot of a maintenance was made, or that its system has started. Twice is as once."""
+    record = learning.record(offer.uuid)
+    if record is None or learning.settled is None:
         return
+    seen = seen._replace(at=min(seen.at, at))
+    now, what = run_made(offer, record, seen)
+    if now is not record:
+        _note(learning, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence, at)
+    if starts:
+        begun, what = run_started(offer, now, seen)
+        if begun is not now:
+            _note(learning, offer, begun, ("MaintenanceStarted", what), evidence, at)
+
+
+def _note(learning: Learning, offer: Offer, now: Record, said: tuple[str, str], evidence: str, at: datetime) -> None:
     learning.write_record(offer.uuid, offer.server, now)
     facts = {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan}
-    learning.events.append(Event(at=at, type=type, message=f"{offer.server}: {what} ({evidence})", facts=facts))
+    type, what = said
+    learning.events.append(Event(at=at, type=type, message=f"{offer.server}: {what}", facts=facts))
 
 
 def record_step(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
@@ -204,10 +220,10 @@ def record_consumed(learning: Learning, offer: Offer, at: datetime) -> None:
     record = learning.record(offer.uuid)
     if record is None or learning.settled is None:
         return
-    if offer.phase is Phase.MAINTENANCE:
-        record_boot(learning, offer, at, "Consumed", at)
-        return
     seen = Seen(at, "", "")
+    if offer.phase is Phase.MAINTENANCE:
+        record_run(learning, offer, seen, "Consumed", at, starts=False)
+        return
     _write_step(learning, offer, attempted(offer, record, seen), seen, at)
     complete(learning, offer, "Consumed", at)
 

@@ -16,7 +16,7 @@ from gitboot.load import Revision
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.refused import NotGiven
-from gitboot.plan import InstallAttempt
+from gitboot.plan import InstallAttempt, Run
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
 from gitboot.status import Condition, Endpoints, Event, Status, Telling
@@ -106,6 +106,7 @@ class Standing:
             next_transition=self.plans.transitions.next,
             phases=self.plans.counted("phases"),
             records=self.plans.counted("records"),
+            runs=self.plans.counted("runs"),
             drift=self.plans.counted("drift"),
             bmcs=self.schedule.outcomes,
             conditions=self.conditions,
@@ -115,6 +116,10 @@ class Standing:
         """The installations of which nothing was seen for too long, by server."""
         begun = self.plans.begun.items()
         return {name: each for name, each in begun if self._is_looked_for(name, each) and self._is_due(each) <= at}
+
+    def overdue_runs(self, at: datetime) -> dict[str, tuple[str, Run]]:
+        """The maintenances whose one boot was given too long ago without its system having started, by server."""
+        return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
     def _is_looked_for(self, name: str, attempt: InstallAttempt) -> bool:
         """Whether anything more of an installation is to be seen; where Git says its end, that has no hour."""
@@ -139,6 +144,9 @@ class Standing:
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
             min((due for each in self.plans.begun.values() if (due := self._is_due(each)) > at), default=None),
+            min(
+                (due for _, run in self.plans.given.values() if (due := run.at + self.longest_step) > at), default=None
+            ),
         )
         return min((due for due in dues if due is not None), default=None)
 

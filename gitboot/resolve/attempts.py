@@ -7,7 +7,7 @@ from typing import Final
 
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import Digest, format_instant
-from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, boot_key, token
+from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, Run, boot_key, token
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
@@ -107,6 +107,17 @@ def token_of(decision: Decision, record: Record | None) -> Digest | None:
     return token(decision.uuid, key, str(number), policy.boot.image, str(record.offered))
 
 
+def begun_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
+    """The run of a maintenance whose one boot was given, where its system would ask for data, and has not yet."""
+    maintenance = next((each for each in decision.maintenances if each.name == name), None)
+    if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
+        return None
+    made = record.runs.get(maintenance.name)
+    if made is None or made.run < maintenance.run or made.given is None or made.started is not None:
+        return None
+    return made
+
+
 def step_of(decision: Decision, record: Record | None) -> InstallStep:
     """How far the installation has come that a decision wants; without one, whether there ever was any."""
     if record is None or is_overwritten(record, decision.provision):
@@ -147,6 +158,16 @@ def what_was_seen(decision: Decision, record: Record | None) -> str | None:
     if last is None:
         return None
     return f"attempt {last.number}, boot {len(last.boots)}: {last.failed or last.last_seen}"
+
+
+def what_was_seen_of_run(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
+    """Which run of a maintenance was made, and by what that is known, in words; None: nothing was seen of one."""
+    made = record.runs.get(name) if record is not None and name is not None else None
+    if made is None or made.given is None:
+        return None
+    if made.started is not None:
+        return made.run, f"started: {made.started}"
+    return made.run, f"{'attempted' if begun_run(decision, name, record) is not None else 'made'}: {made.given}"
 
 
 _BEGUN: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED})

@@ -75,12 +75,13 @@ def _of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     counts = (
         ("servers", "Servers by what they boot now.", "phase", "phases"),
         ("records", "Servers by what is known of their provisioning.", "known", "records"),
+        ("maintenance_runs", "Servers in a window by what was seen of their one boot.", "step", "runs"),
         ("drift", "Provisioned servers that are not as planned.", "type", "drift"),
         ("bmcs", "BMCs of which something is wanted, by what came of it last.", "outcome", "bmcs"),
     )
     for name, text, label, key in counts:
         family = GaugeMetricFamily(f"gitboot_{name}", text, labels=[label])
-        for value, count in sorted(status[key].items()):
+        for value, count in sorted(status.get(key, {}).items()):  # an older instance has not all of them
             family.add_metric([value], count)
         yield family
     conditions = GaugeMetricFamily("gitboot_condition", "Whether a condition holds.", labels=["type", "reason"])

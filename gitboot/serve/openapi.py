@@ -164,6 +164,7 @@ class InstanceStatus(_Document):
     next_transition: datetime | None
     phases: Mapping[str, int]
     records: Mapping[str, int]
+    runs: Mapping[str, int]
     drift: Mapping[str, int]
     bmcs: Mapping[str, int]
     conditions: tuple[ConditionItem, ...]
