@@ -114,8 +114,7 @@ def main() -> None:
             def read() -> None:
                 assert process.stderr is not None
                 for line in process.stderr:
-                    # What is no event is a line of an endpoint's.
-                    if line.startswith("{") and json.loads(line)["type"] == "Published":
+                    if json.loads(line)["type"] == "Published":
                         published.release()
 
             threading.Thread(target=read, daemon=True).start()

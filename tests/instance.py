@@ -169,6 +169,8 @@ def running(
         yield instance
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0, instance.events[-3:]
+        reader.join(5)
+        assert [event for event in instance.events if event["type"] == "NotJson"] == []
     finally:
         process.kill()
         process.wait()

@@ -30,6 +30,7 @@ from gitboot.ledger import facts
 from gitboot.ledger.opening import open_ledger
 from gitboot.model.scalars import parse_uuid
 from gitboot.plan import Record
+from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve.records import exported
 from tests.credentials import give_credentials
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
@@ -623,6 +624,32 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
             assert client.get("/api/v1/servers").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert json.loads(process.stderr.readline())["type"] == "Stopped"
+        assert process.wait(10) == Exit.FINE
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gitboot", "serve", "--output", str(tmp_path), "--listen", "127.0.0.1:0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        said = map(json.loads, process.stderr)
+        listening = next(said)
+        assert httpx.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
+        (tmp_path / MANIFEST).parent.mkdir(parents=True)
+        (tmp_path / MANIFEST).write_text("not a manifest")
+        logged = next(event for event in said if event["type"] == "Logged")
+        assert (logged["level"], logged["logger"]) == ("warning", "gitboot.serve.tree")
+        assert str(tmp_path / MANIFEST) in logged["message"]
+        process.send_signal(signal.SIGTERM)
+        assert {event["type"] for event in said} <= {"NotReady", "Stopped"}
         assert process.wait(10) == Exit.FINE
     finally:
         process.kill()

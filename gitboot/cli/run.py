@@ -18,8 +18,8 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import accept_filesystem_option, config_option, credentials_option, secret_keys_option
 from gitboot.cli.serving import serving, spool_of, watched
-from gitboot.cli.telling import tell
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
+from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
@@ -172,6 +172,7 @@ def command(**given: Any) -> None:
     line of a commit's message or by `gitboot approve`; `gitboot status` has both. Each option has a GITBOOT_ variable
     (GITBOOT_OUTPUT, GITBOOT_POLL …) and a key in the file of --config.
     """
+    tell_what_is_logged()
     once, dry_run = given.pop("once"), given.pop("dry_run")
     settings = _settings(**given)
     if dry_run:

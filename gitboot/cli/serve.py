@@ -15,7 +15,7 @@ import click
 
 from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
-from gitboot.cli.telling import tell
+from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.processes import end_with, python, reap_orphans
 from gitboot.status import Event
@@ -76,6 +76,7 @@ def command(
     It answers at once whatever the tree's size, sees what is published at the next request, and turns entries at the
     instants that the tree names.
     """
+    tell_what_is_logged()
     if parent is not None:
         end_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when

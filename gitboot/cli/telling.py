@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
+from datetime import UTC, datetime
 
 import click
 
@@ -19,7 +21,22 @@ _COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "M
 def tell(event: Event) -> None:
     """Say what happened, whole lines only, whichever thread calls."""
     with _lock:
-        print(_line(event), file=sys.stderr, flush=True)  # noqa: T201 - this is where gitboot speaks
+        sys.stderr.write(f"{_line(event)}\n")  # at once: other processes write there, too
+        sys.stderr.flush()
+
+
+def tell_what_is_logged() -> None:
+    """Let what is logged, by gitboot or by a library, be events as well: nothing else goes to standard error."""
+    logging.lastResort = _Logged(logging.WARNING)
+
+
+class _Logged(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = {"logger": record.name}
+        if record.exc_info is not None:
+            facts["traceback"] = logging.Formatter().formatException(record.exc_info)
+        at = datetime.fromtimestamp(record.created, UTC)
+        tell(Event(at=at, type="Logged", message=record.getMessage(), facts=facts, warning=True))
 
 
 def _line(event: Event) -> str:
@@ -36,4 +53,4 @@ def _line(event: Event) -> str:
         )
     time = click.style(f"{event.at:%H:%M:%S}", fg="bright_black")
     kind = click.style(f"{event.type:<18}", fg="yellow" if event.warning else _COLOURS.get(event.type))
-    return f"{time} {kind} {event.message}"
+    return "\n".join([f"{time} {kind} {event.message}", *filter(None, [event.facts.get("traceback")])])

@@ -176,7 +176,8 @@ class PublishedTree:
     def _note(self, status: bool, reason: str, message: str) -> None:
         known = self._condition
         if known.get("message") != message:
-            (_logger.info if status else _logger.error)("%s", message)
+            begins = not known and reason == "Absent"  # before the first commit is published, that is no trouble
+            (_logger.info if status or begins else _logger.error)("%s", message)
         since = known["since"] if known.get("status") == status else format_instant(self._clock())
         facts = {"type": "TreeRead", "status": status, "reason": reason, "message": message, "since": since}
         facts["remedy"] = None if status else remedy("TreeRead", reason)
