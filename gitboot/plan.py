@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import digest
+from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import (
     DiskBoot,
@@ -24,9 +25,6 @@ from gitboot.model.policy import (
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 
-FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
-CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was consumed
-DATA_GRACE: Final = timedelta(hours=2)  # how long a system that was booted may ask for its user data
 _INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
 from gitboot.load import ParseCache, load
+from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars import format_instant
-from gitboot.plan import FETCH_GRACE, BootPlan, Decision, Record, Run
+from gitboot.plan import BootPlan, Decision, Record, Run
 from gitboot.render.formats import server_files, shared_files
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan

@@ -22,8 +22,7 @@ from gitboot.bmc.identity import (
     pin,
     shared,
 )
-from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, swapped
-from gitboot.model.server import is_placeholder_serial
+from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PLACE = ("https://10.0.0.1", "/redfish/v1/Systems/1")

@@ -16,12 +16,12 @@ from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.less import is_less
 from gitboot.diff.reinstalls import Reinstall, Why, reinstalls
 from gitboot.diff.risks import Risk
+from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import DiskBoot, MaintenancePower, Method, NetworkBoot, OverrideMode, PolicyPower
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import (
-    FETCH_GRACE,
     Boot,
     BootFile,
     BootFiles,

@@ -102,6 +102,28 @@ def _room(path: Path) -> str:
     return path.parts[1].removesuffix(".py")
 
 
+@pytest.mark.parametrize(
+    ("modules", "without"),
+    [
+        pytest.param(
+            ("cli.serve", "serve.app", "serve.readiness", "serve.recording", "serve.server"),
+            {"gitboot.plan", "jinja2", "msgspec", "pydantic", "pygit2", "sushy", "yaml"},
+            id="an endpoint",
+        ),
+        pytest.param(
+            ("cli.run", "instance.build", "instance.loop"),
+            {"requests", "starlette", "sushy", "uvicorn"},
+            id="an instance",
+        ),
+    ],
+)
+def test_a_program_starts_without_what_it_may_never_need(modules: tuple[str, ...], without: set[str]) -> None:
+    """Each of them takes a good part of a start."""
+    script = f"import sys; {'; '.join(f'import gitboot.{each}' for each in modules)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not without & set(done.stdout.split())
+
+
 def test_no_two_classes_share_a_name() -> None:
     rooms: defaultdict[str, list[str]] = defaultdict(list)
     for path in MODULES:

@@ -14,8 +14,7 @@ from enum import Enum
 from typing import Final
 
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_uuid
-from gitboot.model.server import is_placeholder_serial
+from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

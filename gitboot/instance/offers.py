@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
+from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import Digest
-from gitboot.plan import FETCH_GRACE, WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run, Seen
+from gitboot.plan import WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run, Seen
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
 from gitboot.resolve.instant import is_made

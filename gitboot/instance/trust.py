@@ -9,8 +9,9 @@ from typing import Final
 
 from gitboot.instance.knowledge import Learning
 from gitboot.ledger.entries import Facts, Heartbeat
+from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars import format_instant
-from gitboot.plan import CONSUMED_GRACE, FETCH_GRACE, InstallAttempt, Record
+from gitboot.plan import InstallAttempt, Record
 from gitboot.timekeeping import Keeping
 
 _BEAT_EVERY: Final = timedelta(minutes=10)

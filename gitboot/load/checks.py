@@ -19,9 +19,9 @@ from gitboot.load.resources import Id
 from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
-from gitboot.model.scalars import is_placeholder_uuid, shown
+from gitboot.model.scalars import is_placeholder_serial, is_placeholder_uuid, shown
 from gitboot.model.scalars.names import AGE
-from gitboot.model.server import Server, is_placeholder_serial
+from gitboot.model.server import Server
 from gitboot.phrases import near
 from gitboot.problems.codes import Code
 

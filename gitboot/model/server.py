@@ -26,7 +26,7 @@ from gitboot.model.fields import (
     Variable,
     VariableName,
 )
-from gitboot.model.scalars import MacAddress, Malformed, shown
+from gitboot.model.scalars import MacAddress, Malformed, is_placeholder_serial, shown
 from gitboot.problems.codes import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
@@ -201,11 +201,3 @@ class Server(Struct):
 
 
 _SERIAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
-_COUNTING: Final = re.compile(r"12345|98765|43210")
-
-
-def is_placeholder_serial(serial: str) -> bool:
-    """Whether it reads like what boards have on which nobody wrote one: words, counting, hardly two characters."""
-    plain = re.sub(r"[ ._-]", "", serial)
-    words = not any(character.isdigit() for character in plain)
-    return words or len(set(plain)) < 3 or _COUNTING.search(plain) is not None

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from gitboot.model.graces import FETCH_GRACE
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import files, parse, whole_lines
-from gitboot.plan import FETCH_GRACE
 from gitboot.render.paths import Role, kind_of
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gitboot.canonical import canonical
-from gitboot.model.fleet import Provisioning
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
+
+if TYPE_CHECKING:
+    from gitboot.model.fleet import Provisioning
 
 TERMS: Final = "ops/serving.json"
 FORMAT: Final = 1

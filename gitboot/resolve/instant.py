@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
 from gitboot.model.scalars import Digest, SystemUuid, format_instant
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
-    CONSUMED_GRACE,
-    DATA_GRACE,
-    FETCH_GRACE,
     Boot,
     BootOverride,
     BootPlan,

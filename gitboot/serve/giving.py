@@ -9,8 +9,15 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from gitboot.age import Keys, Unopened
-from gitboot.model.scalars import Digest, Malformed, SystemUuid, format_instant, is_placeholder_uuid, parse_uuid
-from gitboot.model.server import is_placeholder_serial
+from gitboot.model.scalars import (
+    Digest,
+    Malformed,
+    SystemUuid,
+    format_instant,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    parse_uuid,
+)
 from gitboot.observe.given import Given
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import WhyNot

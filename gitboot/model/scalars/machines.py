@@ -88,6 +88,16 @@ def is_placeholder_uuid(uuid: SystemUuid) -> bool:
     return repeats or any(each in _PLACEHOLDER_UUIDS for each in byte_orders(uuid))
 
 
+_COUNTING: Final = re.compile(r"12345|98765|43210")
+
+
+def is_placeholder_serial(serial: str) -> bool:
+    """Whether it reads like what boards have on which nobody wrote one: words, counting, hardly two characters."""
+    plain = re.sub(r"[ ._-]", "", serial)
+    words = not any(character.isdigit() for character in plain)
+    return words or len(set(plain)) < 3 or _COUNTING.search(plain) is not None
+
+
 def parse_interface_address(value: object) -> str:
     """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)

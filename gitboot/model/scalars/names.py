@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final, NewType
 
-from gitboot.document import Quoted
 from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
 from gitboot.problems.codes import Code
 
@@ -66,7 +65,7 @@ def parse_variable_name(value: object) -> str:
 def parse_variable(value: object) -> str | bool:
     """The source text; plain ``true`` and ``false`` are booleans, so that templates can branch."""
     found = text(value)
-    if not isinstance(value, Quoted) and found in ("true", "false"):
+    if type(value) is str and found in ("true", "false"):  # what was quoted is a `Quoted`
         return found == "true"
     return found
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from gitboot.document import Path
+from typing import TYPE_CHECKING
+
 from gitboot.problems.codes import Code
+
+if TYPE_CHECKING:
+    from gitboot.document import Path
 
 
 class Malformed(ValueError):
