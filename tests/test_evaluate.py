@@ -223,6 +223,21 @@ def test_a_commit_over_which_evaluators_are_killed_is_refused(
         evaluation.close()
 
 
+def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    evaluation = Evaluation(state)
+    try:
+        repository.push({"many.yaml": many()})
+        revision = newest(source)
+        assert evaluation.evaluate(revision, None) is None
+        os.kill(evaluators(os.getpid())[0], signal.SIGABRT)
+        with pytest.raises(InvalidRepository, match="more memory"):
+            eventually(lambda: evaluation.evaluate(revision, None))
+    finally:
+        evaluation.close()
+
+
 # With an instance around it
 
 
@@ -234,10 +249,10 @@ def alive(process: int) -> bool:
 
 
 def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path, repository: Repository) -> None:
-    with running(repository.bare, tmp_path, "--commit-seconds", "1.5", "--poll", "0.3") as instance:
+    with running(repository.bare, tmp_path, "--commit-seconds", "1", "--poll", "0.3") as instance:
         good = instance.status()["conditions"]
         assert good
-        repository.push({"many.yaml": many(9000)})
+        repository.push({"many.yaml": many(6000)})
         waits = []
 
         def refusals() -> list[dict[str, Any]]:
@@ -282,7 +297,7 @@ def test_an_instance_that_is_killed_leaves_no_evaluator(tmp_path: Path, reposito
     finally:
         process.kill()
         process.wait()
-    eventually(lambda: not alive(evaluator), within_s=5)
+    eventually(lambda: not alive(evaluator), within_s=60)
 
 
 # Commands that read a commit
@@ -329,6 +344,17 @@ def test_a_command_within_its_limits_is_as_it_always_was(repository: Repository)
     assert (done.returncode, done.stderr) == (0, f"{repository.bare}: 1 server, 2 images, no errors\n")
     repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
     assert gitboot("validate", str(repository.bare)).returncode == 3
+
+
+def test_a_command_whose_child_aborts_for_want_of_memory_says_so(repository: Repository) -> None:
+    repository.push({"many.yaml": many(6000)})
+    command = [sys.executable, "-m", "gitboot", "validate", str(repository.bare)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        (child,) = eventually(lambda: children.read_text().split())
+        os.kill(int(child), signal.SIGABRT)
+        _, said = process.communicate()
+    assert (process.returncode, Code.LIMITS in said, "more memory" in said) == (3, True, True)
 
 
 def test_a_command_that_is_told_to_end_ends_with_its_child(repository: Repository) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+_EXCEEDED: Final = {-signal.SIGXCPU: "time", -signal.SIGABRT: "memory"}  # pydantic aborts where it can have none
 _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too
 
 
@@ -118,10 +119,10 @@ def _waited(child: int) -> int:
         if ended:
             break
     code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGXCPU:
+    if code in _EXCEEDED:
         from gitboot.evaluate.limits import exceeded
 
-        click.echo(f"gitboot: {exceeded('it takes more time to evaluate than it may')}", err=True)
+        click.echo(f"gitboot: {exceeded(f'it takes more {_EXCEEDED[code]} to evaluate than it may')}", err=True)
         return Exit.INVALID
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None

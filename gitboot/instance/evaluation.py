@@ -193,7 +193,7 @@ class _Frames:
             return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
-        if status == wire.OUT_OF_MEMORY:
+        if status in (wire.OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts where it can have no memory
             return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, as where a machine has no memory left")
