@@ -107,7 +107,7 @@ def eventually(look: Callable[[], Any], within_s: float = 60) -> Any:
                 return last
         except httpx.TransportError as error:
             last = error
-        time.sleep(0.02)
+        time.sleep(0.05)
     raise AssertionError(f"not within {within_s} s; last: {last!r}")
 
 
@@ -168,7 +168,8 @@ def running(
             begin(folder / "state", records)
         yield instance
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0, instance.events[-3:]
+        ended = process.wait(10)
+        assert ended == 0, (ended, instance.events[-3:])
         reader.join(5)
         assert [event for event in instance.events if event["type"] == "NotJson"] == []
     finally:

@@ -60,7 +60,7 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
                 sent = datetime.now(UTC)
                 body = client.get(path).text
                 answers.append((sent, datetime.now(UTC), images_in(body)))
-                time.sleep(0.004)
+                time.sleep(0.02)
 
     with running(repository.bare, tmp_path) as instance:
         start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
@@ -84,7 +84,7 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
     before = [image for sent, received, image in answers if received < start]
     after = [image for sent, received, image in answers if end <= sent]
     assert (set(before), set(inside), set(after)) == ({"flatcar-1"}, {"memtest-7"}, {"flatcar-1"})
-    assert len(inside) > 200
+    assert len(inside) > 20
 
 
 def test_a_pushed_commit_is_served_without_waiting_for_the_poll(tmp_path: Path, repository: Repository) -> None:
@@ -285,6 +285,18 @@ def test_signals_in_their_thousands_hold_nothing_up(tmp_path: Path, repository: 
         for number in range(12000):
             instance.process.send_signal(signal.SIGUSR1 if number % 2 else signal.SIGHUP)
         eventually(lambda: instance.get("/readyz").status_code == 200)
+
+
+def test_an_end_in_good_order_is_overtaken_by_no_alarm() -> None:
+    script = """
+import atexit, signal
+atexit.register(lambda: print(signal.getitimer(signal.ITIMER_REAL)[0]))  # which is called last
+from gitboot.cli.stopping import end_by_signal
+end_by_signal(lambda: print(signal.getitimer(signal.ITIMER_REAL)[0] > 0), within_s=60)
+signal.raise_signal(signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "0.0"]), done
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])

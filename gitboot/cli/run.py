@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import accept_filesystem_option, config_option, credentials_option, secret_keys_option
 from gitboot.cli.serving import serving, spool_of, watched
-from gitboot.cli.trusting import TRUST, trust_of, trust_options
+from gitboot.cli.stopping import end_by_signal
 from gitboot.cli.telling import tell, tell_what_is_logged
+from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
 from gitboot.processes import reap_orphans
 from gitboot.status import Event, Status
@@ -255,7 +255,9 @@ def _run(settings: Settings) -> Exit:
             forge=forge,
         )
         reap_orphans(loop.wait)
-        _obey_signals(loop.stop, {signal.SIGHUP: loop.fetch_now, signal.SIGUSR1: loop.wake})
+        end_by_signal(loop.stop, within_s=_LONGEST_END_S)
+        signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
+        signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
         ledger = instance.reconciler.status.ledger
         with watched(settings.spool, bell.ring), serving(settings, ledger or "", bell.ring) as workers:
             loop.run(serving=workers.counted if workers is not None else None)
@@ -269,20 +271,6 @@ def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | Non
     from gitboot.instance.verdicts import verdicts_of
 
     return (lambda status, change: verdicts.note(verdicts_of(status, change))) if verdicts is not None else None
-
-
-def _obey_signals(stop: Callable[[], None], others: dict[signal.Signals, Callable[[], None]]) -> None:
-    """End by SIGINT or SIGTERM, in good order if that takes no longer than `_LONGEST_END_S`."""
-
-    def end(*_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, _LONGEST_END_S)
-        stop()
-
-    signal.signal(signal.SIGALRM, lambda *_: os._exit(Exit.FINE))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
-    for number, obey in others.items():
-        signal.signal(number, lambda *_, obey=obey: obey())
 
 
 def _once(settings: Settings) -> Exit:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -33,3 +36,16 @@ def stopped_by_signal(*numbers: signal.Signals) -> Stop:
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     return stop
+
+
+def end_by_signal(stop: Callable[[], None], *, within_s: float) -> None:
+    """Call ``stop`` at SIGINT and SIGTERM; a process that has not come to its end after so long is ended."""
+
+    def end(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, within_s)
+        stop()
+
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # later Python has no handler any more: it would be killed
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
