@@ -1,12 +1,17 @@
-"""Commits evaluated in this process, through the same words: for tests that make passes one by one."""
+"""Commits evaluated in this process, through the same words: for tests that reconcile one by one, and type commands."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
+from gitboot.evaluate.limits import Allowance
+from gitboot.instance import build
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation, assembled
 from gitboot.load import Revision
@@ -34,3 +39,14 @@ class Slow(Here):
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
         return super().evaluate(revision, base) if base is None else None
+
+
+@contextmanager
+def evaluated_here() -> Iterator[None]:
+    """What a command that is typed in this process evaluates, is evaluated in it as well."""
+
+    def here(state: Path, *, allowance: Allowance, waits: bool) -> Here:
+        return Here(Reader(state))
+
+    with patch.object(build, "Evaluation", here):
+        yield

@@ -14,11 +14,8 @@ from typing import Any, Self
 from unittest.mock import patch
 
 from gitboot.cli import main
-from gitboot.evaluate.limits import Allowance
-from gitboot.instance import build
-from gitboot.source import Reader
 from tests.credentials import give_credentials
-from tests.evaluated import Here
+from tests.evaluated import evaluated_here
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, eventually, running
 from tests.redfish.double import Machine
@@ -45,16 +42,11 @@ class Done:
         return json.loads(self.out)
 
 
-def here(state: Path, *, allowance: Allowance, waits: bool) -> Here:
-    """What evaluates commits for a command that is typed: in its process, which is no process of its own either."""
-    return Here(Reader(state))
-
-
 def typed(*arguments: object) -> Done:
     """Type a command, in this process; what is not raised on purpose reaches the test as it is."""
     code: Any = 0
     with (
-        patch.object(build, "Evaluation", here),
+        evaluated_here(),
         patch.object(sys, "argv", ["gitboot", *map(str, arguments)]),
         redirect_stdout(io.StringIO()) as out,
         redirect_stderr(io.StringIO()) as err,

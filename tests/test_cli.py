@@ -33,6 +33,7 @@ from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve.records import exported
 from tests.credentials import give_credentials
+from tests.evaluated import evaluated_here
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
 from tests.redfish.double import Machine
@@ -80,7 +81,7 @@ def gitboot(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     def gitboot(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        with evaluated_here(), pytest.raises(SystemExit) as ended:
             main()
         shown = capsys.readouterr()
         return Done(int(ended.value.code or 0), shown.out, shown.err)

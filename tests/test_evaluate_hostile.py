@@ -17,7 +17,7 @@ from tests.serving import LOADER
 
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 USER_DATA = "userData: {format: CloudInit, template: user-data.j2}"
-LIMITS = ("--commit-seconds", "2", "--poll", "0.3")
+LIMITS = ("--commit-seconds", "1", "--poll", "0.3")
 
 HOSTILE = {
     "an ignore pattern of 17 stars and a name of 200 letters": {
@@ -32,7 +32,7 @@ HOSTILE = {
         "labels.yaml": server("web02", ", ".join(f"l{number}: '-'" for number in range(50_000)))
     },
     "more servers than there is time for": {
-        "many.yaml": "---\n".join(server(f"n{number:05}", "role: web") for number in range(9_000))
+        "many.yaml": "---\n".join(server(f"n{number:05}", "role: web") for number in range(6_000))
     },
 }
 

@@ -166,9 +166,10 @@ def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:
     assert "forge" not in {each.name for each in threading.enumerate()}
 
 
-# In an instance
+# In an instance: a forge of each kind, which tests/test_forge.py knows in all their words
 
 
+@pytest.mark.parametrize("host", ["github"], indirect=True)
 def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, token: Path, rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     first = rack.push()
@@ -240,6 +241,7 @@ def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, t
     assert {each["target_url"].rpartition("/commit/")[2] for each in host.statuses} >= {harmless, newest}
 
 
+@pytest.mark.parametrize("host", ["gitlab"], indirect=True)
 def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost, token: Path, rack: Rack) -> None:
     token.write_text("wrong")
     rack.add("web01")
@@ -252,6 +254,7 @@ def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost,
         assert "wrong" not in str(instance.events)
 
 
+@pytest.mark.parametrize("host", ["gitea"], indirect=True)
 def test_reconciling_once_tells_it_too(host: ForgeHost, token: Path, rack: Rack) -> None:
     rack.add("web01")
     commit = rack.push()
