@@ -82,11 +82,15 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
         (encrypt(b"x", [str(ONE.to_public())])[:-60], "not encrypted by age"),  # armor without its end
         (encrypt(b"x", [str(ONE.to_public())]).replace(b"-----END", b"x===-----END"), "not encrypted|armor is damaged"),
         (pyrage.encrypt(b"x", [ONE.to_public()])[:100], "not whole"),
-        (pyrage.passphrase.encrypt(b"x", "y"), "passphrase"),
+        (b"age-encryption.org/v1\n-> scrypt c2FsdA 18\n\n--- " + b"A" * 43 + b"\n", "passphrase"),
         (b"age-encryption.org/v1\n-> ssh-ed25519 abc def\n\n--- " + b"A" * 43 + b"\n", "but to ssh-ed25519"),
         (b"age-encryption.org/v1\n--- " + b"A" * 43 + b"\n", "but to none"),
         (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "over 20"),
         (pyrage.encrypt(b"x" * MOST_BYTES, [ONE.to_public()]), "over 65,536"),
+    ],
+    ids=[  # what is encrypted differs each time, and workers compare names
+        *("empty", "in clear", "armor without an end", "no armor", "not whole"),
+        *("a passphrase", "a key of ssh", "nobody", "too many", "too large"),
     ],
 )
 def test_what_no_endpoint_could_open_is_told_without_a_key(data: bytes, why: str) -> None:

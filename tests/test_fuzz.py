@@ -31,7 +31,7 @@ def test_nothing_that_a_stranger_sends_finds_a_defect(target: str) -> None:
         derandomize=True,
         database=None,
         deadline=None,
-        max_examples=_EXAMPLES.get(target, 60),
+        max_examples=_EXAMPLES.get(target, 40),
         suppress_health_check=list(HealthCheck),
     )
     @given(st.sampled_from(begun), edits)

@@ -350,6 +350,10 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(tmp_
         assert instance.get(path).text == PLAIN
         assert instance.get(path).text == PLAIN
         eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Started")
+        pushed.push({"s/join.age": "hunter2"})  # read beside the commit before, of which nothing else differs
+        eventually(lambda: instance.status()["attempted"]["problems"])
+        assert {each["code"] for each in instance.status()["attempted"]["problems"]} == {Code.NOT_SEALED}
+        assert instance.get(path).text == PLAIN
         report = path.replace("/s/", f"/v1/boot/{MAC}/provisioned/").partition(f"/{MAC}/join")[0]
         assert instance.get(report).status_code == 204
         assert instance.get(path).status_code == 404
@@ -365,7 +369,7 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(tmp_
 
 def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(here: Site, sealed: Sealed) -> None:
     path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
-    with served(here.root, "--spool", str(here.spool), "--secret-keys", str(sealed.file), "--workers", "2") as (url, _):
+    with served(here.root, "--spool", str(here.spool), "--secret-keys", str(sealed.file)) as (url, _):
         assert get(url + path).text == PLAIN
     refused = subprocess.run(
         [sys.executable, "-m", "gitboot", "serve", "--output", str(here.root), "--secret-keys", str(here.root / "no")],
