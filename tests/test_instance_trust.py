@@ -20,6 +20,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import Phase, Record
 from gitboot.resolve.records import record_facts
+from gitboot.serve.tree import PublishedTree
 from gitboot.timekeeping import Keeping, keeping_of
 from tests.bench import NOON, Bench
 from tests.fleets import SEED, fleet, image, maintenance, policy, profile, server, uuid_of
@@ -172,6 +173,27 @@ def test_a_clock_may_be_two_minutes_behind_the_ledger(bench: Bench, minutes: flo
     bench.plan()
     assert (bench.condition("ClockTrusted") or (None,))[0] is trusted
     assert bench.schedule.may_set is trusted
+
+
+def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_theirs(tmp_path: Path) -> None:
+    now = [NOON]
+    repository = Repository.create(tmp_path / "git")
+    repository.push(documents())
+    with in_process(tmp_path, repository.bare, initial="adopt", clock=lambda: now[0]) as parts:
+        turn(parts, now[0])
+        offs = (timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=20))
+        trees = [PublishedTree(tmp_path / "output", lambda off=off: now[0] + off) for off in offs]  # type: ignore[misc]
+        for _ in range(3):
+            now[0] += timedelta(minutes=1)
+            parts.reconciler.reconcile(now[0], fetched=Fetched())  # there is nothing new
+            for tree in trees:
+                tree.look()
+            assert [tree.clock.off for tree in trees] == [*offs[:2], None]
+        assert [tree.clock.doubt is None for tree in trees] == [False, False, True]
+        now[0] += timedelta(hours=5)  # and then the instance is gone
+        for tree in trees:
+            tree.look()
+        assert [tree.clock.doubt is None for tree in trees] == [False, True, True]
 
 
 def test_a_person_accepts_the_present_clock(bench: Bench) -> None:

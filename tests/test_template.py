@@ -264,10 +264,10 @@ def test_fault_names_its_line(source: str, line: int) -> None:
     assert fault_of(source).line == line
 
 
-def test_secret_says_that_it_is_not_available_yet() -> None:
+def test_secret_says_what_to_do_instead() -> None:
     fault = fault_of("{{ secret('token') }}")
     assert fault.code is Code.SECRET
-    assert "secret() is not available yet in this version" in fault.message
+    assert "name its file in userData.secrets" in fault.message
 
 
 @pytest.mark.parametrize("loader", ["ipxe", "grub", "kernel"])
@@ -639,3 +639,9 @@ def test_an_odd_template(case: str, source: str, context: dict[str, object], exp
     with pytest.raises(TemplateFault) as raised:
         TemplateSet({}).render_text(source, context)
     assert raised.value.code is expected, case
+
+
+def test_a_slice_of_a_number_is_a_fault_in_the_templates_words() -> None:
+    """Not a warning of Python's compiler on stderr, where an instance's events stand."""
+    with pytest.raises(TemplateFault, match="'int' object is not subscriptable"):
+        TemplateSet({"t": b"{{ 1[1:] }}"}).render_file("t", {})

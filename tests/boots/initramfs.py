@@ -60,8 +60,11 @@ done
 if [ -n "$url" ]; then
   if wget -q -O /user-data "$url"; then
     sed 's/^/BOOTED user data: /' /user-data
+    secret=$(grep -o 'http://[^" ]*/s/[0-9a-f]*/[^" ]*' /user-data)
+    [ -n "$secret" ] && wget -q -O /secret "$secret" && sed 's/^/BOOTED with its secret: /' /secret
     report=$(grep -o 'http://[^" ]*/provisioned/[0-9a-f]*' /user-data)
     [ -n "$report" ] && wget -q -O /dev/null "$report" && echo "BOOTED and reported"
+    [ -n "$secret" ] && ! wget -q -O /dev/null "$secret" && echo "BOOTED without its secret from then on"
   else
     echo "BOOTED without user data: $url"
   fi
