@@ -10,13 +10,15 @@ from pathlib import Path
 
 import httpx
 
-from gitboot.instance.reconcile import Reconciler
+from gitboot.ledger import requests
 from gitboot.render.state import Turn, parse, state_path, turn_of
 from gitboot.serve.app import Endpoint
+from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
+from gitboot.timekeeping import Keeping
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.inprocess import in_process
+from tests.inprocess import Parts, in_process
 from tests.instance import Repository
 from tests.serving import LOADER
 
@@ -55,17 +57,19 @@ class Clock:
 def served(folder: Path, clock: Clock) -> Iterator[str]:
     """The base URL of an endpoint over what an instance publishes."""
     output, listening = folder / "output", listen_at("127.0.0.1:0")
-    with EndpointServer(Endpoint(output, PublishedTree(output, clock), clock), listening):
+    compared = ComparedClock(clock, keeping=lambda: Keeping.SYNCHRONISED)  # it is set forward, and is right
+    tree = PublishedTree(output, clock, compared=compared)
+    with EndpointServer(Endpoint(output, tree, clock), listening):
         yield url_of("127.0.0.1:0", listening)
 
 
 @contextmanager
-def reconciler(folder: Path, clock: Clock) -> Iterator[Reconciler]:
+def assembled(folder: Path, clock: Clock) -> Iterator[Parts]:
     repository = Repository.create(folder / "git")
     repository.push({"fleet.yaml": "---\n".join(DOCUMENTS), "t.j2": TEMPLATE})
     with in_process(folder, repository.bare, clock=clock) as parts:
         parts.source.fetch()
-        yield parts.reconciler
+        yield parts
 
 
 def instants() -> list[datetime]:
@@ -90,10 +94,12 @@ def expected(now: datetime) -> set[str]:
 
 def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: Path) -> None:
     clock, order, asked = Clock(START - timedelta(days=2)), random.Random(7), 0
-    with reconciler(tmp_path, clock) as instance:
+    with assembled(tmp_path, clock) as parts:
+        instance = parts.reconciler
         instance.reconcile(clock.now)
         for _ in range(40):
-            clock.now = START - timedelta(days=2)  # it is set back
+            clock.now = START - timedelta(days=2)  # it is set back, and a person says that it is right
+            requests.give(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
             instance.reconcile(clock.now)
             with served(tmp_path, clock) as url, httpx.Client(base_url=url, headers=LOADER) as client:
                 for now in instants():
@@ -107,8 +113,8 @@ def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: 
 
 def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> None:
     clock = Clock(START - timedelta(hours=1))
-    with reconciler(tmp_path, clock) as instance:
-        instance.reconcile(START - timedelta(hours=1))
+    with assembled(tmp_path, clock) as parts:
+        parts.reconciler.reconcile(START - timedelta(hours=1))
     with served(tmp_path, clock) as url, httpx.Client(base_url=url, headers=LOADER) as client:
         for now in (clock.now, START - timedelta(microseconds=1), START, END - timedelta(seconds=1), END):
             clock.now = now
@@ -123,7 +129,8 @@ def states(folder: Path) -> dict[str, tuple[Turn, ...]]:
 
 
 def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None:
-    with reconciler(tmp_path, Clock(START)) as instance:
+    with assembled(tmp_path, Clock(START)) as parts:
+        instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))
         state = parse((tmp_path / "output" / state_path("web01")).read_bytes())
         versions = [version for each in state.paths.values() for version in each]
@@ -134,7 +141,8 @@ def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None
 
 
 def test_planning_at_the_transition_gives_what_was_announced(tmp_path: Path) -> None:
-    with reconciler(tmp_path, Clock(START)) as instance:
+    with assembled(tmp_path, Clock(START)) as parts:
+        instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))
         before = states(tmp_path)
         instance.reconcile(START)
