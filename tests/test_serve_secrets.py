@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from pyrage.x25519 import Identity
 
 from gitboot.age import Keys, encrypt, make_key
 from gitboot.cli.exit import Exit
@@ -21,7 +22,7 @@ from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
 from gitboot.render.paths import kind_of
 from tests.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
-from tests.instance import Repository, eventually, running
+from tests.instance import Instance, Repository, eventually, running
 from tests.serving import BEFORE, ENTRY, MAC, Fleet, Site, get, planned, site
 from tests.test_serve_supervise import served
 
@@ -338,17 +339,31 @@ def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed) -> None:
 # The whole way
 
 
+def boots_given(instance: Instance) -> dict[str, Any]:
+    """The condition by which an instance tells what its endpoints have not given."""
+    found = [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"]
+    return found[0] if found else {"status": True, "reason": "Given"}
+
+
 def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(tmp_path: Path, sealed: Sealed) -> None:
     pushed = Repository.create(tmp_path / "git")
     secret_ends = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.0/8]}")
     pushed.push({"fleet.yaml": "---\n".join(secret_ends), **sealed.files})
-    with running(pushed.bare, tmp_path, "--secret-keys", str(sealed.file), records="fresh") as instance:
+    keys = tmp_path / "keys"
+    keys.write_bytes(sealed.file.read_bytes())
+    with running(pushed.bare, tmp_path, "--secret-keys", str(keys), records="fresh") as instance:
         entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
         data = next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2]
         user_data: dict[str, Any] = instance.get(path_of(data)).json()
         path = path_of(user_data["x"]["join"])
         assert instance.get(path).text == PLAIN
+        keys.write_text(f"{Identity.generate()}\n")
+        assert instance.get(path).status_code == 503
+        said = eventually(lambda: boots_given(instance)["reason"] == "NotOpened" and boots_given(instance)["message"])
+        assert "the secret join: none of the keys opens it" in said
+        keys.write_bytes(sealed.file.read_bytes())
         assert instance.get(path).text == PLAIN
+        eventually(lambda: boots_given(instance)["status"])
         eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Started")
         pushed.push({"s/join.age": "hunter2"})  # read beside the commit before, of which nothing else differs
         eventually(lambda: instance.status()["attempted"]["problems"])
