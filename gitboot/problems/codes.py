@@ -400,7 +400,8 @@ class Code(StrEnum):
         "GB3002",
         "Something that looks like a secret",
         "Published files can be read by whoever reaches them, and Git keeps every value for ever.",
-        "Remove it, change it where it was valid, and let the machine fetch its secret from a secret store.",
+        "Remove it, change it where it was valid, and let the machine fetch its secret (docs/secrets.md); where it is "
+        "none, or nobody's, say so in its line: gitboot:allow-secret REASON.",
     )
 
     NOT_SEALED = (
@@ -417,6 +418,13 @@ class Code(StrEnum):
         "A secret is given from when its installation is offered until that is done; to a machine that boots from the "
         "network again and again, or in a maintenance's window, it would be given at any time.",
         "Use networkBoot Once or OnImageChange, or let the machine fetch its secret from a secret store.",
+    )
+
+    ALLOWED_SECRET = (
+        "GB3020",
+        "Something that looks like a secret, and that its author lets pass",
+        "A line says gitboot:allow-secret and why; reviewers see that it is published.",
+        "Look whether the reason holds: published files can be read by whoever reaches them.",
     )
 
     # Images and artifacts, GB4…

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations
+from typing import Final
 
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Evidence, Fleet
@@ -15,15 +16,50 @@ from gitboot.plan import Boot, MaintenanceDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.found import DecisionFinding, Field
-from gitboot.resolve.leaks import leaks
+from gitboot.resolve.leaks import Secret, allowance, leaks, secrets_of_file
 
 
-def check_leaks(boot: Boot, profile: Id) -> Iterator[DecisionFinding]:
-    """Whatever looks like a secret, in what is published."""
-    for leak in leaks(boot):
+def check_leaks(repository: FleetRepository, boot: Boot, profile: BootProfile) -> Iterator[DecisionFinding]:
+    """Whatever looks like a secret, in what is published: where it stands in a template, or else at the profile."""
+    known: set[str] = set()
+    for path in templates_of(profile):
+        for secret in secrets_of_file(repository.files.get(path, b""))[:_MOST_IN_A_FILE]:
+            known.add(secret.digest)
+            yield _of_file(path, secret)
+    for leak in leaks(boot, frozenset(known)):
+        field: Field = ("spec", "kernelArguments" if leak.is_argument else "userData")
+        place = (Id("BootProfile", profile.metadata.name), field)
+        why = allowance(_line_of(repository, *place))
         message = f"what looks like {leak.what} would be published: {leak.where}"
-        field = "userData" if "argument" not in leak.where else "kernelArguments"
-        yield DecisionFinding(Code.SECRET, message, Code.SECRET.hint, (profile, ("spec", field)), leak.severity)
+        if why is not None:
+            yield DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {why}", "", place, Severity.WARNING)
+        else:
+            yield DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, leak.severity)
+
+
+_MOST_IN_A_FILE: Final = 50
+
+
+def templates_of(profile: BootProfile) -> tuple[str, ...]:
+    """The files of which a profile's boot is made."""
+    spec = profile.spec
+    files = (spec.user_data.template if spec.user_data else None, spec.templates.ipxe, spec.templates.grub)
+    return tuple(path for path in files if path is not None)
+
+
+def _of_file(path: str, secret: Secret) -> DecisionFinding:
+    message = f"what looks like {secret.what} would be published"
+    if secret.allowed is not None:
+        message = f"{message}; allowed: {secret.allowed}"
+        return DecisionFinding(Code.ALLOWED_SECRET, message, "", (path, secret.line), Severity.WARNING)
+    return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, (path, secret.line), secret.severity)
+
+
+def _line_of(repository: FleetRepository, resource: Id, field: Field) -> str:
+    """The line of a document in which a field stands."""
+    _, place = repository.place(resource, *field)
+    lines = repository.read(repository.origins[resource].blob).splitlines()
+    return lines[place.line - 1].decode(errors="replace") if place.line <= len(lines) else ""
 
 
 def check_skew(

@@ -26,6 +26,7 @@ from gitboot.resolve.checked import (
     check_override,
     check_skew,
     declared,
+    templates_of,
 )
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
 from gitboot.resolve.families import left_out
@@ -350,7 +351,7 @@ class _Deciding:
         except Unbootable as error:
             self._found.append(of_unbootable(error))
             return None
-        self._found.extend(check_leaks(boot, source.profile_id))
+        self._found.extend(check_leaks(self.repository, boot, source.profile))
         return boot
 
     def _profile(self, name: str) -> BootProfile:
@@ -360,8 +361,7 @@ class _Deciding:
         spec = profile.spec
         if spec.stream is not None:
             self._uses(Id("ImageStream", spec.stream))
-        files = (spec.user_data.template if spec.user_data else None, spec.templates.ipxe, spec.templates.grub)
-        self._uses(*(Id("file", path) for path in files if path is not None))
+        self._uses(*(Id("file", path) for path in templates_of(profile)))
         self._uses(*(Id("file", path) for path in (spec.user_data.secrets.values() if spec.user_data else ())))
         return profile
 

@@ -1,16 +1,20 @@
-"""What looks like a secret in something that will be published.
-
-Every rule takes time linear in the text: its repetitions are possessive, or what they repeat cannot begin what follows.
-"""
+"""What looks like a secret in something that will be published, also in base64; and what its author lets pass."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from base64 import b64decode
+from binascii import Error
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from hashlib import sha256
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from gitboot.plan import Boot
 from gitboot.problems.problem import Severity
+from gitboot.resolve.secretrules import RULES, LeakRule, SecretSpan
 
 
 class Leak(NamedTuple):
@@ -19,6 +23,7 @@ class Leak(NamedTuple):
     what: str  # a private key, a password
     where: str  # user data, line 7; kernel argument rd.luks.key
     severity: Severity
+    is_argument: bool = False
 
 
 class Secret(NamedTuple):
@@ -29,143 +34,161 @@ class Secret(NamedTuple):
     first: int  # of the lines that must not be shown
     last: int
     severity: Severity
+    digest: str  # of what is secret: the same stands elsewhere, however it is indented
+    allowed: str | None = None  # why its author lets it pass
 
 
-def leaks(boot: Boot) -> Iterator[Leak]:
-    """What a boot's published files and arguments seem to give away: the first of each kind."""
+def leaks(boot: Boot, known: frozenset[str] = frozenset()) -> Iterator[Leak]:
+    """What a boot's published files and arguments seem to give away: the first of each kind.
+
+    ``known`` are digests of what was told where it comes from.
+    """
     for argument in boot.kernel_arguments:
         name, _, value = argument.partition("=")
-        if value and _SECRET_NAME.search(name):
-            yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING)
+        if secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument):
+            yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
     texts = dict(boot.user_data.files) if boot.user_data is not None else {}
     for name, text in {**texts, **boot.entries}.items():
-        for found in _by_rule(text):
-            if secret := next(found, None):
+        told: set[str] = set()
+        for secret in secrets(text):
+            if secret.allowed is None and secret.digest not in known and secret.what not in told:
+                told.add(secret.what)
                 yield Leak(secret.what, f"{name}, line {secret.line}", secret.severity)
-
-
-def secrets(text: str) -> list[Secret]:
-    """Everything that a text seems to give away, by its lines."""
-    return sorted((each for found in _by_rule(text) for each in found), key=lambda secret: secret.first)
 
 
 _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|apikey)$", re.IGNORECASE)
 
 
-class _SecretSpan(NamedTuple):
-    """Where in a text something stands: what names it, and what is secret."""
-
-    at: int
-    start: int
-    end: int
+@lru_cache(maxsize=1024)
+def secrets_of_file(content: bytes) -> tuple[Secret, ...]:
+    """The same of a file of the commit, of which the same bytes are looked at for each server."""
+    return tuple(secrets(content.decode(errors="replace")))
 
 
-def _by_rule(text: str) -> Iterator[Iterator[Secret]]:
-    if not any(word in text for word in _HINTS):  # most texts: a plain search costs next to nothing
-        return
-    for what, severity, rule in _RULES:
-        yield _placed(text, what, severity, rule(text))
-
-
-def _placed(text: str, what: str, severity: Severity, spans: Iterable[_SecretSpan]) -> Iterator[Secret]:
+def secrets(text: str) -> list[Secret]:
+    """Everything that a text seems to give away, by its lines."""
+    found = [*_by_rules(text), *_encoded(text)]
+    if not found:
+        return []
     lines = _TextLines(text)
-    for at, start, end in spans:
-        yield Secret(what, lines.of(at), lines.of(start), lines.of(end), severity)
+    placed = {_placed(lines, rule, span, value): None for rule, span, value in sorted(found, key=_in_order)}
+    return sorted(placed, key=lambda secret: (secret.first, secret.line, secret.what))
+
+
+_Found = tuple[LeakRule, SecretSpan, str]
+
+
+def _in_order(found: _Found) -> SecretSpan:
+    return found[1]
+
+
+def _by_rules(text: str) -> Iterator[_Found]:
+    lowered = text.lower()
+    for rule in RULES:
+        if any(word in lowered for word in rule.words):
+            for span in rule.find(text):
+                yield rule, span, text[span.start : span.end]
+
+
+def _placed(lines: _TextLines, rule: LeakRule, span: SecretSpan, value: str) -> Secret:
+    line, first, last = lines.of(span.at), lines.of(span.start), lines.of(span.end)
+    return Secret(
+        rule.what,
+        line,
+        first,
+        last,
+        rule.severity,
+        sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest(),
+        next((why for each in sorted({line, first}) if (why := lines.allowance_in(each)) is not None), None),
+    )
+
+
+_SPACE: Final = re.compile(r"\s|\\n")
+
+
+# What its author lets pass
+
+_ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
+_COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
+
+
+def allowance(line: str) -> str | None:
+    """The reason that a line gives for a secret in it: ``gitboot:allow-secret REASON``; None: it gives none."""
+    found = _ALLOWED.search(line)
+    return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
+
+
+_LONGEST_REASON: Final = 200
 
 
 class _TextLines:
-    """The lines of offsets that come nearly in order: only what lies between two of them is counted."""
+    """The lines of a text, 1-based."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._offset, self._line = 0, 1
+        self._lines = text.split("\n")
+        self._ends = list(accumulate(len(line) + 1 for line in self._lines))
+        self._allowances: dict[int, str | None] = {}
 
     def of(self, offset: int) -> int:
-        if offset < self._offset:
-            self._line -= self._text.count("\n", offset, self._offset)
-        else:
-            self._line += self._text.count("\n", self._offset, offset)
-        self._offset = offset
-        return self._line
+        """In which line an offset is; the end of the text is in the last."""
+        return min(bisect_right(self._ends, offset), len(self._lines) - 1) + 1
+
+    def allowance_in(self, line: int) -> str | None:
+        """The reason that a line gives for a secret in it."""
+        if line not in self._allowances:
+            self._allowances[line] = allowance(self._lines[line - 1])
+        return self._allowances[line]
 
 
-# Rules: where a text gives something away, in order
+# What is encoded
 
-_BLANKS: Final = r"[^\S\n]*+"  # within a line
-_HASHED: Final = r"(?!['\"]?\$(?:y|gy|7|2[aby]|5|6)\$)"  # crypt(5): a hash is made to be seen
-
-
-def _private_keys(text: str) -> Iterator[_SecretSpan]:
-    position = 0
-    while found := _PRIVATE_KEY.search(text, position):
-        end = text.find("-----END", found.end())
-        position = end if end >= 0 else len(text)
-        yield _SecretSpan(found.start(), found.start(), position)
+_BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A-Za-z0-9+/=])")
+_BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
 
-_PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+def _encoded(text: str) -> Iterator[_Found]:
+    """What base64 hides: in one piece, or in lines that follow each other."""
+    for start, end, data in (*_pieces(text), *_blocks(text)):
+        decoded = _decoded(data)
+        if decoded is None:
+            continue
+        for each in (*_by_rules(decoded), *((r, s, v) for a, b, d in _pieces(decoded) for r, s, v in _twice(d))):
+            yield each[0], SecretSpan(start, start, end), each[2]
 
 
-def _password_keys(text: str) -> Iterator[_SecretSpan]:
-    """Of cloud-init and Autoinstall, in block or flow style."""
-    for found in _PASSWORD_KEY.finditer(text):
-        yield _SecretSpan(found.start(), found.start(), found.start(1))
+def _twice(data: str) -> Iterable[_Found]:
+    decoded = _decoded(data)
+    return _by_rules(decoded) if decoded is not None else ()
 
 
-_PASSWORD_KEY: Final = re.compile(
-    rf"(?:^{_BLANKS}(?:-{_BLANKS})?|[{{,]{_BLANKS})['\"]?(?:plain_text_passwd|password|passwd)['\"]?\s*+:"
-    rf"(?=\s*+{_HASHED}['\"]?([^\s'\"#{{[]))",
-    re.MULTILINE,
-)
+def _pieces(text: str) -> Iterator[tuple[int, int, str]]:
+    for found in _BASE64.finditer(text):
+        yield found.start(), found.end(), found[0]
 
 
-def _password_lists(text: str) -> Iterator[_SecretSpan]:
-    """Of cloud-init: name:password in the lines that follow ``chpasswd:``, which names them."""
-    if "chpasswd:" not in text:
-        return
-    offset = begins = left = 0
-    for line in text.split("\n"):
-        if left and _NAME_AND_PASSWORD.match(line):
-            yield _SecretSpan(begins, offset, offset)
-        if _PASSWORD_LIST.match(line):
-            begins, left = offset, _LIST_LINES
-        elif left and line.strip():
-            left -= 1
+def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
+    """Lines of base64 that follow each other."""
+    held: list[str] = []
+    begins = ends = offset = 0
+    for line in (*text.split("\n"), ""):
+        found = _BASE64_LINE.fullmatch(line)
+        if found is not None and (held or len(found["v"]) >= _WIDE):
+            begins = begins if held else offset
+            held.append(found["v"])
+            ends = offset + len(line)
+        if held and (found is None or len(found["v"]) < _WIDE):
+            if len(held) > 1:
+                yield begins, ends, "".join(held)
+            held = []
         offset += len(line) + 1
 
 
-_LIST_LINES: Final = 13
-_PASSWORD_LIST: Final = re.compile(rf"{_BLANKS}chpasswd:")
-_NAME_AND_PASSWORD: Final = re.compile(rf"{_BLANKS}(?:-{_BLANKS})?[a-z_][\w-]*+:(?!\s|R$|RANDOM$){_HASHED}\S")
+_WIDE: Final = 40  # characters of each line but the last
 
 
-def _kickstart(text: str) -> Iterator[_SecretSpan]:
-    for found in _KICKSTART.finditer(text):
-        command, *options = found[0].split()
-        if command == "rootpw":
-            is_plain = options and not any(option.startswith(("--iscrypted", "--lock")) for option in options)
-        else:
-            is_plain = "--password=" in found[0] and "--iscrypted" not in options
-        if is_plain:
-            yield _SecretSpan(found.start(), found.start(), found.start())
-
-
-_KICKSTART: Final = re.compile(r"^(?:rootpw|user)[^\S\n].*", re.MULTILINE)
-
-
-def _preseed(text: str) -> Iterator[_SecretSpan]:
-    for found in _PRESEED.finditer(text):
-        yield _SecretSpan(found.start(), found.start(), found.end())
-
-
-_PRESEED: Final = re.compile(r"passwd/(?:root|user)-password(?:-again)?\s++password\s++\S")
-
-_HINTS: Final = ("passw", "rootpw", "PRIVATE KEY")  # one of which stands in whatever a rule finds
-
-_RULES: Final[tuple[tuple[str, Severity, Callable[[str], Iterator[_SecretSpan]]], ...]] = (
-    ("a private key", Severity.ERROR, _private_keys),
-    ("a password", Severity.WARNING, _password_keys),
-    ("a password", Severity.WARNING, _password_lists),
-    ("a password", Severity.WARNING, _kickstart),
-    ("a password", Severity.WARNING, _preseed),
-)
+def _decoded(data: str) -> str | None:
+    """What base64 says, if it is text."""
+    try:
+        return b64decode(data + "=" * (-len(data) % 4), validate=True).decode()
+    except (Error, UnicodeDecodeError):
+        return None
