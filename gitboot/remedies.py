@@ -31,7 +31,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "Overdue": _RECORD},
     "CommitAccepted": {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
-        "Invalid": "gitboot validate --rev COMMIT",
+        "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",
         "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
@@ -63,7 +63,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "NeedsOperator": "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # or: --not-set",
         "Overdue": f"{_ASK}  # or, where the BMC is gone for good: gitboot bmc resolve SERVER --consumed",
         "Stalled": _ASK,
-        "Unsupported": "gitboot explain SERVER",
+        "Unsupported": "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted",
         "Waiting": _ASK,
     },
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gitboot.cli import cli
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.instance.build import Outside, assembled
@@ -24,6 +27,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
+from gitboot.remedies import with_state
 from gitboot.render.schedule import ServerState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
@@ -171,6 +175,9 @@ class Instance:
     def condition(self, type: str) -> tuple[bool, str]:
         return next((each.status, each.reason) for each in self.reconciler.status.conditions if each.type == type)
 
+    def remedy(self, type: str) -> str | None:
+        return next(each.remedy for each in self.reconciler.status.conditions if each.type == type)
+
     def told(self, *types: str) -> list[str]:
         return [event.type for event in self.events if not types or event.type in types]
 
@@ -291,6 +298,18 @@ def test_a_bad_commit_changes_nothing_and_names_its_problems_once(repository: Re
     assert instance.told("Refused") == ["Refused"]
     assert instance.reconcile(OPEN) == at("21T04:00")  # and windows go on
     assert instance.boots(OPEN) == "memtest-7"
+
+
+def test_the_way_out_of_a_bad_commit_can_be_pasted_anywhere(
+    repository: Repository, instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
+    instance.reconcile(BEFORE)
+    line = instance.remedy("CommitAccepted")
+    assert line is not None
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, shlex.split(with_state(line, str(instance.state)))[1:])
+    assert (result.exit_code, "GB2011" in result.output) == (3, True), result.output
     repository.push({"tie.yaml": policy("web2", "None")})
     instance.reconcile(OPEN)
     assert instance.condition("CommitAccepted") == (True, "Valid")
@@ -603,6 +622,8 @@ def test_a_tree_of_another_ledger_is_left_alone_and_the_endpoint_answers(
     with Instance(tmp_path) as instance:
         instance.reconcile(OPEN)
         assert instance.condition("Published") == (False, "ForeignTree")
+        line = f"gitboot records begin {instance.output}/ops/records.json --state STATE  # or: adopt"
+        assert instance.remedy("Published") == line
         assert (instance.boots(OPEN), instance.published) == ("memtest-7", "flatcar-1")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -75,6 +76,8 @@ def carried(before: Iterable[Condition], now: Iterable[Condition]) -> tuple[Cond
 def _remedy(condition: Condition, standing: Standing, at: datetime) -> str | None:
     """What leads out of a condition, for a first server where it is one of several."""
     given = {"LEDGER": standing.knowledge.facts.identity, "COMMIT": standing.attempt.attempted or "HEAD"}
+    if (output := standing.knowledge.facts.output) is not None:
+        given["OUTPUT"] = shlex.quote(output)
     if (held := standing.attempt.held) is not None:
         given |= {"DIGEST": held.digest, "GUARDS": " ".join(f"--guard {guard}" for guard in held.guards)}
     unproven = {name for servers in _unproven(standing, at).values() for name in servers}
