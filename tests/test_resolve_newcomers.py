@@ -13,7 +13,7 @@ from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Cause, Decision, Halt, MaintenanceDecision, Phase, Record, Run
+from gitboot.plan import Cause, Decision, Halt, InstallAttempt, MaintenanceDecision, Phase, Record, Run, Seen
 from gitboot.resolve import plan
 from gitboot.resolve.instant import run_reason
 from gitboot.resolve.newcomers import Known, newcomer
@@ -36,6 +36,8 @@ from tests.fleets import (
 from tests.reviewed import FLEET, Files, compared, reviewed
 
 BEFORE = SystemUuid(uuid_of("before"))
+ATTEMPTED = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(at("20T22:00"), "boot/x", "10.0.0.7"),)),))
+CONSUMED = Record(consumed_at=at("20T22:00"), consumed_key="provision/1")
 ONCE = (
     SEED[0],
     *(image("flatcar-1"), image("bios-2"), image("memtest-7", "writesDisk: false")),
@@ -62,6 +64,15 @@ def web01(spec: str = "provision: 1", *more: str) -> Decision:
         ("with the same", f"replaces: {BEFORE}, provision: 1", {BEFORE: Record(provision=1)}, 1, Known.UNKNOWN),
         ("with a lower one", f"replaces: {BEFORE}, provision: 0", {BEFORE: Record(provision=1)}, 0, Known.UNKNOWN),
         ("what was pending itself", f"replaces: {BEFORE}, provision: 1", {BEFORE: Record()}, 1, Known.PENDING),
+        ("what was attempted with it", f"replaces: {BEFORE}, provision: 1", {BEFORE: ATTEMPTED}, 1, Known.UNKNOWN),
+        ("and raised since", f"replaces: {BEFORE}, provision: 2", {BEFORE: ATTEMPTED}, 2, Known.PENDING),
+        (
+            "of which an override was consumed",
+            f"replaces: {BEFORE}, provision: 1",
+            {BEFORE: CONSUMED},
+            1,
+            Known.UNKNOWN,
+        ),
     ],
 )
 def test_e11_e12_a_server_without_a_record_is(

@@ -64,6 +64,12 @@ def last_attempt(record: Record, key: str) -> InstallAttempt | None:
     return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
 
 
+def last_given(record: Record) -> int | None:
+    """The highest provision number for which a boot was given or an override consumed, whatever came of it."""
+    keys = (*(each.key for each in record.attempts), record.consumed_key or "")
+    return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
+
+
 def due_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
     """The attempt, and its boot, that is to be made next, counted from 1; None: no more by itself.
 

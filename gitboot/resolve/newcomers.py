@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision, Record
+from gitboot.resolve.attempts import last_given
 from gitboot.resolve.records import adopted
 
 NEW_UP_TO = 1  # the provision number with which a machine comes that was never installed
@@ -72,9 +73,12 @@ def _replacing(decision: Decision, replaced: SystemUuid, records: Mapping[System
     before = records.get(replaced)
     if before is None:
         return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
-    if before.provision is None:
+    given = last_given(before)
+    if before.provision is None and given is None:
         return Newcomer(known=Known.PENDING, why=f"it replaces {replaced}, which was not provisioned yet")
-    why = f"it replaces {replaced}, which was provisioned with {before.provision}"
-    if decision.provision > before.provision:
+    number = max(each for each in (before.provision, given) if each is not None)
+    done = "provisioned" if before.provision == number else "given its boot"
+    why = f"it replaces {replaced}, which was {done} with {number}"
+    if decision.provision > number:
         return Newcomer(known=Known.PENDING, why=why)
     return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")
