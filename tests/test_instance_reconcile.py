@@ -692,19 +692,20 @@ def test_e31_what_was_taken_in_stays_in_the_spool_until_a_tree_that_knows_it_sta
     repository.push({"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")})
     instance.reconcile(BEFORE)
     plan = instance.servers["web01"].plan
-    assert plan is not None
-    note_fetch(
-        instance.spool, Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE)
+    assert plan is not None and plan.offer is not None
+    fetched = Observation(
+        server="web01", path=ENTRY, digest=plan.digest, offer=plan.offer, client="10.0.0.7", at=BEFORE
     )
+    note_fetch(instance.spool, fetched)
     instance.target.full = True
     for minute in (5, 6):
         instance.reconcile(BEFORE.replace(minute=minute))
-        given = GivenBoots(instance.spool).find("web01", plan.digest)  # what an endpoint knows that starts now
+        given = GivenBoots(instance.spool).find("web01", plan.offer)  # what an endpoint knows that starts now
         assert given is not None and not given.again(BEFORE.replace(minute=minute))
     assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "flatcar-1")
     instance.target.full = False
     instance.reconcile(BEFORE.replace(minute=7))
-    assert (GivenBoots(instance.spool).find("web01", plan.digest), instance.published) == (None, "disk")
+    assert (GivenBoots(instance.spool).find("web01", plan.offer), instance.published) == (None, "disk")
 
 
 # What is offered is known before it is published
