@@ -207,6 +207,8 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
         eventually(lambda: phase(instance) == "Disk")
         assert boots(instance, web) == "disk"
         eventually(lambda: f"gitboot start --state {rack.state}" in rack.said("status"))
+    told = rack.typed("stop", *REASON)
+    assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert phase(instance) == "Disk"
         assert rack.said("start") == "boots are offered again\n1 server to boot from the network now: web09\n"
