@@ -180,7 +180,6 @@ def _work(
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared)
         endpoint = Endpoint(output, tree, _clock, recording, assets=assets, keys=keys)
         stack.enter_context(EndpointServer(endpoint, listening))
-        gc.collect()
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
         ready = Turns()
