@@ -44,8 +44,8 @@ def leaks(boot: Boot, known: frozenset[str] = frozenset()) -> Iterator[Leak]:
     ``known`` are digests of what was told where it comes from.
     """
     for argument in boot.kernel_arguments:
-        name, _, value = argument.partition("=")
-        if secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument):
+        if _gives_away(argument):
+            name = argument.partition("=")[0]
             yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
     texts = dict(boot.user_data.files) if boot.user_data is not None else {}
     for name, text in {**texts, **boot.entries}.items():
@@ -54,6 +54,12 @@ def leaks(boot: Boot, known: frozenset[str] = frozenset()) -> Iterator[Leak]:
             if secret.allowed is None and secret.digest not in known and secret.what not in told:
                 told.add(secret.what)
                 yield Leak(secret.what, f"{name}, line {secret.line}", secret.severity)
+
+
+@lru_cache(maxsize=4096)  # servers have most of them in common
+def _gives_away(argument: str) -> bool:
+    name, _, value = argument.partition("=")
+    return bool(secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument))
 
 
 _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|apikey)$", re.IGNORECASE)
