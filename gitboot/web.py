@@ -71,15 +71,19 @@ def ask(
     headers: Mapping[str, str] | None = None,
     body: Mapping[str, Any] | None = None,
     timeout_s: float = 10,
+    method: str | None = None,
 ) -> WebAnswer:
-    """GET ``url``, or POST ``body`` as JSON to it; raises `HostUnreachable` where no answer comes that can be used."""
+    """GET ``url``, or POST ``body`` as JSON to it, or by another method.
+
+    Raises `HostUnreachable` where no answer comes that can be used.
+    """
     host = host_of(url)
     sent = {"Accept": "application/json", "User-Agent": f"gitboot/{__version__}", **(headers or {})}
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
         sent["Content-Type"] = "application/json"
     try:
-        with opener.open(Request(url, data, sent), timeout=timeout_s) as answer:  # noqa: S310 - host_of looked at it
+        with opener.open(Request(url, data, sent, method=method), timeout=timeout_s) as answer:  # noqa: S310 - host_of looked at it
             return _reply(answer.status, answer.headers, answer.read(_MOST_BYTES + 1))
     except HTTPError as error:
         with error:

@@ -90,6 +90,8 @@ class HttpsServer:
             capture_output=True,
         )
         self.requests: list[str] = []
+        self.authorized: list[str] = []  # the paths of requests that brought credentials
+        self.leads_to = ""  # the server that paths below /moved are at, and with a password those below /private/moved
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, key)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_HttpBackend,), {"forge": self}))
@@ -116,13 +118,19 @@ class _HttpBackend(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         self.forge.requests.append(f"{self.command} {path}")
+        if self.headers.get("Authorization"):
+            self.forge.authorized.append(path)
         expected = base64.b64encode(f"git:{HttpsServer.PASSWORD}".encode()).decode()
         if path.startswith("/private/"):
             path = path.removeprefix("/private")
             if self.headers.get("Authorization") != f"Basic {expected}":
                 self._answer(401, b"", {"WWW-Authenticate": 'Basic realm="forge"'})
                 return
-        elif path.startswith("/status/"):
+        if path.startswith("/moved/"):
+            where = f"{self.forge.leads_to}{path.removeprefix('/moved')}{f'?{query}' if query else ''}"
+            self._answer(302, b"", {"Location": where})
+            return
+        if path.startswith("/status/"):
             self._answer(int(path.split("/")[2]), b"", {})
             return
         environment = {

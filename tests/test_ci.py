@@ -89,9 +89,9 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PATH, with this gitboot as `gitboot`, and this Python."""
+    """A folder for PATH: this Python, and this gitboot, which imports nothing from where it is called."""
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "gitboot").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m gitboot "$@"\n')
+    (folder / "gitboot").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"\n')
     (folder / "gitboot").chmod(0o755)
     (folder / "python").symlink_to(sys.executable)
     return folder
@@ -146,11 +146,11 @@ class Ran:
         return {step: code for step, code in self.codes.items() if code}
 
 
-def shell(fleet: Fleet, script: str, environment: dict[str, str]) -> tuple[int, str]:
+def shell(folder: Path, script: str, environment: dict[str, str]) -> tuple[int, str]:
     """Run a step as a runner does: bash that ends at the first command that fails."""
     ran = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
-        cwd=fleet.job,
+        cwd=folder,
         env={**ENVIRONMENT, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -160,19 +160,27 @@ def shell(fleet: Fleet, script: str, environment: dict[str, str]) -> tuple[int, 
     return ran.returncode, ran.stdout
 
 
+def kept(fleet: Fleet) -> Path:
+    """The folder of the second job: nothing but what the first one has left."""
+    folder = fleet.job.parent / "kept"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for path in fleet.job.glob("gitboot.*"):
+        shutil.copy(path, folder)
+    return folder
+
+
 def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "") -> Ran:
     """The workflow's steps on a pull request, the later ones where they are to run always."""
     fleet.checkout(merged=True)
     workflow = yaml.safe_load((fleet.job / ".github/workflows/gitboot.yml").read_text())
-    steps = workflow["jobs"]["review"]["steps"]
-    summary = fleet.job.parent / "summary.md"
     environment = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "GITHUB_BASE_REF": "main",
         "GITHUB_REF": "refs/pull/7/merge",
         "GITHUB_REPOSITORY": "acme/fleet",
         "GITHUB_API_URL": host.url,
-        "GITHUB_STEP_SUMMARY": str(summary),
+        "GITHUB_STEP_SUMMARY": str(fleet.job.parent / "summary.md"),
     }
     expressions = {
         "github.event.pull_request.head.sha": fleet.work.head,
@@ -181,28 +189,32 @@ def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "") -> R
     }
     codes: dict[str, int] = {}
     told = ""
-    for step in steps:
-        if "run" not in step or step["name"] == "Install":
-            continue
-        condition = step.get("if", "")
-        if any(codes.values()) and "always()" not in condition:
-            continue
-        files = re.findall(r"hashFiles\('([^']+)'\) != ''", condition)
-        if not all((fleet.job / name).exists() for name in files):
-            continue
-        given = {
-            name: re.sub(r"\$\{\{ (.+?) \}\}", lambda match: expressions[match[1]], value)
-            for name, value in step.get("env", {}).items()
-        }
-        codes[step["name"]], out = shell(fleet, step["run"], environment | given)
-        told += out
+    for job in ("review", "comment"):
+        at = fleet.job if job == "review" else kept(fleet)
+        failed = False
+        for step in workflow["jobs"][job]["steps"]:
+            if "run" not in step or step["name"] == "Install":
+                continue
+            condition = step.get("if", "")
+            if failed and "always()" not in condition:
+                continue
+            files = re.findall(r"hashFiles\('([^']+)'\) != ''", condition)
+            if not all((at / name).exists() for name in files):
+                continue
+            given = {
+                name: re.sub(r"\$\{\{ (.+?) \}\}", lambda match: expressions[match[1]], value)
+                for name, value in step.get("env", {}).items()
+            }
+            codes[step["name"]], out = shell(at, step["run"], environment | given)
+            failed |= codes[step["name"]] != 0
+            told += out
     return Ran(codes, told)
 
 
 def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", **more: str) -> Ran:
-    """The job on a merge request; before_script installs gitboot, which is there."""
+    """The jobs on a merge request; before_script installs gitboot, which is there."""
     fleet.checkout(merged=False)
-    job = yaml.safe_load((fleet.job / ".gitlab-ci.yml").read_text())["gitboot"]
+    jobs = yaml.safe_load((fleet.job / ".gitlab-ci.yml").read_text())
     environment = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "GITLAB_CI": "true",
@@ -215,9 +227,13 @@ def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", **mo
         "GITBOOT_ACCEPTED": accepted,
         **more,
     }
-    code, out = shell(fleet, "\n".join(job["script"]), environment)
-    after, told = shell(fleet, "\n".join(job["after_script"]), environment)
-    return Ran({"script": code, "after_script": after}, out + told)
+    before = [line for line in jobs["gitboot"]["before_script"] if "pip" not in line]
+    codes = {}
+    codes["script"], told = shell(fleet.job, "\n".join([*before, *jobs["gitboot"]["script"]]), environment)
+    if environment["GITBOOT_TOKEN"]:  # as its rule says
+        codes["note"], out = shell(kept(fleet), "\n".join(jobs["gitboot:note"]["script"]), environment)
+        told += out
+    return Ran(codes, told)
 
 
 JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
@@ -325,11 +341,52 @@ def test_github_shows_the_comment_as_the_summary_too(fleet: Fleet, host: Host, p
     assert (fleet.job.parent / "summary.md").read_text() == host.comments[0]["body"]
 
 
-def test_gitlab_without_a_token_says_so(fleet: Fleet, host: Host, programs: Path) -> None:
+def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: Host, programs: Path) -> None:
     fleet.change(HARMLESS)
     ran = on_gitlab(fleet, host, programs, GITBOOT_TOKEN="")
     assert (ran.failed, host.comments) == ({}, [])
-    assert "no GITBOOT_TOKEN: nothing is commented" in ran.out
+    rule = yaml.safe_load(seed(CI[1]))["gitboot:note"]["rules"][0]["if"]
+    assert rule.endswith("&& $GITBOOT_TOKEN")
+
+
+# Whose code has the token
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_t13_nothing_of_the_branch_runs_where_the_token_is(
+    job: Any, fleet: Fleet, host: Host, programs: Path, tmp_path: Path
+) -> None:
+    """The branch brings programs under every name that a job might call by its folder, and modules to be imported."""
+    found = tmp_path / "found"
+    spy = f"import os\nopen({str(found)!r}, 'a').write(repr(dict(os.environ)))\n"
+    names = ("comment", "sitecustomize", "usercustomize", "gitboot", "json", "ssl", "click", "yaml", "jinja2")
+    for name in names:
+        for folder in ("", ".gitboot/"):
+            path = fleet.work.path / f"{folder}{name}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(spy)
+    for name in ("gitboot", "python", "pip", "git", "conftest.py"):
+        path = fleet.work.path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\nenv >> {found}\n")
+        path.chmod(0o755)
+    fleet.change(HARMLESS)
+    ran = job(fleet, host, programs)
+    assert (ran.failed, len(host.comments)) == ({}, 1), ran.out
+    assert not found.exists()
+
+
+def test_t13_only_the_job_without_the_branch_may_write() -> None:
+    workflow = yaml.safe_load(seed(CI[0]))
+    review, comment = workflow["jobs"]["review"], workflow["jobs"]["comment"]
+    assert (workflow["permissions"], review["permissions"]) == ({}, {"contents": "read"})
+    assert not any("token" in str(step).lower() for step in review["steps"])
+    assert review["steps"][0]["with"]["persist-credentials"] is False
+    assert not any("checkout" in str(step.get("uses")) for step in comment["steps"])
+    assert not comment["permissions"].keys() & {"contents"}
+    jobs = yaml.safe_load(seed(CI[1]))
+    assert jobs["gitboot"]["before_script"][0] == "unset GITBOOT_TOKEN"
+    assert jobs["gitboot:note"]["variables"]["GIT_STRATEGY"] == "none"
 
 
 def test_main_is_validated_and_compared_with_nothing(fleet: Fleet, host: Host, programs: Path) -> None:
@@ -382,9 +439,11 @@ def test_it_is_what_the_host_reads(schema: str, path: str) -> None:
 
 
 def test_every_step_of_the_workflow_is_run_here_but_those_of_others() -> None:
-    steps = yaml.safe_load(seed(CI[0]))["jobs"]["review"]["steps"]
-    assert [step.get("name") for step in steps if "run" in step] == [
-        *("Install", "Validate", "Diff", "Summary", "Comment")
+    jobs = yaml.safe_load(seed(CI[0]))["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert [step.get("name") for step in steps] == [
+        *("Install", "Validate", "Diff", "Summary"),
+        *("Install", "Comment"),
     ]
     assert max(len(step.get("run", "").splitlines()) for step in steps) == 1  # none is a script of its own
 

@@ -119,3 +119,29 @@ def take_line(spool: Path, log: Path) -> bytes:
     """One observation as it is spooled."""
     observe(log, "--spool", spool)
     return next(spool.glob("*.jsonl")).read_bytes().splitlines(keepends=True)[0]
+
+
+def test_t11_garbage_in_a_log_is_counted_and_the_rest_is_read(log: Path, spool: Path) -> None:
+    odd: list[dict[str, object]] = [
+        {"modified": "Mon, 01 Jan 0001 00:00:00 +2359"},
+        {"modified": "Thu, 99999999999999999999 Jan 2026 00:00:00 GMT"},
+        {"at": "0001-01-01T00:00:00+23:59"},
+        {"client": "::1%" + "x" * 100_000},
+        {"status": 10**4000},
+        {"path": "/" + "a/" * 50_000},
+    ]
+    garbage = [
+        *(json.dumps({**NGINX, **each}).encode() for each in odd),
+        b"[" * 100_000,
+        b"\0" * 70_000,
+        b"\xff\xfe\x00\xd8",
+        b"{" + b'"a":' * 1000,
+        bytes(range(256)).replace(b"\n", b""),
+        b"x" * 1_000_000,
+    ]
+    log.write_bytes(b"\n".join([*garbage, LINE.encode()]))
+    done = observe(log, "--spool", spool, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads(done.stdout)
+    assert summary["read"] == len(garbage) + 1 + 3, "a line of a megabyte is counted in pieces"
+    assert OBSERVED in take(spool, {}).observations

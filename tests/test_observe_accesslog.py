@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gitboot.observe.accesslog import Ignored, read
 from gitboot.observe.observation import Observation
@@ -150,3 +153,42 @@ def test_an_instant_has_its_offset(at: str) -> None:
 )
 def test_what_is_in_no_published_format_is_ignored(line: bytes) -> None:
     assert read(line) == Ignored.FORMAT
+
+
+# Garbage
+
+
+ODD: tuple[Any, ...] = (
+    *("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-11-20", "", "\0", "\ud800", "a" * 100_000),
+    *("Thu, 99999999999999999999 Jan 2026 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 +2359", ", , , ,", "-", "1 2 3"),
+    *(
+        "Thu, 01 Jan 2026 99:99:99 GMT",
+        "Thu, 01 Jan 2026 00:00:00 +99999999999",
+        "fe80::1%\x1b[2J",
+        "::1%" + "x" * 9999,
+    ),
+    *(10**400, -1, 0, True, None, 1e308, [], {}, [[]] * 3),
+)
+
+
+@pytest.mark.parametrize("field", sorted(NGINX))
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:30])
+def test_t11_whatever_stands_in_a_field_is_read_or_counted(field: str, value: object) -> None:
+    for found in (nginx(**{field: value}), caddy(request={field: value}), caddy(headers={field: [value]})):
+        assert isinstance(found, Observation | Ignored)
+        if isinstance(found, Observation):
+            assert found.client.isprintable()
+            assert found.at.tzinfo is UTC
+
+
+@given(st.binary(max_size=300))
+def test_t11_bytes_that_are_no_line_are_counted(line: bytes) -> None:
+    assert read(line) is Ignored.FORMAT
+
+
+@given(st.randoms(use_true_random=False))
+def test_t11_a_line_that_was_damaged_is_read_or_counted(chance: random.Random) -> None:
+    line = bytearray(json.dumps(chance.choice([NGINX, CADDY])).encode())
+    for _ in range(chance.randrange(1, 6)):
+        line[chance.randrange(len(line))] = chance.randrange(256)
+    assert isinstance(read(bytes(line)), Observation | Ignored)

@@ -466,3 +466,40 @@ def test_an_accepted_commit_that_no_followed_branch_has_is_looked_for_in_all(
         source = Source(Remote(url=f"{url}/fleet", reference="main"), state)
         source.restore(accepted)
         assert (source.accepted(), text(source, accepted)) == (accepted, "elsewhere")
+
+
+# Servers that lead elsewhere
+
+
+@pytest.fixture
+def other(work: Work, tmp_path: Path) -> Iterator[HttpsServer]:
+    """A server that everybody trusts, and that is not the remote's."""
+    (tmp_path / "other").mkdir()
+    with HttpsServer(work.path.parent, tmp_path / "other") as server:
+        yield server
+
+
+@pytest.mark.parametrize("asks_first", [False, True])
+@pytest.mark.parametrize("where", ["https://127.0.0.1:PORT", "https://localhost:PORT", "http://127.0.0.1:PORT"])
+def test_t3_credentials_follow_no_redirect_to_another_server(
+    https: HttpsServer, other: HttpsServer, state: Path, tmp_path: Path, where: str, asks_first: bool
+) -> None:
+    bundle = tmp_path / "both.pem"
+    bundle.write_text(https.certificate.read_text() + other.certificate.read_text())
+    https.leads_to = where.replace("PORT", other.url.rpartition(":")[2]) + "/private"
+    path = "/private/moved/fleet/.git" if asks_first else "/moved/fleet/.git"
+    source = Source(Remote(url=f"{https.url}{path}", credentials=PASSWORD, ca_bundle=bundle), state)
+    with pytest.raises((SourceError, SourceRefused)) as caught:
+        source.fetch()
+    assert other.authorized == []
+    assert bool(https.authorized) == asks_first
+    if where == "https://127.0.0.1:PORT":
+        assert "which is not sent the credentials" in str(caught.value)
+
+
+def test_t3_a_redirect_within_the_remotes_own_server_is_followed(work: Work, https: HttpsServer, state: Path) -> None:
+    https.leads_to = "/private"
+    url = f"{https.url}/moved/fleet/.git"
+    source = Source(Remote(url=url, credentials=PASSWORD, ca_bundle=https.certificate), state)
+    assert source.fetch() == work.git("rev-parse", "HEAD").strip()
+    assert https.authorized

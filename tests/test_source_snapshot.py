@@ -382,6 +382,79 @@ def test_a_malformed_tree_is_refused(work: Work, tmp_path: Path) -> None:
 # The machine that it runs on
 
 
+def raw_tree(work: Work, *found: tuple[str, bytes, str]) -> str:
+    """A tree as no Git writes it: (mode, name, id) in the order in which they are given."""
+    data = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(id) for mode, name, id in found)
+    made = subprocess.run(
+        ["git", "hash-object", "-t", "tree", "-w", "--literally", "--stdin"],
+        cwd=work.path,
+        input=data,
+        capture_output=True,
+        check=True,
+    )
+    return made.stdout.decode().strip()
+
+
+TWICE = "2 entries of one folder have this name"
+NO_NAME = "no entry of a folder can have this name"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("case", "found", "named", "message"),
+    [
+        ("two files", (("100644", b"a.yaml", "B"), ("100644", b"a.yaml", "C")), "a.yaml", TWICE),
+        ("two folders", (("40000", b"servers", "T"), ("40000", b"servers", "U")), "servers", TWICE),
+        ("a file and a folder", (("100644", b"a", "B"), ("100644", b"a.yaml", "B"), ("40000", b"a", "T")), "a", TWICE),
+        ("two dot-folders", (("40000", b".x", "T"), ("40000", b".x", "U")), ".x", TWICE),
+        ("a slash", (("100644", b"servers/a.yaml", "B"),), "servers/a.yaml", NO_NAME),
+        ("a folder with a slash", (("40000", b"a/b", "T"),), "a/b", NO_NAME),
+        ("this folder", (("40000", b".", "T"),), ".", NO_NAME),
+        ("the folder above", (("40000", b"..", "T"),), "..", NO_NAME),
+        ("Git's own folder", (("40000", b".git", "T"),), ".git", NO_NAME),
+        ("in other letters", (("40000", b".GiT", "T"),), ".GiT", NO_NAME),
+        ("as a file", (("100644", b".git", "B"),), ".git", NO_NAME),
+        ("as Windows has it", (("40000", b"GIT~1", "T"),), "GIT~1", NO_NAME),
+        ("with a stream", (("100644", b".git::$INDEX_ALLOCATION", "B"),), ".git::$INDEX_ALLOCATION", NO_NAME),
+        ("with a space", (("40000", b".git ", "T"),), ".git ", NO_NAME),
+        ("as macOS has it", (("40000", b".g\xe2\x80\x8cit", "T"),), ".g\u200cit", NO_NAME),
+    ],
+)
+def test_t10_what_a_checkout_would_not_show_is_refused_by_name(
+    work: Work, depth: int, case: str, found: tuple[tuple[str, bytes, str], ...], named: str, message: str
+) -> None:
+    blobs = [work.git("hash-object", "-w", "--stdin", text=text) for text in ("first", "second")]
+    trees = [work.git("mktree", text=f"100644 blob {blob}\tx.yaml\n") for blob in blobs]
+    ids = {"B": blobs[0], "C": blobs[1], "T": trees[0], "U": trees[1]}
+    made = raw_tree(work, *((mode, name, ids[id]) for mode, name, id in found))
+    for _ in range(depth):
+        made = raw_tree(work, ("40000", b"below", made))
+    revision = Revision(work.git("commit-tree", "-m", case, made))
+    with pytest.raises(InvalidRepository) as caught:
+        committed(work, revision)
+    assert [(each.path, each.message) for each in caught.value.problems] == [(f"{'below/' * depth}{named}", message)]
+    # Beside a commit that had it already, it is refused where it is read again, and no harm where it is not.
+    with pytest.raises(InvalidRepository):
+        of_commit(Stored(work.path), revision, "/".join(["below"] * depth))
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".gitattributes", "git", "a.git", ".github", "git~2", "...", "e\u0301"])
+def test_what_only_looks_like_it_is_read(work: Work, name: str) -> None:
+    revision = work.commit({f"{name}.d/x.yaml" if name.startswith(".git") else f"{name}/x.yaml": "text"})
+    assert all(path.endswith("x.yaml") for path in committed(work, revision).blobs)
+
+
+def test_t10_a_folder_of_which_there_are_two_is_no_fleet(work: Work) -> None:
+    one, two = (
+        work.git("mktree", text=f"100644 blob {work.git('hash-object', '-w', '--stdin', text=text)}\tfleet.yaml\n")
+        for text in ("reviewed", "published")
+    )
+    made = raw_tree(work, ("40000", b"fleet", one), ("40000", b"fleet", two))
+    revision = Revision(work.git("commit-tree", "-m", "two", made))
+    with pytest.raises(InvalidRepository, match=f"fleet:1:1: {Code.MALFORMED}: {TWICE}"):
+        of_commit(Stored(work.path), revision, "fleet")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_repository_of_another_user_is_read(work: Work) -> None:
     work.commit({"a.yaml": "a"})
@@ -413,3 +486,50 @@ def test_a_symlink_to_a_fleet_is_followed(work: Work, tmp_path: Path) -> None:
     shutil.rmtree(work.path)
     with pytest.raises(UsageError, match="is not a directory"):
         open_snapshot(tmp_path / "link", None)
+
+
+# A few bytes of a pack can be gigabytes: their sizes are asked first. In a process that has no room for them.
+BOUNDED = """
+import resource, sys
+from pathlib import Path
+import pygit2
+from gitboot.errors import InvalidRepository, SourceError
+from gitboot.load import Oversized, Revision
+from gitboot.source import Remote, Source
+from gitboot.source.repository import Stored
+from gitboot.source.tree import of_commit
+limit = 400 << 20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+what, path, revision, state = sys.argv[1:]
+try:
+    if what == "commit":
+        Source(Remote(url=f"file://{path}"), Path(state)).fetch()
+    else:
+        snapshot = of_commit(Stored(Path(path)), Revision(revision))
+        snapshot.read(snapshot.blobs["big.yaml"])
+except (InvalidRepository, SourceError, Oversized) as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("blob", "Oversized"), ("tree", "InvalidRepository"), ("commit", "SourceError")]
+)
+def test_t4_sizes_are_asked_before_bytes_are_read(work: Work, tmp_path: Path, what: str, said: str) -> None:
+    blank = tmp_path / "blank"
+    with blank.open("wb") as file:
+        file.truncate(512 << 20)
+    big = work.git("hash-object", "-t", "tree" if what == "tree" else "blob", "-w", "--literally", str(blank))
+    if what == "commit":
+        tree, person = work.git("mktree"), "A <a@example.net> 0 +0000"
+        with blank.open("r+b") as file:
+            file.write(f"tree {tree}\nauthor {person}\ncommitter {person}\n\n".encode())
+        revision = work.git("hash-object", "-t", "commit", "-w", "--literally", str(blank))
+        work.git("update-ref", "refs/heads/main", revision)
+    else:
+        kind = "040000 tree" if what == "tree" else "100644 blob"
+        root = work.git("mktree", text=f"{kind} {big}\tbig.yaml\n")
+        revision = work.git("commit-tree", "-m", "big", root)
+    command = [sys.executable, "-c", BOUNDED, what, str(work.path), revision, str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(said), done

@@ -8,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import jinja2.filters
@@ -645,3 +647,19 @@ def test_a_slice_of_a_number_is_a_fault_in_the_templates_words() -> None:
     """Not a warning of Python's compiler on stderr, where an instance's events stand."""
     with pytest.raises(TemplateFault, match="'int' object is not subscriptable"):
         TemplateSet({"t": b"{{ 1[1:] }}"}).render_file("t", {})
+
+
+@pytest.mark.parametrize("name", sorted(FILTERS))
+def test_t4_no_filter_takes_an_argument_that_lets_it_grow(name: str) -> None:
+    """0.1.0 indented by four thousand million columns where a template asked it to."""
+    arguments = ("4000000000", "indent=4000000000", "width=4000000000", "'x', 4000000000", "4000000000, true", "'', -9")
+    values = ("[1]", "'a\\nb'", "{'a': 1}", "[[1], [2]]", "7")
+    tracemalloc.start()
+    try:
+        for value in values:
+            for given in arguments:
+                with suppress(TemplateFault):
+                    assert len(render(f"{{{{ {value}|{name}({given}) }}}}")) < 1000
+        assert tracemalloc.get_traced_memory()[1] < 32 * 1024 * 1024
+    finally:
+        tracemalloc.stop()

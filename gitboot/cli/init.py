@@ -15,7 +15,6 @@ CI: Final = (  # dot-files, so that they are no part of the fleet
     ".github/workflows/gitboot.yml",
     ".gitlab-ci.yml",
     ".pre-commit-config.yaml",
-    ".gitboot/comment.py",
 )
 SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of the fleet
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.cli.access import AccessSettings, access_of, access_options
 from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
@@ -143,6 +144,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="How long an installation may show nothing new, from its boot on, until the condition BootsProven says so.",
 )
 @trust_options
+@access_options
 @accept_filesystem_option
 @limit_options
 @click.option(
@@ -174,10 +176,11 @@ def command(**given: Any) -> None:
     """
     tell_what_is_logged()
     once, dry_run = given.pop("once"), given.pop("dry_run")
+    access = access_of(given)
     settings = _settings(**given)
     if dry_run:
         sys.exit(_dry_run(settings))
-    sys.exit(_once(settings) if once else _run(settings))
+    sys.exit(_once(settings) if once else _run(settings, access))
 
 
 def _settings(*, repository: str, reference: str | None, listen: str | None, poll_s: float, **given: Any) -> Settings:
@@ -232,7 +235,7 @@ def _forge_settings(
     return ForgeSettings(project=forge, token=forge_token, name=forge_name, link=forge_link, api=forge_api)
 
 
-def _run(settings: Settings) -> Exit:
+def _run(settings: Settings, access: AccessSettings) -> Exit:
     """Reconcile until a signal ends it."""
     from gitboot.instance.build import running
     from gitboot.instance.loop import Bell, Loop
@@ -259,7 +262,7 @@ def _run(settings: Settings) -> Exit:
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
         signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
         ledger = instance.reconciler.status.ledger
-        with watched(settings.spool, bell.ring), serving(settings, ledger or "", bell.ring) as workers:
+        with watched(settings.spool, bell.ring), serving(settings, access, ledger or "", bell.ring) as workers:
             loop.run(serving=workers.counted if workers is not None else None)
         tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more

@@ -9,10 +9,11 @@ import socket
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.cli.access import AccessSettings, access_of, access_options, arguments_of, clients_of
 from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell, tell_what_is_logged
@@ -24,6 +25,7 @@ from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
+    from gitboot.serve.app import Clients
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -53,7 +55,9 @@ if TYPE_CHECKING:
     help="A directory that is served under /assets/. Default: none.",
 )
 @secret_keys_option
+@access_options
 @accept_filesystem_option
+@click.option("--operators-fd", type=int, hidden=True, help="The same for operators.")
 @click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
 @click.option("--parent", type=int, hidden=True, help="That process.")
 @click.option("--status", type=click.Path(path_type=Path), hidden=True, help="Where the instance leaves its status.")
@@ -67,9 +71,11 @@ def command(
     secret_keys: Path | None,
     accepted_filesystems: tuple[str, ...],
     fd: int | None,
+    operators_fd: int | None,
     parent: int | None,
     status: Path | None,
     ledger: str | None,
+    **given: Any,
 ) -> None:
     """Serve a published tree, and the API over it; as many processes as wanted.
 
@@ -86,26 +92,30 @@ def command(
         make_spool(spool)
         if parent is None:  # else the instance has looked at it
             check_spool(spool, accepted_filesystems, _warn)
-    keys = keys_in(secret_keys)
+    keys, access = keys_in(secret_keys), access_of(given)
     stop = stopped_by_signal(signal.SIGTERM) if parent is not None else stopped_by_signal()
     if fd is not None:
-        _work(output, socket.socket(fileno=fd), spool, assets, stop, status, ledger, keys)
+        operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
+        sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
+        _work(output, sockets, clients, spool, assets, stop, status, ledger, keys)
         return
     from gitboot.serve.server import listen_at, url_of
 
     listening = listen_at(listen)
     url = url_of(listen, listening)
+    operators = operators_socket(access)
     tell(Event(at=_clock(), type="Listening", message=url, facts={"url": url}))
     if spool is None:
         message = "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count"
         tell(Event(at=_clock(), type="NotRecording", message=message, warning=True))
     reap_orphans(stop.wait)
     if workers == 1:
-        _work(output, listening, spool, assets, stop, keys=keys)
+        _work(output, (listening, operators), clients_of(access, operators), spool, assets, stop, keys=keys)
     else:
         from gitboot.serve.supervise import Workers
 
-        with Workers(worker_command(output, spool, assets, secret_keys=secret_keys), listening, workers):
+        command = worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
+        with Workers(command, listening, workers, operators=operators):
             while not stop.wait(3600):
                 pass
     tell(Event(at=_clock(), type="Stopped", message="the tree stays as it is"))
@@ -133,6 +143,8 @@ def worker_command(
     status: Path | None = None,
     ledger: str | None = None,
     secret_keys: Path | None = None,
+    *,
+    access: AccessSettings,
 ) -> list[str]:
     """The command line of a process that serves at a socket which this one hands down."""
     arguments = ["--output", str(output.absolute()), "--parent", str(os.getpid())]
@@ -140,20 +152,34 @@ def worker_command(
     for name, path in paths:
         if path is not None:
             arguments += [name, str(path.absolute())]
+    arguments += arguments_of(access)
     return python("gitboot", "serve", *arguments, *(["--ledger", ledger] if ledger is not None else []))
+
+
+def operators_socket(access: AccessSettings) -> socket.socket | None:
+    """What listens for operators alone, where that is wanted."""
+    from gitboot.serve.server import listen_at, url_of
+
+    if access.operators_listen is None:
+        return None
+    operators = listen_at(access.operators_listen)
+    url = url_of(access.operators_listen, operators)
+    tell(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
+    return operators
 
 
 def make_spool(spool: Path) -> None:
     """Make a spool where it is missing."""
     try:
-        spool.mkdir(parents=True, exist_ok=True)
+        spool.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
 
 
 def _work(
     output: Path,
-    listening: socket.socket,
+    sockets: tuple[socket.socket, socket.socket | None],
+    clients: Clients,
     spool: Path | None,
     assets: Path | None,
     stop: Stop,
@@ -164,12 +190,14 @@ def _work(
     from gitboot.observe.spool import Spool, aside
     from gitboot.serve.app import DEADLINE_S, Endpoint
     from gitboot.serve.clocks import ComparedClock
+    from gitboot.serve.connection import raise_limits
     from gitboot.serve.readiness import Turns, why_not_ready
     from gitboot.serve.recording import Recording
     from gitboot.serve.refusals import reporting_to
     from gitboot.serve.server import EndpointServer
     from gitboot.serve.tree import LOOK_S, PublishedTree
 
+    raise_limits()
     with ExitStack() as stack:
         recording = None
         if spool is not None:
@@ -178,11 +206,11 @@ def _work(
             recording = Recording(spooled, DEADLINE_S)
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared)
-        endpoint = Endpoint(output, tree, _clock, recording, assets=assets, keys=keys)
-        stack.enter_context(EndpointServer(endpoint, listening))
+        endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
+        stack.enter_context(EndpointServer(endpoint, *(each for each in sockets if each is not None)))
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
-        ready = Turns()
+        ready, closed = Turns(), 0
         while not stop.wait(LOOK_S):
             tree.look()
             compared.keep()
@@ -191,6 +219,15 @@ def _work(
             if (event := ready.turn(why_not_ready(tree, recording), _clock())) is not None:
                 tell(event)
             reporting(_clock())
+            if endpoint.crowd.closed and not closed:
+                tell(Event(at=_clock(), type="TooManyIdle", message=_TOO_MANY_IDLE, warning=True))
+            closed = endpoint.crowd.closed
+
+
+_TOO_MANY_IDLE: Final = (
+    "clients keep more connections open without asking than --idle-connections: the oldest are closed, and counted in "
+    "gitboot_idle_connections_closed_total"
+)
 
 
 def _clock() -> datetime:

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gitboot.cli.serve import keys_in, make_spool, worker_command
+from gitboot.cli.access import AccessSettings
+from gitboot.cli.serve import keys_in, make_spool, operators_socket, worker_command
 from gitboot.cli.telling import tell
 from gitboot.instance.directory import STATUS
 from gitboot.instance.settings import Settings
@@ -28,7 +29,9 @@ def spool_of(settings: Settings) -> Path | None:
 
 
 @contextmanager
-def serving(settings: Settings, ledger: str, wake: Callable[[], None]) -> Iterator[Workers | None]:
+def serving(
+    settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
+) -> Iterator[Workers | None]:
     """The endpoints at --listen, as long as the block runs; ``wake`` is called when one has ended or begun."""
     from gitboot.serve.server import listen_at, url_of
     from gitboot.serve.supervise import Workers
@@ -39,10 +42,12 @@ def serving(settings: Settings, ledger: str, wake: Callable[[], None]) -> Iterat
     keys_in(settings.secret_keys)
     listening = listen_at(settings.listen)
     url = url_of(settings.listen, listening)
+    operators = operators_socket(access)
     command = worker_command(
-        *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys)
+        *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
+        access=access,
     )
-    with Workers(command, listening, settings.workers, wake) as workers:
+    with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
         yield workers
 

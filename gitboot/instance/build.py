@@ -29,6 +29,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN, REFUSED
+from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings, TrustSettings
 from gitboot.instance.standing import Standing
 from gitboot.ledger import facts, overrides, records, requests
@@ -178,9 +179,11 @@ def running(
     a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
     then. ``evaluation_of`` a clone is a process of its own, if not a test's.
     """
-    _make(settings.state)
-    _look_at_storage(settings, tell, clock)
     with ExitStack() as stack:
+        stack.enter_context(private(settings.state))
+        if settings.spool is not None:
+            check_spool_rights(settings.spool)
+        _look_at_storage(settings, tell, clock)
         stack.enter_context(state.locked(settings.state))
         store = stack.enter_context(opened_ledger(settings.state / state.LEDGER, tell, clock))
         ledger = facts.read(store).identity
@@ -400,13 +403,6 @@ def _look_at_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
         check_spool(settings.spool, settings.accepted_filesystems, warn, state=settings.state)
     if settings.output.exists():
         check_output(settings.output, settings.accepted_filesystems, warn, state=settings.state)
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
 
 
 # To look at

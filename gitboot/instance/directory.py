@@ -13,7 +13,7 @@ from gitboot import files
 from gitboot.errors import UsageError
 
 LEDGER: Final = "ledger.sqlite"
-_LOCK: Final = "lock"
+LOCK: Final = "lock"
 STATUS: Final = "status.json"
 
 
@@ -42,7 +42,7 @@ def locked(directory: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(files.locked(directory / _LOCK, f"{directory} is in use"))
+            stack.enter_context(files.locked(directory / LOCK, f"{directory} is in use"))
         except OSError as error:
             raise UsageError(f"{directory} cannot be written: {error.strerror}") from None
         yield
@@ -51,7 +51,7 @@ def locked(directory: Path) -> Iterator[None]:
 def running(directory: Path) -> int | None:
     """The process that holds ``directory`` on this machine; None where none does."""
     try:
-        return files.holder(directory / _LOCK)
+        return files.holder(directory / LOCK)
     except OSError as error:
         raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
 

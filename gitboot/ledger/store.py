@@ -249,7 +249,7 @@ def read_mark(path: Path) -> tuple[str, int] | None:
 
 def write_mark(path: Path, identity: str, changes: int) -> None:
     """Note durably how far a ledger has come; raises OSError."""
-    mark = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    mark = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
     try:
         os.pwrite(mark, f"{identity} {changes}".ljust(_MARK_BYTES - 1).encode() + b"\n", 0)
         os.fdatasync(mark)

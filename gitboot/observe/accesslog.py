@@ -55,7 +55,7 @@ def read(line: bytes) -> Observation | Ignored:
         return Ignored.PART
     try:
         modified = int(parsedate_to_datetime(request.modified).timestamp())
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, IndexError, TypeError):  # in as many ways as Python's parser can fail
         return Ignored.VERSION
     try:
         client = str(ip_address(request.client.partition("%")[0]))

@@ -496,7 +496,8 @@ class Code(StrEnum):
     MALFORMED = (
         "GB5006",
         "A folder that Git itself cannot read",
-        "Its tree object is damaged, or was not written by Git.",
+        "Its tree object is damaged, or was not written by Git: a name that stands there twice, has a slash, or is "
+        ".git, is something else in a checkout than here.",
         "Commit the folder anew from a clone in which `git fsck` finds nothing.",
     )
     IGNORE_PATTERN = (

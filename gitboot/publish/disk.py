@@ -64,7 +64,10 @@ class Disk:
         folder, name = split(path)
         while True:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._lock = os.open(name, flags, 0o644, dir_fd=self._folders.make(folder))
+            # Whoever could open it could lock it, and keep this instance from publishing.
+            self._lock = os.open(name, flags, 0o600, dir_fd=self._folders.make(folder))
+            with suppress(PermissionError):  # one that an older gitboot has made, as another user
+                os.fchmod(self._lock, 0o600)
             if (other := take(self._lock)) is not None:
                 return other
             stands = self.look(path)

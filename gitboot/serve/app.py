@@ -28,13 +28,16 @@ from gitboot.serve.artifacts import ServedFiles, size_below
 from gitboot.serve.body import end_of
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
+from gitboot.serve.crowd import MOST_IDLE, Crowd
 from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, is_sent_on
 from gitboot.serve.metrics import Answered, Metrics
+from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.reply import (
     FAULT,
     FOR_A_YEAR,
+    NO_TOKEN,
     NOT_ALLOWED,
     NOT_FOUND,
     NOT_NOW,
@@ -67,8 +70,12 @@ _MOVING_LOOKS: Final = 50
 class Clients:
     """Who may do what: proxies may say for whom they ask, operators may see what is planned."""
 
-    trusted_proxies: Iterable[Network] = LOOPBACK
+    trusted_proxies: Iterable[Network] | None = None  # None: who may be one on this machine
     operators: Iterable[Network] = LOOPBACK
+    names: tuple[str, ...] = ()  # by which operators may ask, besides addresses
+    tokens: Tokens | None = None  # that let read what operators may, from anywhere
+    operators_at: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
+    most_idle: int = MOST_IDLE  # connections of one address that wait for their client
 
 
 class Endpoint:
@@ -92,8 +99,17 @@ class Endpoint:
         self._answers = Answers(tree)
         self.refusals = Refusals()
         self._giving = Giving(tree, recorder, partial(_lacking, root, assets), self.refusals, keys)
-        self._is_trusted = membership(clients.trusted_proxies)
-        self._is_operator = membership(clients.operators)
+        proxies = clients.trusted_proxies
+        self._is_trusted = membership(proxies if proxies is not None else LOOPBACK)
+        self.door = OperatorsDoor(
+            is_operator=membership(clients.operators),
+            is_proxy=self._is_trusted,
+            proxies_are_told=proxies is not None,
+            names=clients.names,
+            tokens=clients.tokens,
+            at=clients.operators_at,
+        )
+        self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
         self._metrics = Metrics()
         self._pages = Router(
             [
@@ -134,8 +150,15 @@ class Endpoint:
         path = scope["path"]
         if scope["method"] not in _METHODS:
             return self._counted(Answered.NOTHING, NOT_ALLOWED)
-        if path.startswith(_FOR_ALL) or (path.startswith(_FOR_OPERATORS) and self._is_operator(self._client(scope))):
+        if path.startswith(_FOR_ALL):
             return _Page(self, Answered.PAGE)
+        if path.startswith(_FOR_OPERATORS):
+            if (why := self.door.stranger(scope, self._client(scope))) is None:
+                return _Page(self, Answered.PAGE)
+            self._metrics.strangers[why] += 1
+            return self._counted(Answered.NOTHING, NO_TOKEN if why is Stranger.TOKEN else NOT_FOUND)
+        if self.door.is_at(scope.get("server")):  # machines are answered elsewhere
+            return self._counted(Answered.NOTHING, NOT_FOUND)
         if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
             return _Page(self, Answered.ARTIFACT)
         if not self._tree.is_ready:
@@ -226,7 +249,7 @@ class Endpoint:
         from gitboot.serve.exposition import CONTENT_TYPE, Exposition
 
         why_not = await self._why_not_ready()
-        page = Exposition(self._metrics, self.refusals.counted, self._tree, self._recorder, why_not).page()
+        page = Exposition(self._metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.crowd).page()
         return Response(page, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
     async def _readyz(self, _: Request) -> Response:

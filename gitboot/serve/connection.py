@@ -6,18 +6,23 @@ import asyncio
 import re
 import resource
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from gitboot.serve.crowd import Crowd
+from gitboot.serve.operators import OperatorsDoor
 from gitboot.serve.reply import Header, Reply
 
 GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left
 
-PATIENCE_S: Final = 60  # how long a client may take to ask for something, or to take what it is sent
+PATIENCE_S: Final = 60  # how long a client may take to take what it is sent
+HEAD_S: Final = 10  # how long it may take to ask for something
 MOST_UNANSWERED_BYTES: Final = 64 * 1024
 
+_ALL_MAY_WAIT: Final = Crowd(is_exempt=lambda _: True)
 _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 
 
@@ -64,14 +69,28 @@ class Connection(HttpToolsProtocol):
         self._quickly: Quickly | None = getattr(self.app, "quickly", None)
         self._has_cycle = False  # whether the application was asked on this connection
         self._is_answered = False  # whether the request that is being read was answered here
-        if len(self.connections) > most_connections():
-            self._abort()
+        door: OperatorsDoor | None = getattr(self.app, "door", None)
+        if door is not None and door.is_at(self.server):
+            self._quickly = None
+        peer = transport.get_extra_info("peername")
+        self._address: str | None = peer[0] if peer else None
+        self._crowd: Crowd = getattr(self.app, "crowd", _ALL_MAY_WAIT)
+        self._head_since: float | None = self._moved_at  # None: it is not being waited for one
+        self._crowd.waits(self, self._address)
+        if len(self.connections) > most_connections() and not self._crowd.make_room():
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._crowd.leaves(self)
 
     def data_received(self, data: bytes) -> None:
         self._unanswered_bytes += len(data)
+        if self._head_since is None and not self._asked:
+            self._head_since = self.loop.time()
         super().data_received(data)
         if self._unanswered_bytes > MOST_UNANSWERED_BYTES:
-            self._abort()
+            self._client.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -79,11 +98,13 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = self._extensions
 
     def on_headers_complete(self) -> None:
+        self._head_since = None
         if (reply := self._quick_reply()) is not None:
             self._is_answered = True
             self._send(reply)
             return
         self._asked = self._has_cycle = True
+        self._crowd.leaves(self)
         super().on_headers_complete()
         self.cycle.transport = _Titled(self._client)  # type: ignore[assignment] # what a cycle uses of it
 
@@ -120,26 +141,44 @@ class Connection(HttpToolsProtocol):
         self._moved_at = self.loop.time()
         if not keep_alive:
             self._client.close()
+        self._crowd.waits(self, self._address)
         super().on_response_complete()
 
     def on_response_complete(self) -> None:
         self._asked = False
         self._unanswered_bytes = 0
         self._moved_at = self.loop.time()
+        self._crowd.waits(self, self._address)
         super().on_response_complete()
 
-    def abort_if_stuck(self) -> None:
-        """Give up a client that has kept us waiting for too long; to be called every few seconds."""
+    def abort_if_stuck(self, late_s: float) -> None:
+        """Give up a client that has kept us waiting for too long; to be called every few seconds.
+
+        ``late_s`` is by how much that was later than it should: what clients have sent meanwhile was not read yet.
+        """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
             self._unsent_bytes, self._moved_at = unsent_bytes, now
         elif self._asked and not unsent_bytes:
             self._moved_at = now  # it is we who take so long
         elif now - self._moved_at > PATIENCE_S:
-            self._abort()
+            self._client.abort()
+        if self._head_since is not None and now - self._head_since > HEAD_S + late_s:
+            self._client.abort()
 
-    def _abort(self) -> None:
+    def give_up(self) -> bool:
+        """Close the connection at once; False: something is still on its way to the client."""
+        if self._client.get_write_buffer_size():
+            return False
         self._client.abort()
+        return True
+
+
+def raise_limits() -> None:
+    """Let this process open as many files as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # more than the kernel lets anyone have
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @cache

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gitboot.observe.refused import WhyNot
+from gitboot.serve.crowd import Crowd
 from gitboot.serve.metrics import Metrics
 from gitboot.serve.readiness import Records
 from gitboot.serve.tree import PublishedTree
@@ -28,7 +29,9 @@ class Exposition(Collector):
         tree: PublishedTree,
         records: Records | None,
         why_not_ready: str | None,
+        crowd: Crowd,
     ) -> None:
+        self._crowd = crowd
         self._metrics, self._refused, self._tree = metrics, refused, tree
         self._records, self._why_not_ready = records, why_not_ready
         self._registry = CollectorRegistry()
@@ -51,6 +54,14 @@ class Exposition(Collector):
         for reason, count in sorted(self._refused.items()):
             refused.add_metric([reason], count)
         yield refused
+        strangers = CounterMetricFamily(
+            "gitboot_operators_refused", "Requests for operators' pages of who is taken for none.", labels=["reason"]
+        )
+        for why, count in sorted(self._metrics.strangers.items()):
+            strangers.add_metric([why], count)
+        yield strangers
+        text = "Connections that waited for their clients, and had to go for others."
+        yield CounterMetricFamily("gitboot_idle_connections_closed", text, self._crowd.closed)
         if (off := self._tree.clock.off) is not None:
             text = "How far the clock is ahead of the instance's, where that is too far."
             yield GaugeMetricFamily("gitboot_clock_off_seconds", text, off.total_seconds())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
+from gitboot.serve.operators import Stranger
+
 
 class Answered(StrEnum):
     """What a request was for."""
@@ -21,6 +23,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[Answered, int]] = Counter()  # by their status
+        self.strangers: Counter[Stranger] = Counter()  # who asked for what is for operators
 
     def count(self, answered: Answered, status: int) -> None:
         self.requests[answered, status] += 1

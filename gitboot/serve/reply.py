@@ -50,6 +50,7 @@ HEARD: Final = Reply(204, [(b"cache-control", UNCACHED)])
 
 # GRUB runs the body of a 404 as configuration, so none of these has one.
 NOT_FOUND: Final = _empty(404)
+NO_TOKEN: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
 NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 TOO_LARGE: Final = _empty(413)
 FAULT: Final = _empty(500)

@@ -8,6 +8,7 @@ import math
 import re
 import socket
 import threading
+import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
@@ -21,17 +22,17 @@ from gitboot.serve.connection import Connection
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 30  # firmware and loaders take their time between two files
-_STUCK_CHECK_S: Final = 5
+_STUCK_CHECK_S: Final = 2
 
 
 class EndpointServer:
-    """Serves ``app`` at a socket that listens, from `start` to `stop`; others may serve at it as well.
+    """Serves ``app`` at sockets that listen, from `start` to `stop`; others may serve at them as well.
 
     It handles no signals: whoever runs it does, and calls `stop`.
     """
 
-    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
-        self._socket = listening
+    def __init__(self, app: ASGIApp, *listening: socket.socket) -> None:
+        self._sockets = listening
         self._config = uvicorn.Config(
             app,
             http=Connection,
@@ -79,17 +80,19 @@ class EndpointServer:
 
     async def _serve(self) -> None:
         watch = asyncio.create_task(self._abort_stuck_clients())
-        await self._server.serve(sockets=[self._socket])
+        await self._server.serve(sockets=list(self._sockets))
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
 
     async def _abort_stuck_clients(self) -> None:
         while True:
+            began = time.monotonic()
             await asyncio.sleep(_STUCK_CHECK_S)
+            late_s = max(time.monotonic() - began - _STUCK_CHECK_S, 0)
             for connection in tuple(self._server.server_state.connections):
                 if isinstance(connection, Connection):
-                    connection.abort_if_stuck()
+                    connection.abort_if_stuck(late_s)
 
 
 def listen_at(where: str) -> socket.socket:

@@ -23,7 +23,8 @@ _STEADY_S: Final = 30  # who has run for so long may begin again at once
 class Workers:
     """As many processes as wanted that serve at one socket, from `start` to `close`.
 
-    ``command`` gets the socket as ``--fd``. ``on_change`` is called, from any thread, when one has ended or begun.
+    ``command`` gets the socket as ``--fd``, one that is for operators alone as ``--operators-fd``.
+    ``on_change`` is called, from any thread, when one has ended or begun.
     """
 
     def __init__(
@@ -32,9 +33,14 @@ class Workers:
         listening: socket.socket,
         count: int,
         on_change: Callable[[], None] = lambda: None,
+        *,
+        operators: socket.socket | None = None,
     ) -> None:
         self._command = [*command, "--fd", str(listening.fileno())]
-        self._listening, self._count, self._on_change = listening, count, on_change
+        if operators is not None:
+            self._command += ["--operators-fd", str(operators.fileno())]
+        self._sockets = [listening] if operators is None else [listening, operators]
+        self._count, self._on_change = count, on_change
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
         self._restarts = 0
@@ -64,7 +70,8 @@ class Workers:
             process.kill()
         for thread in self._threads:
             thread.join()
-        self._listening.close()
+        for each in self._sockets:
+            each.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -99,6 +106,6 @@ class Workers:
         with self._lock:
             if self._stopping.is_set():
                 return None
-            self._processes[number] = process = spawn(self._command, pass_fds=[self._listening.fileno()])
+            self._processes[number] = process = spawn(self._command, pass_fds=[each.fileno() for each in self._sockets])
         self._on_change()
         return process

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 import pygit2
 
-from gitboot.source.repository import SUBMODULE, TREE, entries, files_of
+from gitboot.source.repository import MAX_TREE_BYTES, SUBMODULE, TREE, entries, files_of
 
 _IDS_AT: Final = 8 + 4 * 256  # in a pack's index: behind a header of two words and the fan-out table
 
@@ -58,6 +58,7 @@ def _referred(repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb |
         if oid in found or oid in held:
             continue
         found.add(oid)
+        _check_size(repository, oid)
         match repository[oid]:
             case pygit2.Tag() as tag:
                 pending.append(tag.target)
@@ -70,6 +71,30 @@ def _referred(repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb |
                     elif mode != SUBMODULE and (blob := pygit2.Oid(raw=raw)) not in held:
                         found.add(blob)
     return found
+
+
+def check_history(repository: pygit2.Repository, tip: pygit2.Oid, known: Collection[pygit2.Oid]) -> None:
+    """Raise what pygit2 does where a commit or a tag on the way from ``tip`` to what is known is too large to be read.
+
+    A few bytes of a pack can be gigabytes, and whoever reads a commit reads all of it.
+    """
+    pending, seen = [tip], set(known)
+    while pending:
+        if (oid := pending.pop()) in seen:
+            continue
+        seen.add(oid)
+        _check_size(repository, oid)
+        match repository[oid]:
+            case pygit2.Tag() as tag:
+                pending.append(tag.target)
+            case pygit2.Commit() as commit:
+                pending += commit.parent_ids
+
+
+def _check_size(repository: pygit2.Repository, oid: pygit2.Oid) -> None:
+    size = repository.odb.read_header(oid)[1]
+    if size > MAX_TREE_BYTES:
+        raise pygit2.GitError(f"object {oid} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
 
 
 def merge_packs(repository: pygit2.Repository, limit: int) -> None:

@@ -15,7 +15,7 @@ from pygit2.enums import CredentialType
 
 from gitboot.errors import SourceError, SourceRefused, UsageError
 from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
-from gitboot.source.repository import words
+from gitboot.source.repository import printable, words
 from gitboot.source.semver import highest, is_range, parse_range
 
 
@@ -97,6 +97,14 @@ def address(url: str) -> SplitResult:
         return urlsplit(f"ssh://{match['authority']}/{match['path']}")
     return SplitResult("", "", url, "", "")
 
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Whom credentials are for: scheme, host and port."""
+    parts = address(url)
+    return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
+
+
+_PORTS: Final = {"https": 443, "ssh": DEFAULT_PORT}
 
 Heads = Mapping[str, str]  # name of a ref -> id of what it points at, "…^{}" -> id of what that tag is of
 
@@ -185,8 +193,13 @@ class _Callbacks(pygit2.RemoteCallbacks):
         self.answered = False
 
     def credentials(
-        self, _url: str, username_from_url: str | None, allowed_types: CredentialType
+        self, url: str, username_from_url: str | None, allowed_types: CredentialType
     ) -> pygit2.UserPass | pygit2.Keypair | pygit2.Username:
+        if _origin(url) != _origin(self._remote.url):  # where a server has led: libgit2 asks anew there
+            raise SourceRefused(
+                f"{self._remote.url} leads to {printable(url)}, which is not sent the credentials; where that is "
+                "right, let the repository be that URL"
+            )
         match self._remote.credentials:
             case SshKey() if allowed_types & CredentialType.USERNAME:
                 return pygit2.Username("git")

@@ -27,6 +27,8 @@ pygit2.settings.enable_fsync_gitdir(True)
 _T = TypeVar("_T")
 _MORE_TRIES: Final = 2
 
+MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # of one folder: a million entries
+
 TREE: Final = b"40000"
 SYMLINK: Final = b"120000"
 SUBMODULE: Final = b"160000"
@@ -114,6 +116,9 @@ class MalformedTree(Exception):
 
 def entries(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
     """A tree's entries, several times as fast as from pygit2; raise `MalformedTree`."""
+    size = objects.read_header(pygit2.Oid(raw=tree))[1]
+    if size > MAX_TREE_BYTES:  # a few bytes of a pack can be gigabytes
+        raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
     data = objects.read(pygit2.Oid(raw=tree))[1]
     found: list[Entry] = _ENTRY.findall(data)
     if sum(len(mode) + len(name) + 22 for mode, name, _ in found) != len(data):

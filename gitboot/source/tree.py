@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
@@ -19,6 +21,9 @@ from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, Malformed
 
 MAX_FILES: Final = 1_000_000  # ten trees, each of which holds the next ten times, are 10,000,000,000 files
 MAX_PATH: Final = 4096  # characters
+MAX_NAMES: Final = 100  # of one folder that are wrong and are reported
+
+_IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char
 
 
 def of_commit(repository: Stored, revision: Revision, folder: str = "", previous: Snapshot | None = None) -> Snapshot:
@@ -33,7 +38,7 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
             base = tree_at(git, previous.revision, folder)
             blobs, irregular = dict(previous.blobs), dict(previous.irregular)
         changed = set()
-        for path, mode, blob in _differences(git.odb, base, tree_at(git, revision, folder)):
+        for path, mode, blob in _differences(git.odb, base, _checked_tree_at(git, revision, folder)):
             changed.add(path)
             blobs.pop(path, None)
             irregular.pop(path, None)
@@ -68,6 +73,15 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
     return found.id.raw if isinstance(found, pygit2.Tree) else None
 
 
+def _checked_tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
+    """The same, where one name on the way there does not mean two things."""
+    parts = folder.split("/") if folder else []
+    for depth in range(len(parts)):
+        found = tree_at(git, revision, "/".join(parts[:depth]))
+        _check_names("".join(f"{part}/" for part in parts[:depth]), _read(git.odb, found, ""))
+    return tree_at(git, revision, folder)
+
+
 def _differences(
     objects: pygit2.Odb, old: bytes | None, new: bytes | None
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
@@ -79,7 +93,7 @@ def _differences(
     visited = 0
     while pending:
         prefix, old, new = pending.pop()
-        before, after = _entries(objects, old, prefix), _entries(objects, new, prefix)
+        before, after = _entries(objects, old, prefix), _entries(objects, new, prefix, is_new=True)
         if before:
             before, after = set(before) - set(after), set(after) - set(before)
         visited += len(before) + len(after)
@@ -101,13 +115,43 @@ def _differences(
         pending += ((f"{path}/", raw, None) for path, raw in old_folders.items())
 
 
-def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> Collection[Entry]:
-    """What a tree holds besides dot-folders."""
+def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str, *, is_new: bool = False) -> Collection[Entry]:
+    """What a tree holds besides dot-folders; a new one is looked at whether Git would check it out as it stands."""
+    found = _read(objects, tree, prefix)
+    if is_new:
+        _check_names(prefix, found)
+    return [entry for entry in found if entry[0] != TREE or not entry[1].startswith(b".")]
+
+
+def _read(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Entry]:
     try:
-        found = entries(objects, tree) if tree else []
+        return entries(objects, tree) if tree else []
     except MalformedTree as error:
         raise InvalidRepository([_problem(Code.MALFORMED, prefix, str(error))]) from error
-    return [entry for entry in found if entry[0] != TREE or not entry[1].startswith(b".")]
+
+
+def _check_names(prefix: str, found: Collection[Entry]) -> None:
+    """Refuse names that a checkout leaves out or takes for something else: a reviewer would see other files."""
+    counts = Counter(name for _, name, _ in found)
+    problems = []
+    for name, number in sorted(counts.items()):
+        shown = prefix + name.decode(errors="replace")
+        if number > 1:
+            problems.append(_problem(Code.MALFORMED, shown, f"{number} entries of one folder have this name"))
+        if _is_forbidden(name):
+            problems.append(_problem(Code.MALFORMED, shown, "no entry of a folder can have this name"))
+    if problems:
+        raise InvalidRepository(problems[:MAX_NAMES])
+
+
+def _is_forbidden(name: bytes) -> bool:
+    """Whether a name is none that Git checks out: read-cache.c, verify_path; on macOS and Windows, too."""
+    if b"/" in name or name in (b".", b".."):
+        return True
+    if not name.startswith((b".", b"g", b"G", b"\xe2", b"\xef")):
+        return False
+    text = _IGNORED_BY_HFS.sub("", name.decode(errors="replace")).lower()
+    return re.fullmatch(r"(\.git|git~1)[ .]*(:.*)?", text, re.DOTALL) is not None
 
 
 def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:

@@ -11,7 +11,7 @@ import pygit2
 
 from gitboot.errors import SourceError, UsageError
 from gitboot.load import Revision
-from gitboot.source.objects import check, copy
+from gitboot.source.objects import check, check_history, copy
 from gitboot.source.remote import Conversation, Remote, wanted
 from gitboot.source.repository import blaming, containing, files_of
 from gitboot.source.snapshot import folder_in
@@ -72,6 +72,8 @@ class Upstream:
                         self._copy(theirs, ours, tip)
                     else:
                         self._fetch(conversation, ours, kept, f"+{name}:{_FETCHED}")
+        with blaming(self._remote.url):
+            check_history(ours, pygit2.Oid(hex=tip), _commits(ours, kept))
         try:
             return Brought(Revision(str(ours[tip].peel(pygit2.Commit).id)), _own_tag(ours, tip, name))
         except pygit2.InvalidSpecError as error:
@@ -135,6 +137,12 @@ def _own_tag(ours: pygit2.Repository, tip: str, name: str) -> str | None:
     """A tag that bears the name under which it was found: an older one, given out as a newer, does not."""
     found = ours[tip]
     return tip if isinstance(found, pygit2.Tag) and name == f"refs/tags/{found.name}" else None
+
+
+def _commits(ours: pygit2.Repository, names: Iterable[str]) -> set[pygit2.Oid]:
+    """The commits that references of the clone name; what led to them was looked at when they came."""
+    found = (ours.references.get(name) for name in names)
+    return {reference.peel(pygit2.Commit).id for reference in found if reference is not None}
 
 
 def folder_of(ours: pygit2.Repository) -> str:

@@ -1,0 +1,129 @@
+"""Who may ask an endpoint for what: options that `gitboot run` and `gitboot serve` share, handed down to workers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from ipaddress import ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from gitboot.errors import UsageError
+
+if TYPE_CHECKING:
+    from gitboot.serve.app import Clients
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_NAMES: Final = (
+    *("operators", "operators_hosts", "operators_tokens", "operators_listen"),
+    *("trusted_proxies", "idle_connections"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccessSettings:
+    """Who may ask an endpoint for what."""
+
+    operators: tuple[str, ...]  # networks; none: this machine
+    operators_hosts: tuple[str, ...]
+    operators_tokens: Path | None
+    operators_listen: str | None  # HOST:PORT; None: where machines ask
+    trusted_proxies: tuple[str, ...]  # networks
+    idle_connections: int  # of one address
+
+
+def access_options(command: Command) -> Command:
+    """--operators and what belongs to it."""
+    networks = click.option(
+        "--operators",
+        multiple=True,
+        metavar="CIDR",
+        help="Networks from which /api and /metrics are answered. Default: this machine alone.",
+    )
+    hosts = click.option(
+        "--operators-host",
+        "operators_hosts",
+        envvar="GITBOOT_OPERATORS_HOST",
+        multiple=True,
+        metavar="NAME",
+        help="A name by which operators ask for them, besides addresses and localhost.",
+    )
+    tokens = click.option(
+        "--operators-tokens",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file with a token on each line; who shows one (Authorization: Bearer) is answered from anywhere.",
+    )
+    listen = click.option(
+        "--operators-listen",
+        metavar="HOST:PORT",
+        help="Answer /api and /metrics here, and no longer where machines ask. Default: there.",
+    )
+    proxies = click.option(
+        "--trusted-proxies",
+        multiple=True,
+        metavar="CIDR",
+        help="Proxies whose X-Forwarded-For says who asks. Default: this machine.",
+    )
+    idle = click.option(
+        "--idle-connections",
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        help="Connections of one address that may wait without a request; the oldest goes. Proxies have no limit.",
+    )
+    for option in (idle, proxies, listen, tokens, hosts, networks):
+        command = option(command)
+    return command
+
+
+def access_of(given: dict[str, Any]) -> AccessSettings:
+    """What was given for these options, taken out of the others; raises `UsageError` where it cannot be meant."""
+    found = AccessSettings(**{name: given.pop(name) for name in _NAMES})
+    clients_of(found, None)
+    return found
+
+
+def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
+    """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
+    from gitboot.serve.app import Clients
+    from gitboot.serve.clients import LOOPBACK
+    from gitboot.serve.operators import Tokens
+
+    tokens = Tokens(access.operators_tokens) if access.operators_tokens is not None else None
+    if tokens is not None:
+        tokens.check()
+    return Clients(
+        operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,
+        trusted_proxies=tuple(_networks("--trusted-proxies", access.trusted_proxies)) or None,
+        names=access.operators_hosts,
+        tokens=tokens,
+        operators_at=operators.getsockname()[:2] if operators is not None else None,
+        most_idle=access.idle_connections,
+    )
+
+
+def _networks(option: str, given: tuple[str, ...]) -> Iterator[Any]:
+    for each in given:
+        try:
+            yield ip_network(each)
+        except ValueError as error:
+            raise UsageError(f"{option}: {error}") from None
+
+
+def arguments_of(access: AccessSettings) -> list[str]:
+    """The same as arguments of a worker, but for where to listen: it gets the socket."""
+    found = ["--idle-connections", str(access.idle_connections)]
+    for option, values in (
+        ("--operators", access.operators),
+        ("--operators-host", access.operators_hosts),
+        ("--trusted-proxies", access.trusted_proxies),
+    ):
+        for value in values:
+            found += [option, value]
+    if access.operators_tokens is not None:
+        found += ["--operators-tokens", str(access.operators_tokens.absolute())]
+    return found

@@ -1,0 +1,137 @@
+"""Who may see what is planned: by the network that they ask from, and the name that they ask for; or by a token."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import lru_cache
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from starlette.types import Scope
+
+from gitboot.errors import UsageError
+
+_SHORTEST_TOKEN: Final = 16  # characters
+_BY_A_PROXY: Final = frozenset({b"via", b"forwarded", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"})
+
+
+class Stranger(StrEnum):
+    """Why somebody is taken for no operator."""
+
+    NETWORK = "Network"  # asks from elsewhere
+    PROXY = "Proxy"  # came through a proxy that does not say for whom it asks
+    HOST = "Host"  # asks for a name that is not this endpoint's: a page in an operator's browser, perhaps
+    TOKEN = "Token"  # noqa: S105 - shows one that is none
+    SOCKET = "Socket"  # asks where machines ask
+
+
+class Tokens:
+    """The tokens in a file, a line each, by which programs may read what operators may; read anew when it changes."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._stamp: tuple[int, int, int] | None = None
+        self._tokens: tuple[bytes, ...] = ()
+
+    def check(self) -> None:
+        """Raise `UsageError` where they cannot be read, or one is too short to be guessed by nobody."""
+        try:
+            tokens = _tokens(self._file.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
+        if not tokens or min(map(len, tokens)) < _SHORTEST_TOKEN:
+            raise UsageError(f"{self._file} needs a token on each line, of {_SHORTEST_TOKEN} characters or more")
+
+    def has(self, token: bytes) -> bool:
+        try:
+            stat = self._file.stat()
+            stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
+            if stamp != self._stamp:
+                self._tokens, self._stamp = _tokens(self._file.read_bytes()), stamp
+        except OSError:
+            return False
+        found = [hmac.compare_digest(token, each) for each in self._tokens if len(each) >= _SHORTEST_TOKEN]
+        return any(found)
+
+
+def _tokens(content: bytes) -> tuple[bytes, ...]:
+    lines = (line.strip() for line in content.splitlines())
+    return tuple(line for line in lines if line and not line.startswith(b"#"))
+
+
+class OperatorsDoor:
+    """Says of each request whether it is an operator's."""
+
+    def __init__(
+        self,
+        *,
+        is_operator: Callable[[str | None], bool],
+        is_proxy: Callable[[str | None], bool],
+        proxies_are_told: bool,  # whether somebody has said which there are: then each is one, whatever it sends
+        names: Iterable[str],
+        tokens: Tokens | None,
+        at: tuple[str, int] | None,  # the socket that is for operators alone
+    ) -> None:
+        self._is_operator, self._is_proxy, self._proxies_are_told = is_operator, is_proxy, proxies_are_told
+        self._names, self._tokens, self._at = frozenset(name.lower() for name in names), tokens, at
+
+    def is_at(self, server: tuple[str, int | None] | None) -> bool:
+        """Whether a socket is the one that is for operators alone."""
+        everywhere = ("0.0.0.0", "::")  # noqa: S104 - it is asked whether it is
+        at = self._at
+        return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
+
+    def stranger(self, scope: Scope, client: str | None) -> Stranger | None:
+        """Why a request, of a client as proxies say, is no operator's; None: it is."""
+        if self._at is not None and not self.is_at(scope.get("server")):
+            return Stranger.SOCKET
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if (token := _bearer(headers)) is not None:
+            return None if self._tokens is not None and self._tokens.has(token) else Stranger.TOKEN
+        if self._is_hidden(scope, headers):
+            return Stranger.PROXY
+        if not self._is_operator(client):
+            return Stranger.NETWORK
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not self._is_ours(_name_in(hosts[0].decode("latin-1"))):
+            return Stranger.HOST
+        return None
+
+    def _is_hidden(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Whether it came through a proxy that does not say for whom it asks."""
+        names = {name for name, _ in headers}
+        peer = scope["client"][0] if scope["client"] else None
+        if not self._is_proxy(peer) or b"x-forwarded-for" in names:
+            return False
+        shows_it = bool(names & _BY_A_PROXY) or scope.get("http_version") == "1.0"
+        return self._proxies_are_told or shows_it
+
+    def _is_ours(self, name: str) -> bool:
+        return name == "localhost" or name in self._names or _is_address(name)
+
+
+def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            return token.strip() if scheme.lower() == b"bearer" else b""
+    return None
+
+
+def _name_in(host: str) -> str:
+    """The name in a Host header, without its port."""
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    return name.lower().removesuffix(".")
+
+
+@lru_cache(maxsize=256)
+def _is_address(name: str) -> bool:
+    """Whether it is an address, which no name server of a stranger can lead elsewhere."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
