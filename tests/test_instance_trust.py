@@ -89,6 +89,20 @@ def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_wa
     assert bench.record is not None and bench.record.provision == 2
 
 
+@pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
+def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(bench: Bench, evidence: str) -> None:
+    """It was given by a clock that was ahead, and nobody reconciled then."""
+    settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
+    bench.decide(settings, *fleet_of()[1:])
+    plan = bench.plan()
+    bench.now = NOON + TWO_HOURS
+    bench.fetch(plan)
+    bench.now = NOON + timedelta(seconds=61)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + TWO_HOURS
+    assert phase(bench) is Phase.DISK
+
+
 def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_installed_once(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS
     bench.decide(*fleet_of(1))

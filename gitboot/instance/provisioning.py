@@ -15,6 +15,7 @@ from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import provisioned, report_of, run_made, run_started
 from gitboot.load.machines import taken_over
 from gitboot.model.fleet import Evidence
+from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
@@ -26,6 +27,7 @@ from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.records import adopted, attempt_facts, carried
 from gitboot.status import Event
 
+_MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 
 
@@ -174,8 +176,7 @@ def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: s
     record = learning.record(offer.uuid)
     if record is None or learning.settled is None:
         return
-    # A mirror's clock may be ahead, and would keep the boot served.
-    now, what = provisioned(offer, record, min(made_at, at), evidence)
+    now, what = provisioned(offer, record, _by_this_clock(made_at, at), evidence)
     if now is not record:
         _note(learning, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence, at)
 
@@ -185,7 +186,7 @@ def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, at: 
     record = learning.record(offer.uuid)
     if record is None or learning.settled is None:
         return
-    seen = seen._replace(at=min(seen.at, at))
+    seen = seen._replace(at=_by_this_clock(seen.at, at))
     now, what = run_made(offer, record, seen)
     if now is not record:
         _note(learning, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence, at)
@@ -202,12 +203,20 @@ def _note(learning: Learning, offer: Offer, now: Record, said: tuple[str, str], 
     learning.events.append(Event(at=at, type=type, message=f"{offer.server}: {what}", facts=facts))
 
 
+def _by_this_clock(seen: datetime, at: datetime) -> datetime:
+    """When something was seen, for what ends a while later: a clock that is ahead would keep it open for longer.
+
+    What is far ahead was seen before the clock was set right, and what it opened is over.
+    """
+    return min(seen, at) if seen - at <= _MOST_AHEAD else at - FETCH_GRACE
+
+
 def record_step(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
     """Record that the boot of an installation was given, that it has started, or that it has failed."""
     record = learning.record(offer.uuid)
     if record is None or learning.settled is None:
         return
-    seen = Seen(min(observation.at, at), observation.path, observation.client)
+    seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
     if observation.is_failure:
         now = failed(offer, record, Failure(seen.at, seen.client, observation.log or ""))
     else:
