@@ -400,8 +400,9 @@ class Site:
         by_override = boot.target in NETWORK
         if by_override:
             self.counts["consumed"] += 1
-            if len(self.open_as_set) == 1:
-                self.book.asks[self.open_as_set[0]].consumed += 1
+            for label in self.open_as_set:
+                self.book.asks[label].may_be_done = True
+                self.book.asks[label].consumed += len(self.open_as_set) == 1
             self.open_as_set = []
         if by_override or (boot.target == "None" and self.netboots):
             self._boots_network(self._next)
