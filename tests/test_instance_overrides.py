@@ -21,7 +21,7 @@ from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.redfish.double import Machine
 from tests.redfish.faults import Drop, Hang, Ignored, Slow, Status
-from tests.redfish.profiles import GENERIC, ILO6, Profile
+from tests.redfish.profiles import GENERIC, ILO6, SUPERMICRO_X10, Profile
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
@@ -192,6 +192,18 @@ def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(si
     site.bench.fetch(again)
     site.bench.reconcile()
     assert site.bench.told("Provisioned") == ["Provisioned"]
+
+
+def test_a_machine_that_booted_past_its_override_is_not_installed_by_it_again(make_site: MakeSite) -> None:
+    """It was coming up, its firmware went by its own boot order, network first, and its BMC shows no resets."""
+    site = make_site(profile=SUPERMICRO_X10)
+    site.decide()
+    site.bench.fetch(site.bench.reconcile())
+    for _ in range(3):
+        site.bench.reconcile()
+        site.wait(60)
+    assert site.bench.told("Provisioned", "FetchIgnored") == ["Provisioned"]
+    assert (shown(site.bench.plan()), site.shown) == (INSTALLED, "Disabled Pxe")  # whose target it keeps
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def refused(record: OverrideRecord, observed: Observed) -> Confirm:
     (community.general, issue 5091).
     """
     state = State.CONFIRMED if stands(record.override, observed) else State.WITHDRAWN
-    return Confirm(record=replace(record, state=state, marks=_marks(observed, record)))
+    return Confirm(record=replace(record, state=state, marks=marks_beside(observed, record)))
 
 
 def stands(override: Override, observed: Observed) -> bool:
@@ -311,7 +311,7 @@ def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: fr
         return Confirm(record=replace(record, state=_what_became_of(record, observed, at, moving)))
     if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
         return Wait(why="it was cleared a moment ago, and is still shown")
-    return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=_marks(observed, record), at=at))
+    return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=marks_beside(observed, record), at=at))
 
 
 def _was_not_replaced(record: OverrideRecord, observed: Observed) -> bool:
@@ -359,7 +359,7 @@ def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, mo
     return State.LOST
 
 
-def _marks(observed: Observed, record: OverrideRecord) -> Marks:
+def marks_beside(observed: Observed, record: OverrideRecord) -> Marks:
     """The marks that were seen, by the clock as it was read last."""
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_of(record.marks)
 
@@ -385,7 +385,7 @@ def _bring_about(
         return _set(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
     if record.state is State.CONFIRMED and not (observed.marks.settled and observed.marks.may_follow(record.marks)):
         return Leave()
-    marks = _marks(observed, record)  # also where the machine has come up since: it has not consumed it
+    marks = marks_beside(observed, record)  # also where the machine has come up since: it has not consumed it
     return Confirm(record=replace(record, state=State.CONFIRMED, marks=marks, replaces=None))
 
 

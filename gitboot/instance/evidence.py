@@ -8,7 +8,7 @@ from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from gitboot.bmc.marks import Reset
-from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, stands
+from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, marks_beside, stands
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import fetches, offer_of
@@ -153,7 +153,7 @@ def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: dateti
 def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
     observation, offer, seen = pending.observation, pending.offer, reading.observed
     records = learning.overrides_of(reading.uuid)
-    if any(_stood(record, observation) and stands(record.override, seen) for record in records):
+    if any(_rules_out(record, observation, seen) for record in records):
         client = observation.client
         message = f"{offer.server}: {client} fetched {observation.path}, but the override still stands: another client"
         facts = {"server": offer.server, "client": client}
@@ -211,9 +211,15 @@ def _was_consumed(record: OverrideRecord, seen: Observed) -> bool:
     return record.state is State.CONSUMED or (lost and seen.marks.reset_since(record.marks) is Reset.SEEN)
 
 
-def _stood(record: OverrideRecord, observation: Observation) -> bool:
-    """Whether an override was set before the fetch, which cannot have consumed a later one."""
-    return _is_set_once(record) and record.at <= observation.at
+def _rules_out(record: OverrideRecord, observation: Observation, seen: Observed) -> bool:
+    """Whether the machine cannot have fetched it: its override was set before, stands, and it has not reset since.
+
+    A machine that was coming up when it was set, or of which no reset is known, may have booted from the network by its
+    own boot order, past the override.
+    """
+    was_before = _is_set_once(record) and record.at <= observation.at
+    has_not_reset = marks_beside(seen, record).reset_since(record.marks) is Reset.RULED_OUT
+    return was_before and stands(record.override, seen) and has_not_reset
 
 
 def _is_set_once(record: OverrideRecord) -> bool:
