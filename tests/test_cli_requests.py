@@ -300,7 +300,8 @@ def test_what_does_not_hold_comes_first_with_its_message_below_it(rack: Rack) ->
     assert table[1].split()[:3] == ["CommitAccepted", "false", "Invalid"]
     assert table[2].startswith("    ") and "bad.yaml" in table[2]
     assert all(" true " in line for line in table if not line.startswith(("CONDITION", "CommitAccepted", " ")))
-    assert max(map(len, lines)) <= 100
+    way_out = next(line for line in table if line.startswith("    gitboot "))  # in one line, however long, to be copied
+    assert max(len(line) for line in lines if line != way_out) <= 100
 
 
 # run --once

@@ -610,7 +610,9 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     plan = bench.plan()
     assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     boot_once(bench, plan)
-    assert bench.record is not None and bench.record.runs == {"repair": Run(1, NOON, at("20T14:00"))}
+    assert bench.record is not None and bench.record.runs == {
+        "repair": Run(1, NOON, at("20T14:00"), given=Seen(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"))
+    }
     assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
     (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
     assert (event.type, event.message) == (

@@ -117,8 +117,8 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--forge",
     metavar="KIND=URL",
-    help="Write what becomes of each commit back as its status: github, gitlab or gitea, and the URL of the project's "
-    "page. Needs --forge-token. Default: nobody is told.",
+    help="Write what becomes of each commit back as its status: github, gitlab or gitea, and the project's "
+    "URL. Needs --forge-token. Default: nobody is told.",
 )
 @click.option(
     "--forge-token",

@@ -38,7 +38,7 @@ def private(directory: Path) -> Iterator[None]:
                     )
                 _close(path, found, mask)
     except OSError as error:
-        raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
+        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
     before = os.umask(mask)
     try:
         yield

@@ -42,9 +42,9 @@ class Disk:
         self.root = root
         try:
             self._folders = Folders(root)
+            self.folder = os.fstat(self._folders.root)  # that was opened, whatever stands at ``root`` by now
         except OSError as error:
             raise refused(root, error) from error
-        self.folder = os.fstat(self._folders.root)  # that was opened, whatever stands at ``root`` by now
         self._lock: int | None = None
         self._unsynced = Unsynced(root, self._folders)
 
