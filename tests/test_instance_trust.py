@@ -132,6 +132,25 @@ def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(benc
     assert phase(bench) is Phase.DISK
 
 
+@pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
+@pytest.mark.parametrize("wipes", [False, True])
+def test_e4_what_was_made_is_not_given_again_where_a_clock_is_behind_by_little(
+    bench: Bench, evidence: str, wipes: bool
+) -> None:
+    """It was set back by three minutes, of which two had passed by then."""
+    settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
+    wipe = (maintenance("wipe", "20T11:00 20T16:00", "networkBoot: Once"),) if wipes else ()
+    bench.decide(settings, *fleet_of()[1:], *wipe)
+    plan = bench.plan()
+    assert plan is not None and plan.phase is (Phase.MAINTENANCE if wipes else Phase.NETWORK)
+    bench.fetch(plan)
+    assert phase(bench) is plan.phase  # the minute of grace
+    bench.now = NOON - timedelta(seconds=49)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + timedelta(seconds=12)
+    assert phase(bench) is Phase.DISK
+
+
 EVERY_TIME = maintenance("wipe", "20T11:00 20T13:00")
 
 

@@ -70,8 +70,8 @@ def beat(learning: Learning, keeping: Keeping, at: datetime, *, witnessed: bool,
         about = replace(
             about, heartbeat=Heartbeat(at, intervals), gap=about.gap or (not witnessed and _is_gap(last, since))
         )
-    elif -since > _MOST_BEHIND and learning.known.is_trusted:
-        _close_graces(learning, at)
+    elif at < last.at and learning.known.is_trusted:
+        _close_graces(learning, at, is_far=-since > _MOST_BEHIND)
     learning.facts = about
     if witnessed and about.gap:
         learning.facts = replace(about, gap=False)
@@ -100,16 +100,20 @@ def accept_clock(learning: Learning, at: datetime) -> None:
     learning.facts = replace(about, heartbeat=Heartbeat(at, intervals), clock="accepted")
 
 
-def _close_graces(learning: Learning, at: datetime) -> None:
-    """Take what is noted as later than now for just over: nothing opens when the clock gets there again."""
+def _close_graces(learning: Learning, at: datetime, *, is_far: bool) -> None:
+    """Take what is noted as later than now for just over: nothing opens when the clock gets there again.
+
+    How far a clock went back is not known, only how far it is behind. Evidence of what was consumed may still be on its
+    way: unless it is far behind, that is waited for.
+    """
     known = learning.known
     for uuid, record in known.records.items():
-        if (now := _brought_back(record, at)) != record:
+        if (now := _brought_back(record, at, is_far=is_far)) != record:
             name = known.machines[uuid].name if uuid in known.machines else uuid
             learning.write_record(uuid, name, now)
 
 
-def _brought_back(record: Record, at: datetime) -> Record:
+def _brought_back(record: Record, at: datetime, *, is_far: bool) -> Record:
     fetched, consumed = record.provisioned_at, record.consumed_at
     is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
     runs = {name: made._replace(at=at - FETCH_GRACE) if made.at > at else made for name, made in record.runs.items()}
@@ -118,7 +122,7 @@ def _brought_back(record: Record, at: datetime) -> Record:
         provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
         grace_until=None if fetched is not None and fetched > at else record.grace_until,
         attempts=tuple(_attempt_brought_back(each, at) for each in record.attempts),
-        consumed_at=at - CONSUMED_GRACE if consumed is not None and consumed > at else consumed,
+        consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
         runs=runs if runs != record.runs else record.runs,
     )
 
