@@ -39,7 +39,7 @@ from tests.lives_machines import NETWORK, Reading, Watched
 from tests.redfish.double import Boot
 from tests.redfish.profiles import ENABLED, GENERIC, TARGET
 from tests.redfish.server import RedfishServer
-from tests.site_book import GRACE, Book, Window
+from tests.site_book import GRACE, Ask, Book, Window
 from tests.site_commits import BASE, Asked, Commit, Job, Origin, Ways, ask_of
 from tests.site_kills import Fate, Killed, living
 
@@ -86,6 +86,17 @@ class Boots(NamedTuple):
     goes_on: bool = True  # to what its entry names
     ends: str | None = None  # how its installer does: "provisioned", "failed"; None: it is silent
     proxy: bool = False
+
+
+class Installer(NamedTuple):
+    """Who is at work on the machine, or was last, and has not said yet how it ended."""
+
+    ask: Ask
+    report: str  # the path that its user data names
+
+    def said(self, end: str) -> str:
+        """Where it says so."""
+        return self.report.replace("/provisioned/", f"/{end}/")
 
 
 class MortalSpool(Spool):
@@ -147,6 +158,7 @@ class Site:
     instance_fate: Fate = field(default_factory=Fate)
     serving: Serving | None = None
 
+    installer: Installer | None = None
     cached: dict[str, Given] = field(default_factory=dict)  # by a proxy, by path
     backups: list[Path] = field(default_factory=list)
 
@@ -320,6 +332,7 @@ class Site:
         newest, status = self.origin.line[-1], parts.reconciler.status
         if fetched and status.accepted == status.applied == newest:
             self.settled, self.since = self.commit, [self.commit]
+            self._every_report_was_heard()
 
     # The endpoint
 
@@ -400,9 +413,7 @@ class Site:
         by_override = boot.target in NETWORK
         if by_override:
             self.counts["consumed"] += 1
-            for label in self.open_as_set:
-                self.book.asks[label].may_be_done = True
-                self.book.asks[label].consumed += len(self.open_as_set) == 1
+            self.book.is_consumed(self.open_as_set, self.now)
             self.open_as_set = []
         if by_override or (boot.target == "None" and self.netboots):
             self._boots_network(self._next)
@@ -422,20 +433,31 @@ class Site:
             if "/assets/" in url or (data := self.fetch(url)) is None or data.status != 200:
                 continue
             if data.label is None and "/data/" in url:
-                self.book.started(label)
-                self._end(label, data.body, boots.ends)
+                ask = self.book.started(label)
+                self.installer = self._installer(ask, data.body)
+                if boots.ends is not None:
+                    self.report(boots.ends)
 
-    def _end(self, label: str, data: str, ends: str | None) -> None:
-        """The installer reports."""
-        with suppress(ValueError):
-            url = str(json.loads(data).get("x", ""))
-            if url and ends is not None:
-                path = urlsplit(url).path.replace("/provisioned/", f"/{ends}/")
-                more = {"method": "POST", "body": "no disk"} if ends == "failed" else {}
-                said = self.fetch(path, **more)
-                if said is not None and said.status in (200, 204):
-                    self.book.reported(label, failed=ends == "failed")
-                    self.counts[f"reported {ends}"] += 1
+    def _installer(self, ask: Ask, data: str) -> Installer | None:
+        """Who was given this user data; None: it has nothing to say."""
+        url = str(json.loads(data)["x"])
+        return Installer(ask, urlsplit(url).path) if url else None
+
+    def report(self, end: str) -> bool:
+        """The installer says how it ended, to where its user data had it, whatever has been decided since."""
+        if (installer := self.installer) is None:
+            return False
+        more = {"method": "POST", "body": "no disk"} if end == "failed" else {}
+        said = self.fetch(installer.said(end), **more)
+        if said is None:
+            return False
+        self.installer = None
+        if said.status not in (200, 204):
+            self.counts[f"report not taken: {said.status}"] += 1
+            return False
+        installer.ask.reported(failed=end == "failed")
+        self.counts[f"reported {end}"] += 1
+        return True
 
     def _through_proxy(self, path: str) -> Given | None:
         """What a cache gives that asks whether what it has is still right."""
@@ -633,6 +655,7 @@ class Site:
             self.reconcile()
             self.boot(path, goes_on=False)
             self._nobody_is_stranded()
+        self._every_report_was_heard()
         job = self.commit.job
         for path in LOOKUPS:
             answer = self.fetch(path, MONITOR, "monitor")
@@ -654,6 +677,19 @@ class Site:
         if wanted.job is not None and self.book.asks[wanted.job.label].windows[-1].covers(self.now):
             return
         self.book.wrong(self.now, f"{wanted.label} was asked for, is not given, and no condition says why")
+
+    def _every_report_was_heard(self) -> None:
+        """What an installer has said to be installed is known as installed, or a condition says what is in doubt."""
+        assert self.instance is not None
+        wanted, conditions = self.settled, self.instance.reconciler.status.conditions
+        if wanted is None or not self.book.asks[wanted.label].provisioned:
+            return
+        if not all(each.status for each in conditions):
+            return
+        record = self.instance.reconciler.standing.knowledge.recorded(SystemUuid(uuid_of("web01")))
+        self.counts["known as provisioned"] += 1
+        if record is None or record.provision is None or record.provision < wanted.provision:
+            self.book.wrong(self.now, f"{wanted.label} was reported as provisioned, and is not known as that: {record}")
 
     def close(self) -> None:
         self.stop_instance()

@@ -6,7 +6,7 @@ kernel's arguments; what a machine is answered is held against what was asked fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -41,6 +41,7 @@ class Ask:
     provisioned: bool = False
     may_be_done: bool = False  # a person has said so, whoever has heard it
     consumed: int = 0  # overrides
+    consumed_at: datetime | None = None  # the last that may have been for it
 
     @property
     def may_have_been_made(self) -> bool:
@@ -51,6 +52,14 @@ class Ask:
     def may_be_given(self) -> int:
         """How many boots, all in all."""
         return self.boots * min(self.attempts, 1 + self.failures)
+
+    def reported(self, *, failed: bool) -> None:
+        """Its installer has said how it ended."""
+        self.is_over = True
+        if failed:
+            self.failures += 1
+        else:
+            self.provisioned = True
 
 
 @dataclass
@@ -70,10 +79,11 @@ class Book:
             self.asks[label].acknowledged = True
 
     def ask_again(self, label: str, since: datetime | None) -> None:
-        """A person wants it made once more; a boot that the instance has not heard of may be taken for that."""
+        """A person wants it made once more; a boot of which the instance has not heard may be taken for that."""
         was = self.asks[label]
         now = Ask(was.boots, was.attempts, True, was.windows, was.writes)
-        now.may_be_done = bool(was.given) and (since is None or was.given[-1] >= since)
+        boots = (*was.given[-1:], *([was.consumed_at] if was.consumed_at is not None else []))
+        now.may_be_done = any(since is None or each >= since for each in boots)
         self.asks[label] = now
 
     def is_done(self, label: str) -> None:
@@ -91,6 +101,13 @@ class Book:
         return ask.acknowledged and not ask.provisioned and made < ask.may_be_given
 
     # What happens
+
+    def is_consumed(self, labels: Collection[str], now: datetime) -> None:
+        """A machine booted by an override that may have been set for any of these."""
+        for label in labels:
+            ask = self.asks[label]
+            ask.may_be_done, ask.consumed_at = True, now
+            ask.consumed += len(labels) == 1
 
     def given(self, label: str, now: datetime, clock: datetime) -> None:
         """A machine was given it; ``clock`` is what its host takes for ``now``."""
@@ -116,18 +133,11 @@ class Book:
         elapsed, by_clock = now - ask.given[-1], clock - (ask.by_clock or clock)
         return elapsed < GRACE or (elapsed - by_clock < GRACE and by_clock < GRACE)
 
-    def started(self, label: str) -> None:
+    def started(self, label: str) -> Ask:
         """Its data was fetched: what was given last runs."""
-        self.asks[label].is_over = True
-
-    def reported(self, label: str, *, failed: bool) -> None:
-        """Its installer has said how it ended."""
         ask = self.asks[label]
         ask.is_over = True
-        if failed:
-            ask.failures += 1
-        else:
-            ask.provisioned = True
+        return ask
 
     def wrong(self, now: datetime, what: str) -> None:
         self.violations.append(f"{now}: {what}")

@@ -63,6 +63,7 @@ PATHS: Final = _of(LOOKUPS)
 PASSES: Final = _of((0, 1, 1))
 BOOLEANS: Final = _of((False, True))
 ENDS: Final = _of((None, "provisioned", "failed"))
+REPORTS: Final = _of(("provisioned", "failed"))
 
 
 def step(*, weight: int = 2, **drawn: Callable[[Random], Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -98,7 +99,7 @@ def a_repair_is_written(site: Site, begins: int, lasts: int, passes: int) -> Non
     _pass(site, passes)
 
 
-@step(begins=_of((-60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
+@step(weight=4, begins=_of((-60, -60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
 def a_wipe_is_written(site: Site, begins: int, lasts: int, passes: int) -> None:
     site.ask_for_wipe(_window(site, begins, lasts))
     _pass(site, passes)
@@ -193,6 +194,24 @@ def the_machine_boots_through_a_proxy(site: Site, path: str, goes_on: bool) -> N
     site.boot(path, goes_on=goes_on, proxy=True)
 
 
+@step(weight=6, is_new=BOOLEANS, path=PATHS, ends=_of((None, None, "provisioned", "failed")), passes=PASSES)
+def the_machine_is_installed(site: Site, is_new: bool, path: str, ends: str | None, passes: int) -> None:
+    """It boots what is offered; its installer says at once how it went, or not yet."""
+    if is_new:
+        site.ask_for_installation()
+    _pass(site, 1)
+    site.boot(path, goes_on=True, ends=ends)
+    _pass(site, passes)
+
+
+@step(weight=4, ends=REPORTS, passes=PASSES)
+def an_installer_that_was_silent_reports(site: Site, ends: str, passes: int) -> None:
+    """Whatever was decided, restored and lost since it was given its user data."""
+    if site.report(ends):
+        site.counts["reported late"] += 1
+    _pass(site, passes)
+
+
 @step(weight=3, kind=_of(("ForceRestart", "ForceRestart", "ForceOff", "On")), seconds=_of((31, 130, 301)))
 def the_machine_resets(site: Site, kind: str, seconds: int) -> None:
     site.own.reset(kind)
@@ -225,7 +244,7 @@ def a_mirror_serves(site: Site, path: str) -> None:
     site.serve_static(path)
 
 
-@step(weight=1, path=PATHS)
+@step(weight=3, path=PATHS)
 def assets_vanish_for_a_while(site: Site, path: str) -> None:
     site.assets_are_lost()
     site.boot(path, goes_on=True)
@@ -367,7 +386,7 @@ class Life:
 def life_of(seed: int, number: int) -> Life:
     """The life with a number."""
     draws = Random(f"{seed}/{number}")
-    evidence = draws.choice(("Fetched", "Fetched", "Reported"))
+    evidence = draws.choice(("Fetched", "Reported"))
     ways = Ways(
         often=draws.choice(("Once", "Once", "OnImageChange")),
         evidence=evidence,

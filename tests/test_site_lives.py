@@ -26,6 +26,8 @@ HAPPENS = (
     "refused: ClockOff",
     "reported provisioned",
     "reported failed",
+    "reported late",
+    "known as provisioned",
     "acknowledged in a message",
     "endpoint killed",
     "instance killed",
