@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -9,10 +10,13 @@ from datetime import timedelta
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from gitboot.plan import Record
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions
+from gitboot.serve.body import end_of
+from gitboot.serve.reply import TOO_LARGE
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.serving import BEFORE, LOADER, START, Fleet, Site
 from tests.serving import site as new_site
@@ -278,6 +282,17 @@ def test_a_log_without_an_end_is_not_read_to_it(site: Site, client: httpx.Client
     with suppress(httpx.TransportError):  # it may not be heard, as it is still talking
         assert client.post(FAILED.removeprefix("boot"), content=b"x" * 1_200_000).status_code == 413
     assert site.observed() == []
+
+
+@pytest.mark.parametrize("sizes", [(1_200_000,), (1_000_000, 200_000), (600_000, 600_000, 1)])
+def test_a_log_is_too_large_in_however_many_pieces_it_comes(sizes: tuple[int, ...]) -> None:
+    pieces = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
+    pieces[-1]["more_body"] = False
+
+    async def receive() -> Message:
+        return pieces.pop(0)
+
+    assert asyncio.run(end_of(receive)) is TOO_LARGE
 
 
 def test_a_failure_that_cannot_be_recorded_is_to_be_sent_again() -> None:

@@ -17,8 +17,9 @@ async def end_of(receive: Receive) -> bytes | Reply:
     end, size, more = b"", 0, True
     while more:
         message = await receive()
+        body = message.get("body", b"")
+        size += len(body)
         if message["type"] == "http.disconnect" or size > _MOST_BYTES:
             return TOO_LARGE
-        body = message.get("body", b"")
-        end, size, more = (end + body)[-MOST_LOG_BYTES:], size + len(body), message.get("more_body", False)
+        end, more = (end + body)[-MOST_LOG_BYTES:], message.get("more_body", False)
     return end
