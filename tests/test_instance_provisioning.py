@@ -13,12 +13,13 @@ import pytest
 from gitboot.errors import LedgerError
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import note_consumed
+from gitboot.instance.requests import BEGIN
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import BootPlan, Cause, InstallAttempt, Phase, Record, Run, Seen
 from gitboot.resolve.records import record_facts
-from tests.bench import NOON, Bench, Said
+from tests.bench import NOON, Bench, Said, beginning
 from tests.doubles import Unsynced
 from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
@@ -603,6 +604,14 @@ def test_evidence_for_a_server_of_which_nothing_is_known_stays_unheard(tmp_path:
 
 def repair(run: int = 1, often: str = "Once") -> str:
     return maintenance("repair", "20T11:00 20T14:00", f"networkBoot: {often}, run: {run}")
+
+
+def test_a_maintenance_of_a_ledger_that_was_adopted_is_not_given_for_a_minute_more(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial=None) as bench:
+        bench.decide(*fleet_of(1, "Once", repair()))
+        bench.plan()
+        bench.request(BEGIN, **beginning("adopt"))
+        assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
 
 
 def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: Bench) -> None:

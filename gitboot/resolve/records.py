@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
+from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars import Malformed, SystemUuid, format_instant, parse_digest, parse_uuid, shown, text
 from gitboot.plan import Decision, Failure, InstallAttempt, Record, Run, Seen
 from gitboot.resolve.instant import has_run
@@ -38,8 +39,8 @@ def first_records(
 def adopted(decision: Decision, at: datetime | None = None) -> Record:
     """The record of a server that is as its decision wants it.
 
-    With an instant, the runs of maintenances that had begun by then count as made, and what was fetched before it
-    says nothing.
+    With an instant, the runs of maintenances that had begun by then count as made, so long ago that nothing is given
+    once more; and what was fetched before it says nothing.
     """
     policy = decision.policy
     begun = [each for each in decision.maintenances if at is not None and (each.start is None or each.start <= at)]
@@ -50,7 +51,7 @@ def adopted(decision: Decision, at: datetime | None = None) -> Record:
         decision=decision.digest,
         evidence="Adopted",
         provisioned_at=at,
-        runs={each.name: Run(each.run, at, each.end) for each in begun if at is not None},
+        runs={each.name: Run(each.run, at - FETCH_GRACE, each.end) for each in begun if at is not None},
     )
 
 
