@@ -606,6 +606,17 @@ def repair(run: int = 1, often: str = "Once") -> str:
     return maintenance("repair", "20T11:00 20T14:00", f"networkBoot: {often}, run: {run}")
 
 
+def test_a_word_on_a_server_takes_back_no_boot_of_a_maintenance(bench: Bench) -> None:
+    """Whoever said it may have looked before that boot was made."""
+    bench.decide(*fleet_of(1, "Once", repair()))
+    boot_once(bench, bench.plan())
+    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
+    bench.request("records", items=[item], reason="once more")
+    bench.wait(seconds=120)
+    assert bench.record is not None and bench.record.runs["repair"].run == 1
+    assert shown(bench.plan()) != (Phase.MAINTENANCE, Cause.MAINTENANCE)
+
+
 def test_a_maintenance_of_a_ledger_that_was_adopted_is_not_given_for_a_minute_more(tmp_path: Path) -> None:
     with Bench(tmp_path, initial=None) as bench:
         bench.decide(*fleet_of(1, "Once", repair()))

@@ -20,7 +20,7 @@ from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.phrases import some
-from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Seen
+from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Run, Seen
 from gitboot.resolve import Decisions
 from gitboot.resolve.attempts import attempt_of, is_provisioned
 from gitboot.resolve.newcomers import Known, newcomer
@@ -289,7 +289,14 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
         raise UsageError("nothing in this ledger is trusted before it is said what is installed: gitboot records begin")
     number = learning.decide()
     for uuid, server, record in records:
-        learning.write_record(uuid, server, replace(record, offered=number, answered=0))
+        known = learning.known.recorded(uuid)
+        runs = {**record.runs, **_later_runs(known, record)} if known is not None else record.runs
+        learning.write_record(uuid, server, replace(record, runs=runs, offered=number, answered=0))
+
+
+def _later_runs(known: Record, said: Record) -> dict[str, Run]:
+    """What maintenances have booted as far as it is no older than what is said: nobody's word takes it back."""
+    return {name: made for name, made in known.runs.items() if name not in said.runs or made.run >= said.runs[name].run}
 
 
 # What a commit would install
