@@ -289,7 +289,7 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
         raise UsageError("nothing in this ledger is trusted before it is said what is installed: gitboot records begin")
     number = learning.decide()
     for uuid, server, record in records:
-        known = learning.known.recorded(uuid)
+        known = learning.record(uuid)  # also where it is said before the first commit was read
         runs = {**record.runs, **_later_runs(known, record)} if known is not None else record.runs
         learning.write_record(uuid, server, replace(record, runs=runs, offered=number, answered=0))
 
