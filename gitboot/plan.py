@@ -424,8 +424,9 @@ class Record:
     consumed_key: str | None = None  # the key that it was set for
     runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> the last that was made
     # In the ledger's sequence: what was offered before either says nothing by being made.
-    offered: int = 0  # the word by which boots were offered anew: a person's, or that another client had fetched them
+    offered: int = 0  # the person's word by which boots were offered anew
     answered: int = 0  # the newest offer of which there is evidence
+    taken_back: int = 0  # by which what another client had fetched was offered anew; what was before still counts
     attempts: tuple[InstallAttempt, ...] = ()  # at the key that was wanted last, in their order
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
 

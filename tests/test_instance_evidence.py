@@ -139,6 +139,25 @@ def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice
     assert site.bench.told("FetchIgnored", "Provisioned") == ["FetchIgnored"]
 
 
+@pytest.mark.parametrize("which", ["before", "after"])
+def test_the_machine_may_be_given_what_was_published_before_another_clients_fetch_was_taken_back(
+    site: Site, which: str
+) -> None:
+    """Until the boot is published anew, endpoints give the machine what they have; it asks for the same data."""
+    site.see_marks_move()
+    decide(site, "Fetched")
+    first = passes(site)
+    site.bench.fetch(first, client="10.0.0.99")
+    anew = passes(site)
+    assert first is not None and anew is not None
+    assert (site.bench.told("FetchIgnored"), anew.offered > first.offered) == (["FetchIgnored"], True)
+    assert (anew.data, anew.token) == (first.data, first.token)
+    site.boot()
+    site.bench.fetch(first if which == "before" else anew)
+    passes(site)
+    assert (provisioned(site), site.patches) == (["Fetched"], 1)
+
+
 def test_an_override_that_was_set_after_the_fetch_does_not_speak_against_it(site: Site) -> None:
     decide(site, "Fetched")
     fetched_at = site.bench.now

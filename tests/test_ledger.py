@@ -392,6 +392,7 @@ RECORDS = st.builds(
     overwritten_by=st.none() | TEXTS,
     offered=st.integers(0, 10**9),
     answered=st.integers(0, 10**9),
+    taken_back=st.integers(0, 10**9),
     attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
     runs=st.dictionaries(TEXTS, RUNS, max_size=3),
 )

@@ -158,7 +158,7 @@ CONSUMED = Record(consumed_at=LATE, consumed_key="provision/1")
 
 GIVEN = InstallAttempt(key="provision/1", boots=(Seen(EARLY, "boot/x", "10.0.0.7"),))
 FAILED = replace(GIVEN, failed=Failure(EARLY + timedelta(minutes=1), "10.0.0.7", ""))
-TAKEN_BACK = Record(offered=9)
+TAKEN_BACK = Record(taken_back=9)
 
 
 @pytest.mark.parametrize(

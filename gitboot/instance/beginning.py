@@ -72,7 +72,7 @@ def begin(
             learning.write_record(each.uuid, each.server, replace(adopted(each, at), offered=number))
     if how is Beginning.RECORDS:
         for uuid, record in records.items():  # one that is not in the fleet now may come back
-            said = replace(record, offered=number, answered=0)  # its own are of another ledger's sequence
+            said = replace(record, offered=number, answered=0, taken_back=0)  # its own are of another ledger's sequence
             learning.write_record(uuid, names.get(uuid, uuid), said)
         learning.machines |= _bare(servers)  # who is not in the file stays unknown
     heir_of = about.foreign or about.heir_of

@@ -120,6 +120,7 @@ def _adopt_late(learning: Learning, servers: Iterable[Decision]) -> None:
                 runs=record.runs,
                 offered=record.offered,
                 answered=record.answered,
+                taken_back=record.taken_back,
                 overwritten_by=record.overwritten_by,
             )
             learning.write_record(each.uuid, each.server, late)
@@ -140,6 +141,7 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
             provisioned_at=at,
             runs=record.runs if record is not None else {},
             offered=record.offered if record is not None else 0,
+            taken_back=record.taken_back if record is not None else 0,
             answered=learning.facts.sequence,
         )
         learning.write_record(each.uuid, each.server, now)
@@ -267,13 +269,14 @@ def complete(learning: Learning, offer: Offer, evidence: str, at: datetime) -> N
 def record_taken_back(learning: Learning, offer: Offer, observation: Observation) -> None:
     """Record that what was fetched went to another client: the machine's boot is offered anew, as another offer.
 
-    Whoever gave it goes by the digest of its plan, and would not give that again.
+    Whoever gave it goes by its number, and would not give that again. The machine may still be given what was
+    published before, until this is: so that counts as it did.
     """
     record = learning.record(offer.uuid)
     if record is not None:
         seen = Seen(observation.at, observation.path, observation.client)
         if (now := taken_back(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
-            learning.write_record(offer.uuid, offer.server, replace(now, offered=learning.decide()))
+            learning.write_record(offer.uuid, offer.server, replace(now, taken_back=learning.decide()))
 
 
 def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
@@ -291,7 +294,7 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
     for uuid, server, record in records:
         known = learning.record(uuid)  # also where it is said before the first commit was read
         runs = {**record.runs, **_later_runs(known, record)} if known is not None else record.runs
-        learning.write_record(uuid, server, replace(record, runs=runs, offered=number, answered=0))
+        learning.write_record(uuid, server, replace(record, runs=runs, offered=number, answered=0, taken_back=0))
 
 
 def _later_runs(known: Record, said: Record) -> dict[str, Run]:

@@ -80,6 +80,7 @@ _MIGRATIONS: Final = (
     ALTER TABLE records ADD COLUMN overwritten_by TEXT;
     ALTER TABLE records ADD COLUMN offered INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN answered INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN taken_back INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN attempts TEXT NOT NULL DEFAULT '[]';
     ALTER TABLE runs ADD COLUMN window_end TEXT;
     CREATE TABLE known_bmcs (

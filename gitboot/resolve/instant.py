@@ -66,7 +66,7 @@ def plan(decision: Decision, at: datetime, record: Record | None, *, stop: Halt 
         user_data=state.user_data,
         override=state.override,
         next_transition=transition(decision, at, record, stop=stop),
-        offered=record.offered if state.boot is not None and state.key is not None and record is not None else 0,
+        offered=_offered_by(record) if state.boot is not None and state.key is not None else 0,
         data=_data_of(decision, state, told),
         token=told if told != decision.token else None,
     )
@@ -88,6 +88,11 @@ def transition(decision: Decision, at: datetime, record: Record | None, *, stop:
     now = _state(decision, at, record, stop)
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
     return next((each for each in later if _state(decision, each, record, stop) != now), None)
+
+
+def _offered_by(record: Record | None) -> int:
+    """The newest decision since which a boot is another offer than before, to whoever gives each of them once."""
+    return max(record.offered, record.taken_back) if record is not None else 0
 
 
 def _data_of(decision: Decision, state: _State, told: Digest | None) -> Digest | None:

@@ -94,14 +94,14 @@ def ahead(
     )
 
 
-def _progress(record: Record | None) -> tuple[bool, int, datetime, datetime, datetime]:
+def _progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
     """What only ever grows in a server's record."""
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
-        return (False, 0, beginning, beginning, beginning)
+        return (False, 0, 0, beginning, beginning, beginning)
     ran = max((run.at for run in record.runs.values()), default=beginning)
     seen = max((_last_instant(attempt) for attempt in record.attempts), default=beginning)
-    return (True, record.offered, record.provisioned_at or beginning, ran, seen)
+    return (True, record.offered, record.taken_back, record.provisioned_at or beginning, ran, seen)
 
 
 def _last_instant(attempt: InstallAttempt) -> datetime:
@@ -162,6 +162,7 @@ def record_facts(record: Record) -> dict[str, Any]:
         "overwrittenBy": record.overwritten_by,
         "offered": record.offered,
         "answered": record.answered,
+        "takenBack": record.taken_back,
         "attempts": [attempt_facts(each) for each in record.attempts],
     }
 
@@ -218,6 +219,7 @@ def record_of(item: Mapping[str, Any]) -> Record:
         overwritten_by=optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
         offered=_number(item.get("offered", 0)),
         answered=_number(item.get("answered", 0)),
+        taken_back=_number(item.get("takenBack", 0)),
         attempts=tuple(map(attempt_of, item.get("attempts", ()))),
     )
 
