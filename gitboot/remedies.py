@@ -29,6 +29,9 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
     },
     "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "Overdue": _RECORD},
+    "CertificateRead": {
+        "Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # the same, where both fit"
+    },
     "CommitAccepted": {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
         "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",

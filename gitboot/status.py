@@ -32,6 +32,7 @@ class Endpoints:
     wanted: int
     alive: int
     restarts: int  # since the start
+    certificate: str | None = None  # why what stands in the files of the operators' certificate cannot be used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,12 +15,13 @@ from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
     from gitboot.serve.app import Clients
+    from gitboot.serve.certificate import Certificate
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES: Final = (
     *("operators", "operators_hosts", "operators_tokens", "operators_listen"),
-    *("trusted_proxies", "idle_connections"),
+    *("operators_tls_cert", "operators_tls_key", "trusted_proxies", "idle_connections"),
 )
 
 
@@ -32,6 +33,8 @@ class AccessSettings:
     operators_hosts: tuple[str, ...]
     operators_tokens: Path | None
     operators_listen: str | None  # HOST:PORT; None: where machines ask
+    operators_tls_cert: Path | None  # None: what is asked there is not encrypted
+    operators_tls_key: Path | None
     trusted_proxies: tuple[str, ...]  # networks
     idle_connections: int  # of one address
 
@@ -62,6 +65,17 @@ def access_options(command: Command) -> Command:
         metavar="HOST:PORT",
         help="Answer /api and /metrics here, and no longer where machines ask. Default: there.",
     )
+    certificate = click.option(
+        "--operators-tls-cert",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The certificate by which --operators-listen is encrypted, and those that lead to it (PEM); read anew "
+        "when it changes. Default: it is not.",
+    )
+    key = click.option(
+        "--operators-tls-key",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Its private key (PEM, without a passphrase).",
+    )
     proxies = click.option(
         "--trusted-proxies",
         multiple=True,
@@ -75,16 +89,27 @@ def access_options(command: Command) -> Command:
         show_default=True,
         help="Connections of one address that may wait without a request; the oldest goes. Proxies have no limit.",
     )
-    for option in (idle, proxies, listen, tokens, hosts, networks):
+    for option in (idle, proxies, key, certificate, listen, tokens, hosts, networks):
         command = option(command)
     return command
 
 
 def access_of(given: dict[str, Any]) -> AccessSettings:
-    """What was given for these options, taken out of the others; raises `UsageError` where it cannot be meant."""
-    found = AccessSettings(**{name: given.pop(name) for name in _NAMES})
-    clients_of(found, None)
-    return found
+    """What was given for these options, taken out of the others."""
+    return AccessSettings(**{name: given.pop(name) for name in _NAMES})
+
+
+def check(access: AccessSettings) -> None:
+    """Raise `UsageError` where it cannot be meant, or a file cannot be used: at the start, as it may be later."""
+    if (access.operators_tls_cert is None) != (access.operators_tls_key is None):
+        raise UsageError("--operators-tls-cert and --operators-tls-key belong together: a certificate and its key")
+    if access.operators_tls_cert is not None and access.operators_listen is None:
+        raise UsageError("--operators-tls-cert needs --operators-listen: where machines ask nothing is encrypted")
+    clients = clients_of(access, None)
+    if clients.tokens is not None:
+        clients.tokens.check()
+    if clients.certificate is not None:
+        clients.certificate.check()
 
 
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
@@ -93,17 +118,23 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
     from gitboot.serve.clients import LOOPBACK
     from gitboot.serve.operators import Tokens
 
-    tokens = Tokens(access.operators_tokens) if access.operators_tokens is not None else None
-    if tokens is not None:
-        tokens.check()
     return Clients(
         operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,
         trusted_proxies=tuple(_networks("--trusted-proxies", access.trusted_proxies)) or None,
         names=access.operators_hosts,
-        tokens=tokens,
+        tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
         operators_at=operators.getsockname()[:2] if operators is not None else None,
+        certificate=certificate_of(access),
         most_idle=access.idle_connections,
     )
+
+
+def certificate_of(access: AccessSettings) -> Certificate | None:
+    """What operators are shown; None: what they ask is not encrypted."""
+    from gitboot.serve.certificate import Certificate
+
+    file, key = access.operators_tls_cert, access.operators_tls_key
+    return Certificate(file, key) if file is not None and key is not None else None
 
 
 def _networks(option: str, given: tuple[str, ...]) -> Iterator[Any]:
@@ -124,6 +155,11 @@ def arguments_of(access: AccessSettings) -> list[str]:
     ):
         for value in values:
             found += [option, value]
-    if access.operators_tokens is not None:
-        found += ["--operators-tokens", str(access.operators_tokens.absolute())]
+    for option, file in (
+        ("--operators-tokens", access.operators_tokens),
+        ("--operators-tls-cert", access.operators_tls_cert),
+        ("--operators-tls-key", access.operators_tls_key),
+    ):
+        if file is not None:
+            found += [option, str(file.absolute())]
     return found

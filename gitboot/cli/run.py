@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.access import AccessSettings, access_of, access_options
+from gitboot.cli.access import AccessSettings, access_of, access_options, check
 from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
@@ -177,6 +177,7 @@ def command(**given: Any) -> None:
     tell_what_is_logged()
     once, dry_run = given.pop("once"), given.pop("dry_run")
     access = access_of(given)
+    check(access)
     settings = _settings(**given)
     if dry_run:
         sys.exit(_dry_run(settings))
@@ -262,8 +263,8 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
         signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
         ledger = instance.reconciler.status.ledger
-        with watched(settings.spool, bell.ring), serving(settings, access, ledger or "", bell.ring) as workers:
-            loop.run(serving=workers.counted if workers is not None else None)
+        with watched(settings.spool, bell.ring), serving(settings, access, ledger or "", bell.ring) as endpoints:
+            loop.run(serving=endpoints)
         tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more
     return Exit.FINE

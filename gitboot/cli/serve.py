@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.access import AccessSettings, access_of, access_options, arguments_of, clients_of
+from gitboot.cli.access import AccessSettings, access_of, access_options, arguments_of, check, clients_of
 from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell, tell_what_is_logged
@@ -25,7 +25,9 @@ from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
-    from gitboot.serve.app import Clients
+    from gitboot.serve.app import Clients, Endpoint
+    from gitboot.serve.certificate import Certificate
+    from gitboot.serve.server import EndpointServer
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -92,7 +94,10 @@ def command(
         make_spool(spool)
         if parent is None:  # else the instance has looked at it
             check_spool(spool, accepted_filesystems, _warn)
-    keys, access = keys_in(secret_keys), access_of(given)
+    access = access_of(given)
+    if fd is None:
+        check(access)
+    keys = keys_in(secret_keys, may_be_wrong=fd is not None)
     stop = stopped_by_signal(signal.SIGTERM) if parent is not None else stopped_by_signal()
     if fd is not None:
         operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
@@ -125,14 +130,15 @@ def _warn(message: str) -> None:
     tell(Event(at=_clock(), type="StateMayBeLost", message=message, warning=True))
 
 
-def keys_in(file: Path | None) -> Keys | None:
-    """The keys of a file that is given; raises UsageError where it has none."""
+def keys_in(file: Path | None, *, may_be_wrong: bool = False) -> Keys | None:
+    """The keys of a file that is given; raises UsageError where it has none, unless that was looked at before."""
     if file is None:
         return None
     from gitboot.age import Keys  # few give one
 
     keys = Keys(file)
-    keys.check()
+    if not may_be_wrong:
+        keys.check()
     return keys
 
 
@@ -163,7 +169,7 @@ def operators_socket(access: AccessSettings) -> socket.socket | None:
     if access.operators_listen is None:
         return None
     operators = listen_at(access.operators_listen)
-    url = url_of(access.operators_listen, operators)
+    url = url_of(access.operators_listen, operators, "https" if access.operators_tls_cert is not None else "http")
     tell(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
     return operators
 
@@ -194,7 +200,6 @@ def _work(
     from gitboot.serve.readiness import Turns, why_not_ready
     from gitboot.serve.recording import Recording
     from gitboot.serve.refusals import reporting_to
-    from gitboot.serve.server import EndpointServer
     from gitboot.serve.tree import LOOK_S, PublishedTree
 
     raise_limits()
@@ -207,13 +212,15 @@ def _work(
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared)
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
-        stack.enter_context(EndpointServer(endpoint, *(each for each in sockets if each is not None)))
+        _look_at(clients.certificate)
+        stack.enter_context(_server(endpoint, *sockets, clients.certificate))
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
         ready, closed = Turns(), 0
         while not stop.wait(LOOK_S):
             tree.look()
             compared.keep()
+            _look_at(clients.certificate)
             if recording is not None:
                 recording.look()
             if (event := ready.turn(why_not_ready(tree, recording), _clock())) is not None:
@@ -222,6 +229,30 @@ def _work(
             if endpoint.crowd.closed and not closed:
                 tell(Event(at=_clock(), type="TooManyIdle", message=_TOO_MANY_IDLE, warning=True))
             closed = endpoint.crowd.closed
+
+
+def _server(
+    endpoint: Endpoint, machines: socket.socket, operators: socket.socket | None, certificate: Certificate | None
+) -> EndpointServer:
+    from gitboot.serve.encrypted import EncryptedSocket
+    from gitboot.serve.operators import Stranger
+    from gitboot.serve.server import EndpointServer
+
+    if operators is None:
+        return EndpointServer(endpoint, machines)
+    if certificate is None:
+        return EndpointServer(endpoint, machines, operators)
+
+    def refuse() -> None:
+        endpoint.metrics.strangers[Stranger.HANDSHAKE] += 1
+
+    encrypted = EncryptedSocket(operators, certificate.context, endpoint.crowd, refuse)
+    return EndpointServer(endpoint, machines, encrypted=encrypted)
+
+
+def _look_at(certificate: Certificate | None) -> None:
+    if certificate is not None and (event := certificate.look(_clock())) is not None:
+        tell(event)
 
 
 _TOO_MANY_IDLE: Final = (

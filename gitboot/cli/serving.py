@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gitboot.cli.access import AccessSettings
+from gitboot.cli.access import AccessSettings, certificate_of
 from gitboot.cli.serve import keys_in, make_spool, operators_socket, worker_command
 from gitboot.cli.telling import tell
 from gitboot.instance.directory import STATUS
 from gitboot.instance.settings import Settings
-from gitboot.status import Event
+from gitboot.status import Endpoints, Event
 
 if TYPE_CHECKING:
+    from gitboot.serve.certificate import Certificate
     from gitboot.serve.supervise import Workers
 
 
@@ -31,8 +34,8 @@ def spool_of(settings: Settings) -> Path | None:
 @contextmanager
 def serving(
     settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
-) -> Iterator[Workers | None]:
-    """The endpoints at --listen, as long as the block runs; ``wake`` is called when one has ended or begun."""
+) -> Iterator[Callable[[], Endpoints] | None]:
+    """How the endpoints at --listen fare, as long as the block runs; ``wake`` is called when one has ended or begun."""
     from gitboot.serve.server import listen_at, url_of
     from gitboot.serve.supervise import Workers
 
@@ -40,6 +43,7 @@ def serving(
         yield None
         return
     keys_in(settings.secret_keys)
+    certificate = certificate_of(access)
     listening = listen_at(settings.listen)
     url = url_of(settings.listen, listening)
     operators = operators_socket(access)
@@ -49,7 +53,14 @@ def serving(
     )
     with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
-        yield workers
+        yield partial(_how_they_fare, workers, certificate)
+
+
+def _how_they_fare(workers: Workers, certificate: Certificate | None) -> Endpoints:
+    if certificate is None:
+        return workers.counted()
+    certificate.look(datetime.now(UTC))  # each of them looks for itself, and tells what it has found
+    return replace(workers.counted(), certificate=certificate.failure)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from gitboot.serve.answers import Answer, Answers
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import ServedFiles, size_below
 from gitboot.serve.body import end_of
+from gitboot.serve.certificate import Certificate
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.crowd import MOST_IDLE, Crowd
@@ -75,6 +76,7 @@ class Clients:
     names: tuple[str, ...] = ()  # by which operators may ask, besides addresses
     tokens: Tokens | None = None  # that let read what operators may, from anywhere
     operators_at: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
+    certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
     most_idle: int = MOST_IDLE  # connections of one address that wait for their client
 
 
@@ -110,7 +112,7 @@ class Endpoint:
             at=clients.operators_at,
         )
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
-        self._metrics = Metrics()
+        self.metrics, self._certificate = Metrics(), clients.certificate
         self._pages = Router(
             [
                 *Api(tree, root, clock).routes,
@@ -141,7 +143,7 @@ class Endpoint:
             reply = await (self._heard(scope, receive) if scope["method"] == "POST" else self._reply(scope))
         except Exception:
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
-            self._metrics.count(Answered.NOTHING, FAULT.status_code)
+            self.metrics.count(Answered.NOTHING, FAULT.status_code)
             reply = FAULT
         await (reply or NOT_FOUND)(scope, receive, send)  # who has left takes neither, but uvicorn wants one
 
@@ -155,7 +157,7 @@ class Endpoint:
         if path.startswith(_FOR_OPERATORS):
             if (why := self.door.stranger(scope, self._client(scope))) is None:
                 return _Page(self, Answered.PAGE)
-            self._metrics.strangers[why] += 1
+            self.metrics.strangers[why] += 1
             return self._counted(Answered.NOTHING, NO_TOKEN if why is Stranger.TOKEN else NOT_FOUND)
         if self.door.is_at(scope.get("server")):  # machines are answered elsewhere
             return self._counted(Answered.NOTHING, NOT_FOUND)
@@ -219,7 +221,7 @@ class Endpoint:
         return self._counted(answer.counts_as, _instead(answer, guarded, refusal))
 
     def _counted(self, answered: Answered, reply: Reply) -> Reply:
-        self._metrics.count(answered, reply.status_code)
+        self.metrics.count(answered, reply.status_code)
         return reply
 
     def _client(self, scope: Scope) -> str | None:
@@ -243,13 +245,16 @@ class Endpoint:
                 raise  # too late for another answer: what was begun is broken off
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
             await FAULT(scope, receive, noting)
-        self._metrics.count(answered, status)
+        self.metrics.count(answered, status)
 
     async def _metrics_page(self, _: Request) -> Response:
         from gitboot.serve.exposition import CONTENT_TYPE, Exposition
 
         why_not = await self._why_not_ready()
-        page = Exposition(self._metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.crowd).page()
+        seen = Exposition(
+            *(self.metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.crowd, self._certificate)
+        )
+        page = seen.page()
         return Response(page, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
     async def _readyz(self, _: Request) -> Response:

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gitboot.observe.refused import WhyNot
+from gitboot.serve.certificate import Certificate
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.metrics import Metrics
 from gitboot.serve.readiness import Records
@@ -30,8 +31,9 @@ class Exposition(Collector):
         records: Records | None,
         why_not_ready: str | None,
         crowd: Crowd,
+        certificate: Certificate | None,
     ) -> None:
-        self._crowd = crowd
+        self._crowd, self._certificate = crowd, certificate
         self._metrics, self._refused, self._tree = metrics, refused, tree
         self._records, self._why_not_ready = records, why_not_ready
         self._registry = CollectorRegistry()
@@ -60,6 +62,9 @@ class Exposition(Collector):
         for why, count in sorted(self._metrics.strangers.items()):
             strangers.add_metric([why], count)
         yield strangers
+        if self._certificate is not None:
+            text = "Whether operators are shown the certificate that stands in its files now."
+            yield GaugeMetricFamily("gitboot_operators_certificate_read", text, self._certificate.failure is None)
         text = "Connections that waited for their clients, and had to go for others."
         yield CounterMetricFamily("gitboot_idle_connections_closed", text, self._crowd.closed)
         if (off := self._tree.clock.off) is not None:

@@ -26,6 +26,7 @@ class Stranger(StrEnum):
     HOST = "Host"  # asks for a name that is not this endpoint's: a page in an operator's browser, perhaps
     TOKEN = "Token"  # noqa: S105 - shows one that is none
     SOCKET = "Socket"  # asks where machines ask
+    HANDSHAKE = "Handshake"  # has not agreed with the endpoint on how to encrypt what it wants to ask
 
 
 class Tokens:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from gitboot.errors import UsageError
 from gitboot.serve.connection import Connection
+from gitboot.serve.encrypted import EncryptedSocket
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 30  # firmware and loaders take their time between two files
@@ -28,10 +29,11 @@ _STUCK_CHECK_S: Final = 2
 class EndpointServer:
     """Serves ``app`` at sockets that listen, from `start` to `stop`; others may serve at them as well.
 
-    It handles no signals: whoever runs it does, and calls `stop`.
+    ``encrypted`` is one more, at which clients are let in by TLS. It handles no signals: whoever runs it does, and
+    calls `stop`.
     """
 
-    def __init__(self, app: ASGIApp, *listening: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, *listening: socket.socket, encrypted: EncryptedSocket | None = None) -> None:
         self._sockets = listening
         self._config = uvicorn.Config(
             app,
@@ -47,7 +49,7 @@ class EndpointServer:
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
-        self._server = uvicorn.Server(self._config)
+        self._server = _Server(self._config, encrypted)
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
 
     def start(self) -> None:
@@ -95,6 +97,30 @@ class EndpointServer:
                     connection.abort_if_stuck(late_s)
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's, which by itself has one way for all sockets."""
+
+    def __init__(self, config: uvicorn.Config, encrypted: EncryptedSocket | None) -> None:
+        super().__init__(config)
+        self._encrypted = encrypted
+        self._letting_in: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._encrypted is not None:
+            self._letting_in = asyncio.create_task(
+                self._encrypted.let_in(self._connection, self.server_state.connections)
+            )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._letting_in is not None:
+            self._letting_in.cancel()
+        await super().shutdown(sockets)
+
+    def _connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+
 def listen_at(where: str) -> socket.socket:
     """A socket that listens at HOST:PORT; port 0 takes one that is free. Raises UsageError where that cannot be."""
     host, port = _parse_listen(where)
@@ -109,13 +135,13 @@ def listen_at(where: str) -> socket.socket:
         raise UsageError(f"cannot listen at {_url(host, port)}: {error.strerror}") from error
 
 
-def url_of(where: str, listening: socket.socket) -> str:
+def url_of(where: str, listening: socket.socket, scheme: str = "http") -> str:
     """The base URL of what listens, with the port that was taken."""
-    return _url(_parse_listen(where)[0], listening.getsockname()[1])
+    return _url(_parse_listen(where)[0], listening.getsockname()[1], scheme)
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 _LISTEN: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})")

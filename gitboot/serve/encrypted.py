@@ -1,0 +1,80 @@
+"""A socket for operators whose connections are encrypted; who has yet to agree on how is kept within bounds as well."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, MutableSet
+from typing import Any, Final
+
+from gitboot.serve.connection import HEAD_S, Connection, most_connections
+from gitboot.serve.crowd import Crowd
+
+_PAUSE_S: Final = 0.1  # where the system lets nobody in
+_FAREWELL_S: Final = 5  # for a client to agree that it ends
+
+
+class EncryptedSocket:
+    """Lets clients in at a socket that listens, by a context that shows them a certificate; others may do so as well.
+
+    ``refuse`` is called for each client that breaks off, takes too long, or speaks another language.
+    """
+
+    def __init__(
+        self, listening: socket.socket, context: ssl.SSLContext, crowd: Crowd, refuse: Callable[[], None]
+    ) -> None:
+        self._listening, self._context, self._crowd, self._refuse = listening, context, crowd, refuse
+
+    async def let_in(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
+        """Let clients in until this is cancelled; those that are on their way in are among ``connections``, too."""
+        loop = asyncio.get_running_loop()
+        self._listening.setblocking(False)
+        while True:
+            try:
+                client, address = await loop.sock_accept(self._listening)
+            except OSError:  # it has left again, or all files are in use
+                self._crowd.make_room()
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if len(connections) >= most_connections() and not self._crowd.make_room():
+                client.close()
+                continue
+            asyncio.create_task(self._greet(client, address[0], make(), connections))  # noqa: RUF006 - _Greeting has it
+
+    async def _greet(
+        self, client: socket.socket, address: str, connection: Connection, connections: MutableSet[Any]
+    ) -> None:
+        greeting = _Greeting(connection, asyncio.current_task())
+        connections.add(greeting)
+        self._crowd.waits(greeting, address)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                client,
+                ssl=self._context,
+                ssl_handshake_timeout=HEAD_S,
+                ssl_shutdown_timeout=_FAREWELL_S,
+            )
+        except OSError:
+            self._refuse()
+        finally:
+            connections.discard(greeting)
+            self._crowd.leaves(greeting)
+
+
+class _Greeting:
+    """A client that has connected, and no more: it waits as one does that asks for nothing."""
+
+    def __init__(self, connection: Connection, task: asyncio.Task[None] | None) -> None:
+        self._connection, self._task = connection, task
+
+    def give_up(self) -> bool:
+        """Close it at once; False: it is a connection by now, and waits as that."""
+        if self._connection.transport is not None or self._task is None:
+            return False
+        return self._task.cancel()
+
+    def shutdown(self) -> None:
+        """Close it, as uvicorn asks of each connection at its end."""
+        self.give_up()
