@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import digest
+from gitboot.facts import named
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import (
@@ -416,7 +417,7 @@ class Record:
     provision: int | None = None  # the number that was installed last; None: never provisioned
     image: str | None = None  # what it was provisioned with
     pool: str | None = None
-    decision: Digest | None = None
+    decision: Digest | None = field(default=None, metadata=named("decisionDigest"))
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
     provisioned_at: datetime | None = None  # or when it was said to be pending
     grace_until: datetime | None = None  # until when the boot that was made is still served

@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
+from gitboot.facts import facts
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.scalars import Malformed, SystemUuid, format_instant, parse_digest, parse_uuid, shown, text
+from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
 from gitboot.plan import Decision, Failure, InstallAttempt, Record, Run, Seen
 from gitboot.resolve.instant import has_run
 
@@ -141,62 +142,22 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
 
 def record_facts(record: Record) -> dict[str, Any]:
     """A record as JSON values."""
+    return {**facts(record), "attempts": [attempt_facts(each) for each in record.attempts]}
 
-    def instant(at: datetime | None) -> str | None:
-        return format_instant(at) if at else None
 
-    return {
-        "provision": record.provision,
-        "image": record.image,
-        "pool": record.pool,
-        "decisionDigest": record.decision,
-        "evidence": record.evidence,
-        "provisionedAt": instant(record.provisioned_at),
-        "graceUntil": instant(record.grace_until),
-        "consumedAt": instant(record.consumed_at),
-        "consumedKey": record.consumed_key,
-        "runs": {
-            name: {"run": run.run, "at": format_instant(run.at), "end": instant(run.end), **run_facts(run)}
-            for name, run in sorted(record.runs.items())
-        },
-        "overwrittenBy": record.overwritten_by,
-        "offered": record.offered,
-        "answered": record.answered,
-        "takenBack": record.taken_back,
-        "attempts": [attempt_facts(each) for each in record.attempts],
-    }
+def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
+    """An attempt at an installation as JSON values: what was fetched of it, when and by whom, and how far it came."""
+    return {**facts(attempt), "step": attempt.step}
 
 
 def last_word(record: Record) -> list[Any]:
     """What was known last of a server's installation, as a JSON value: who asks for another has seen that one."""
-    at = record.provisioned_at
-    return [record.offered, record.provision, record.image, format_instant(at) if at is not None else None]
+    return [record.offered, record.provision, record.image, facts(record.provisioned_at)]
 
 
 def run_facts(run: Run) -> dict[str, Any]:
     """What was seen of a maintenance's run, as JSON values."""
-    return {
-        name: _seen_facts(seen) if seen is not None else None
-        for name, seen in (("given", run.given), ("started", run.started))
-    }
-
-
-def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
-    """An attempt at an installation as JSON values: what was fetched of it, when and by whom."""
-    failed = attempt.failed
-    return {
-        "key": attempt.key,
-        "number": attempt.number,
-        "step": attempt.step,
-        "boots": [_seen_facts(each) for each in attempt.boots],
-        "started": _seen_facts(attempt.started) if attempt.started is not None else None,
-        "startedBoot": attempt.started_boot,
-        "failed": {**failed._asdict(), "at": format_instant(failed.at)} if failed is not None else None,
-    }
-
-
-def _seen_facts(seen: Seen) -> dict[str, Any]:
-    return {**seen._asdict(), "at": format_instant(seen.at)}
+    return {"given": facts(run.given), "started": facts(run.started)}
 
 
 def record_of(item: Mapping[str, Any]) -> Record:
@@ -253,9 +214,9 @@ def _run(made: Mapping[str, Any]) -> Run:
     )
 
 
-def seen_of_run(facts: Mapping[str, Any]) -> dict[str, Seen | None]:
+def seen_of_run(seen: Mapping[str, Any]) -> dict[str, Seen | None]:
     """What was seen of a run, from `run_facts`; raises ValueError, TypeError or KeyError where it is none."""
-    return {name: _seen(facts[name]) if facts.get(name) is not None else None for name in ("given", "started")}
+    return {name: _seen(seen[name]) if seen.get(name) is not None else None for name in ("given", "started")}
 
 
 def _number(value: object) -> int:
