@@ -56,6 +56,7 @@ OTHERS: Final = {  # whose fetches never count, by what they say they are
     "gitboot-looker": HERE,
 }
 _DEADLINE_S: Final = 600.0  # for a fetch to stand recorded: a busy machine is no slow disk
+_ASKED_AFTER_S: Final = 31 * 60  # what came of an override that is gone is waited for, and then a person is asked
 _MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
 
 
@@ -654,7 +655,6 @@ class Site:
             self.wait(61)
             self.reconcile()
             self.boot(path, goes_on=False)
-            self._nobody_is_stranded()
         self._every_report_was_heard()
         job = self.commit.job
         for path in LOOKUPS:
@@ -662,6 +662,10 @@ class Site:
             label = answer.label if answer is not None else None
             if job is not None and label == job.label and job.window.end + GRACE <= self.now:
                 self.book.wrong(self.now, f"{path} offers {label}, which is over")
+        self.wait(_ASKED_AFTER_S)
+        self.reconcile()
+        self.boot(LOOKUPS[0], goes_on=False)
+        self._nobody_is_stranded()
 
     def _nobody_is_stranded(self) -> None:
         """What was asked for was given by now, or a condition says why it is not."""

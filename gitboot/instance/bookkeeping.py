@@ -108,6 +108,12 @@ def fetches_of(store: Store, observations: Iterable[Observation]) -> tuple[Fetch
     return tuple(each for each in found if each is not None)
 
 
+def is_overtaken(store: Store, observations: Iterable[Observation]) -> bool:
+    """Whether an endpoint has given what is given once, and this ledger has never offered it: it is an older copy."""
+    given = (each.digest for each in observations if each.offer is not None and not each.is_start)
+    return any(digest is not None and evidence.offered(store, digest) is None for digest in given)
+
+
 def _fetch_of(store: Store, observation: Observation) -> Fetch | None:
     """An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file."""
     digest, number = observation.digest, None

@@ -11,7 +11,6 @@ from gitboot.bmc.job import Result
 from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
-from gitboot.instance.bookkeeping import known as known_by
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
@@ -19,13 +18,13 @@ from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
+from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.publishing import Target, as_it_lies, published
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
-from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Halt
@@ -92,8 +91,7 @@ class Reconciler:
         self._inbox.collect(self._bmcs.finished())
         try:
             with self._inbox.held():
-                current = self._compared(self._read_back(before))
-                taken = self._inbox.take(current.knowledge.taken)
+                current, taken = taken_in(read_back(before, self._store), self._store, self._inbox)
                 wanted = tuple(each for each in taken.requests if each.what != BEGIN)
                 witnessed = taken.witnessed or is_vouched_for(current)
                 heartbeat = Batch(keeping=keeping, witnessed=witnessed, turned=current.plans.is_due(at))
@@ -103,7 +101,7 @@ class Reconciler:
                 learnt = learn(asked.knowledge, self._batch(current, attempt, heard, events, at), at)
                 write(self._store, (asked.news, learnt.news))
                 self._inbox.forget(heard)
-            now = self._after(before, self._accepting.adopt(attempt), heard, (asked, learnt), at)
+            now = self._after(current, self._accepting.adopt(attempt), heard, (asked, learnt), at)
         except LedgerError as error:  # nothing of it counts, and what has come in waits
             now = replace(before, unwritable=str(error))
         if (commit := now.commit) is None:
@@ -114,23 +112,6 @@ class Reconciler:
             now = self._asked(now, commit, at)
             now = self._waited(now, at) if wait else now
         return self._reported(now, at)
-
-    def _read_back(self, before: Standing) -> Standing:
-        """With what the disk really has, where a write has failed; raises `LedgerError` where it cannot be read."""
-        if not self._store.is_suspect:
-            return before
-        self._store.read_back()
-        return replace(before, knowledge=replace(known_by(self._store), published=before.knowledge.published))
-
-    def _compared(self, before: Standing) -> Standing:
-        """With a ledger in doubt, where the forge knew more of it when it was opened: it is an older copy."""
-        known = before.telling.known if before.telling is not None else None
-        if before.opened is None or known is None or known <= before.opened or not before.knowledge.is_trusted:
-            return before
-        facts.doubt(self._store, "RestoredLedger", known)
-        doubted = replace(known_by(self._store), published=before.knowledge.records)
-        everyone = before.unplanned | before.knowledge.standing
-        return replace(before, knowledge=doubted, opened=None, unplanned=everyone)
 
     def _batch(
         self, before: Standing, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
@@ -191,7 +172,7 @@ class Reconciler:
         self._inbox.collect(self._bmcs.finished(wait_all=True))
         try:
             with self._inbox.held():
-                heard = self._inbox.take(before.knowledge.taken)
+                before, heard = taken_in(before, self._store, self._inbox)
                 batch = self._batch(before, before.attempt, heard, (), at)
                 batch = replace(batch, written=heard.written, requests=heard.requests)
                 learnt = learn(before.knowledge, batch, at)
