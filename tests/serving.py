@@ -34,6 +34,7 @@ from gitboot.serve.recording import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from gitboot.timekeeping import Keeping
+from tests import plain
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 
 START = at("20T22:00")  # of the maintenance
@@ -68,7 +69,7 @@ LOADER: Final = {"user-agent": IPXE}  # as machines ask
 
 def get(url: str, **more: Any) -> httpx.Response:
     """What a boot loader is answered."""
-    return httpx.get(url, **{"headers": LOADER, "timeout": 10, **more})
+    return plain.get(url, **{"headers": LOADER, "timeout": 10, **more})
 
 
 @dataclass(frozen=True, kw_only=True)

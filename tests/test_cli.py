@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import httpx
 import pytest
 import yaml
 
@@ -32,6 +31,7 @@ from gitboot.model.scalars import parse_uuid
 from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve.records import exported
+from tests import plain
 from tests.credentials import give_credentials
 from tests.evaluated import evaluated_here
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
@@ -618,7 +618,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
         assert process.stderr is not None
         listening, warned = (json.loads(process.stderr.readline()) for _ in range(2))
         assert (listening["type"], warned["type"], warned["level"]) == ("Listening", "NotRecording", "warning")
-        with httpx.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
+        with plain.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
             entry = client.get(f"/{ENTRY}")
             assert b"could not be recorded" in entry.content
             assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()
@@ -643,7 +643,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
         assert process.stderr is not None
         said = map(json.loads, process.stderr)
         listening = next(said)
-        assert httpx.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
+        assert plain.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
         (tmp_path / MANIFEST).parent.mkdir(parents=True)
         (tmp_path / MANIFEST).write_text("not a manifest")
         logged = next(event for event in said if event["type"] == "Logged")

@@ -17,6 +17,7 @@ from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from gitboot.timekeeping import Keeping
+from tests import plain
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository
@@ -101,7 +102,7 @@ def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: 
             clock.now = START - timedelta(days=2)  # it is set back, and a person says that it is right
             requests.give(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
             instance.reconcile(clock.now)
-            with served(tmp_path, clock) as url, httpx.Client(base_url=url, headers=LOADER) as client:
+            with served(tmp_path, clock) as url, plain.Client(base_url=url, headers=LOADER) as client:
                 for now in instants():
                     clock.now = now
                     if order.random() < 0.3:  # a pass may come at any time, or not at all
@@ -115,7 +116,7 @@ def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> 
     clock = Clock(START - timedelta(hours=1))
     with assembled(tmp_path, clock) as parts:
         parts.reconciler.reconcile(START - timedelta(hours=1))
-    with served(tmp_path, clock) as url, httpx.Client(base_url=url, headers=LOADER) as client:
+    with served(tmp_path, clock) as url, plain.Client(base_url=url, headers=LOADER) as client:
         for now in (clock.now, START - timedelta(microseconds=1), START, END - timedelta(seconds=1), END):
             clock.now = now
             entries = {path: client.get(path).text for path in LOOKUPS[:4]}

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from gitboot.cli.exit import Exit
+from tests import plain
 from tests.fleets import fleet, image, mac_of, policy, profile, server
 from tests.git_servers import free_port, program
 from tests.instance import Instance, Repository, eventually, running
@@ -37,7 +38,7 @@ class Client:
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         forwarded = {"x-forwarded-for": self.address} if self.address is not None else {}
-        return httpx.get(f"{self.url}{path}", headers={**headers, **forwarded}, timeout=10)
+        return plain.get(f"{self.url}{path}", headers={**headers, **forwarded}, timeout=10)
 
     @property
     def entry(self) -> str:
@@ -191,7 +192,7 @@ def test_an_installer_that_fails_says_so_and_is_tried_as_often_as_the_fleet_says
             assert token is not None
             path = web01.entry.replace("boot.ipxe", f"failed/{token[1]}")
             log = f"attempt {number}\n\x1b[31mno disk\n".encode()
-            assert httpx.post(f"{instance.url}{path}", content=log).status_code == 204
+            assert plain.post(f"{instance.url}{path}", content=log).status_code == 204
             eventually(lambda: steps(instance) == ({"Pending": 1} if number == 1 else {"Failed": 1}))  # noqa: B023
         assert not web01.is_given_its_boot()
         found = until_condition(instance, "BootsProven", status=False, reason="Failed")
@@ -242,7 +243,7 @@ def proxied(url: str, folder: Path) -> Iterator[str]:
     )
     nginx = subprocess.Popen([program("nginx", "nginx"), "-c", str(folder / "nginx.conf")], stderr=subprocess.PIPE)
     try:
-        eventually(lambda: httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200)
+        eventually(lambda: plain.get(f"http://127.0.0.1:{port}/healthz").status_code == 200)
         yield f"http://127.0.0.1:{port}"
     finally:
         nginx.terminate()

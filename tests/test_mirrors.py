@@ -20,6 +20,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import take
 from gitboot.render.paths import Role, kind_of
 from gitboot.render.tree import File
+from tests import plain
 from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.mirrors import Mirror, caddy, nginx
 from tests.serving import BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, connect, eventually, planned, read_all
@@ -55,7 +56,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def endpoint(output: Path) -> Iterator[httpx.Client]:
-    with Site(output).serve() as url, httpx.Client(base_url=url, headers=LOADER) as client:
+    with Site(output).serve() as url, plain.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 
@@ -69,7 +70,7 @@ def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytes
 
 @pytest.fixture
 def client(mirror: Mirror) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=mirror.url) as client:
+    with plain.Client(base_url=mirror.url) as client:
         yield client
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import httpx
 import pytest
 
+from tests import plain
 from tests.redfish.certificates import Authority
 from tests.redfish.double import POST_S, SHUTDOWN_S, Boot, Machine
 from tests.redfish.faults import (
@@ -399,7 +400,7 @@ def test_a_system_is_shown_as_sushys_samples_are(profile: Profile) -> None:
 
 def test_every_answer_takes_its_time() -> None:
     machine = Machine()
-    with RedfishServer(Service(machine), latency_s=0.2) as server, httpx.Client(base_url=server.url) as client:
+    with RedfishServer(Service(machine), latency_s=0.2) as server, plain.Client(base_url=server.url) as client:
         for method, content in (("GET", None), ("PATCH", {"Boot": ONCE_PXE})):
             begun = time.monotonic()
             assert client.request(method, machine.path, json=content).status_code == 200

@@ -17,6 +17,7 @@ from gitboot.render.schedule import ServerState, server_state
 from gitboot.resolve import Decisions
 from gitboot.serve.body import end_of
 from gitboot.serve.reply import TOO_LARGE
+from tests import plain
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.serving import BEFORE, LOADER, START, Fleet, Site
 from tests.serving import site as new_site
@@ -154,7 +155,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture
 def client(site: Site) -> Iterator[httpx.Client]:
-    with site.serve() as url, httpx.Client(base_url=url, headers=LOADER) as client:
+    with site.serve() as url, plain.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 
@@ -297,4 +298,4 @@ def test_a_log_is_too_large_in_however_many_pieces_it_comes(sizes: tuple[int, ..
 
 def test_a_failure_that_cannot_be_recorded_is_to_be_sent_again() -> None:
     with new_site(Fleet(servers={"web01": state(decisions())}, shared={})) as site, site.serve(records=False) as url:
-        assert httpx.post(f"{url}{FAILED.removeprefix('boot')}", content=b"x").status_code == 503
+        assert plain.post(f"{url}{FAILED.removeprefix('boot')}", content=b"x").status_code == 503

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests import plain
 from tests.credentials import give_credentials
 from tests.fleets import SEED, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, evaluators, eventually, running
@@ -55,7 +55,7 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
     answers: list[tuple[datetime, datetime, str]] = []
 
     def ask(instance: Instance, path: str, end: datetime) -> None:
-        with httpx.Client(base_url=instance.url, headers=LOADER) as client:
+        with plain.Client(base_url=instance.url, headers=LOADER) as client:
             while datetime.now(UTC) < end + timedelta(seconds=1):
                 sent = datetime.now(UTC)
                 body = client.get(path).text

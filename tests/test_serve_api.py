@@ -17,6 +17,7 @@ from gitboot.serve import openapi
 from gitboot.serve.api import Api
 from gitboot.serve.tree import PublishedTree
 from gitboot.status import Condition, Status
+from tests import plain
 from tests.fleets import server
 from tests.serving import AFTER, ALWAYS, BEFORE, ENTRY, REPAIR, START, UUID, planned, site
 
@@ -37,7 +38,7 @@ def client() -> Iterator[httpx.Client]:
     with site(planned(*ALWAYS, REPAIR, PARKED, now=AFTER)) as made:
         made.now = AFTER
         made.say({**STATUS.facts(), "at": "2026-11-20T23:00:00Z"})
-        with made.serve() as url, httpx.Client(base_url=f"{url}/api/v1") as client:
+        with made.serve() as url, plain.Client(base_url=f"{url}/api/v1") as client:
             yield client
 
 
@@ -107,7 +108,7 @@ def many() -> Iterator[httpx.Client]:
             summary["site"] = "fra1" if number % 2 else None
             state = replace(found, server=f"s{number:04}", summary=summary)
             (made.root / state_path(state.server)).write_bytes(render(state))
-        with made.serve() as url, httpx.Client(base_url=f"{url}/api/v1") as client:
+        with made.serve() as url, plain.Client(base_url=f"{url}/api/v1") as client:
             yield client
 
 
@@ -149,7 +150,7 @@ def test_a_server_that_changes_is_listed_so_at_once() -> None:
     with site() as made, made.serve() as url:
         for fleet in (planned(*ALWAYS), planned(*ALWAYS, PARKED), planned(*ALWAYS, REPAIR, now=AFTER)):
             made.publish(fleet)
-            items = httpx.get(f"{url}/api/v1/servers").json()["items"]
+            items = plain.get(f"{url}/api/v1/servers").json()["items"]
             assert {item["name"]: item["phase"] for item in items} == {
                 name: state.published.summary["phase"] for name, state in fleet.servers.items()
             }

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from gitboot.status import Condition, Status
+from tests import plain
 from tests.serving import BEFORE, ENTRY, ONCE, START, get, planned, site
 
 
@@ -22,7 +22,7 @@ def test_requests_are_counted_by_what_they_were_for() -> None:
     with site(planned(*ONCE)) as made, made.serve() as url:
         for path in (ENTRY, ENTRY, "/boot.ipxe", "/healthz", "/nothing", "/also/nothing"):
             get(url + path)
-        httpx.post(f"{url}/nothing")
+        plain.post(f"{url}/nothing")
         counted = samples(url)["gitboot_http_requests_total"]
     assert counted == {
         ("entry", "200"): 2,

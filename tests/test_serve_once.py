@@ -14,7 +14,6 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -31,6 +30,7 @@ from gitboot.resolve import decide
 from gitboot.serve.recording import Recording
 from gitboot.status import Status
 from gitboot.timekeeping import Keeping
+from tests import plain
 from tests.failing_disk import fill, small_disk
 from tests.fleets import fleet as fleet_document
 from tests.fleets import image, maintenance, policy, profile, repository, server
@@ -196,33 +196,33 @@ def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
 def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
     """A load balancer sends machines to who is ready: to none, where all wait for what nobody gives."""
     with here.serve(records=False) as url:
-        assert httpx.get(f"{url}/readyz").status_code == 503
-        assert "has no spool" in httpx.get(f"{url}/readyz").text
+        assert plain.get(f"{url}/readyz").status_code == 503
+        assert "has no spool" in plain.get(f"{url}/readyz").text
         here.publish(planned(NAMED, *ONCE[1:]), commit="2")
-        assert httpx.get(f"{url}/readyz").status_code == 200, "it sends on"
+        assert plain.get(f"{url}/readyz").status_code == 200, "it sends on"
         (here.root / TERMS).write_bytes(terms.render(Terms(giver=None))[TERMS].content)
-        assert httpx.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
+        assert plain.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
     with here.serve() as url:
-        assert httpx.get(f"{url}/readyz").status_code == 200
+        assert plain.get(f"{url}/readyz").status_code == 200
         (here.root / TERMS).write_bytes(terms.render(Terms(giver="f" * 32, sends_on=True))[TERMS].content)
-        assert "another spool than this endpoint's" in httpx.get(f"{url}/readyz").text
+        assert "another spool than this endpoint's" in plain.get(f"{url}/readyz").text
         here.publish(commit="3")
-        assert httpx.get(f"{url}/readyz").status_code == 200
+        assert plain.get(f"{url}/readyz").status_code == 200
 
 
 def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site) -> None:
     with here.serve() as url:
-        assert httpx.get(f"{url}/readyz").text == "ready\n"
-        assert "gitboot_recording 1.0" in httpx.get(f"{url}/metrics").text
+        assert plain.get(f"{url}/readyz").text == "ready\n"
+        assert "gitboot_recording 1.0" in plain.get(f"{url}/metrics").text
         (away := here.spool.with_name("away")).mkdir()
         here.spool.rename(away / "spool")
         assert "(NotRecorded)" in get(url + ENTRY).text
-        found = httpx.get(f"{url}/readyz")
+        found = plain.get(f"{url}/readyz")
         assert found.status_code == 503
         assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
-        assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(httpx.get(f"{url}/metrics").text.splitlines())
+        assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(plain.get(f"{url}/metrics").text.splitlines())
         (away / "spool").rename(here.spool)
-        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        eventually(lambda: plain.get(f"{url}/readyz").status_code == 200)
         assert GIVEN in get(url + ENTRY).text
 
 
@@ -248,12 +248,12 @@ def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out
         here.spool.mkdir()
         here.publish(planned(*ONCE, now=datetime.now(UTC)), commit="2")
         with served(here.root, "--spool", str(here.spool), "--accept-filesystem", "tmpfs") as (url, _):
-            eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+            eventually(lambda: plain.get(f"{url}/readyz").status_code == 200)
             fill(filler := disk / "filler")
-            eventually(lambda: "No space left" in httpx.get(f"{url}/readyz").text)
+            eventually(lambda: "No space left" in plain.get(f"{url}/readyz").text)
             assert DISK in get(url + ENTRY).text
             filler.unlink()
-            eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+            eventually(lambda: plain.get(f"{url}/readyz").status_code == 200)
             assert GIVEN in get(url + ENTRY).text
 
 
@@ -284,7 +284,7 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
         text = get(url + ENTRY).text
         assert DISK in text
         assert "(OlderTree)" in text
-        assert "older than what the spool has forgotten" in httpx.get(f"{url}/readyz").text
+        assert "older than what the spool has forgotten" in plain.get(f"{url}/readyz").text
         here.publish(FLEET, commit="3")  # as it stands, this is what the instance wants
         assert GIVEN in get(url + ENTRY).text
 
@@ -371,8 +371,8 @@ def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_giv
             assert "gives.test:8080" in get(other + path).text
             assert DISK in get(f"{other}{path}?hop=1").text, "nobody is sent in circles"
             assert GIVEN in get(f"{gives}{path}?hop=1").text
-        assert httpx.get(f"{other}/api/v1/status").status_code == 200
-        refused = httpx.get(f"{other}/metrics").text
+        assert plain.get(f"{other}/api/v1/status").status_code == 200
+        refused = plain.get(f"{other}/metrics").text
     assert 'gitboot_boots_refused_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
 
 
@@ -568,7 +568,7 @@ def test_e5_a_proxy_has_nothing_to_revalidate(here: Site) -> None:
         with here.serve() as url:
             for ask in ({}, {"if-none-match": "*"}, {"if-modified-since": "Fri, 20 Nov 2026 21:00:00 GMT"}):
                 for method in ("GET", "HEAD"):
-                    found = httpx.request(method, url + ENTRY, headers=LOADER | ask)
+                    found = plain.request(method, url + ENTRY, headers=LOADER | ask)
                     assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
                     assert "etag" not in found.headers
 
@@ -576,7 +576,7 @@ def test_e5_a_proxy_has_nothing_to_revalidate(here: Site) -> None:
 @pytest.mark.parametrize("agent", [IPXE, "curl/8"])
 def test_head_has_the_headers_of_what_this_client_would_get(here: Site, agent: str) -> None:
     with here.serve() as url:
-        head = httpx.head(url + ENTRY, headers={"user-agent": agent})
+        head = plain.head(url + ENTRY, headers={"user-agent": agent})
         assert here.observed() == []
         found = get(url + ENTRY, headers={"user-agent": agent})
     assert head.headers["content-length"] == str(len(found.content))
@@ -596,18 +596,18 @@ def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(her
         here.now = BEFORE + off
         say(here, BEFORE - timedelta(minutes=1))
         with here.serve() as url:
-            httpx.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            plain.get(f"{url}/api/v1/status")  # it looks, as it does each second
             say(here, BEFORE)
-            httpx.get(f"{url}/api/v1/status")
+            plain.get(f"{url}/api/v1/status")
             assert "(ClockOff)" in get(url + ENTRY).text
-            assert httpx.get(f"{url}/readyz").status_code == 503
-            assert f"{off.total_seconds():+.0f} s" in httpx.get(f"{url}/readyz").text
-            assert f"gitboot_clock_off_seconds {off.total_seconds()}" in httpx.get(f"{url}/metrics").text
+            assert plain.get(f"{url}/readyz").status_code == 503
+            assert f"{off.total_seconds():+.0f} s" in plain.get(f"{url}/readyz").text
+            assert f"gitboot_clock_off_seconds {off.total_seconds()}" in plain.get(f"{url}/metrics").text
             here.now = BEFORE + timedelta(seconds=1)
             say(here, BEFORE + timedelta(seconds=2))
-            httpx.get(f"{url}/api/v1/status")
+            plain.get(f"{url}/api/v1/status")
             assert GIVEN in get(url + ENTRY).text
-            assert httpx.get(f"{url}/readyz").status_code == 200
+            assert plain.get(f"{url}/readyz").status_code == 200
 
 
 def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
@@ -615,9 +615,9 @@ def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
     say(here, BEFORE - timedelta(hours=5))
     with here.serve() as url:
         assert "(ClockOff)" in get(url + ENTRY).text
-        assert "not compared with the instance's yet" in httpx.get(f"{url}/readyz").text
+        assert "not compared with the instance's yet" in plain.get(f"{url}/readyz").text
         here.now = BEFORE + timedelta(minutes=3)
-        assert httpx.get(f"{url}/readyz").status_code == 200
+        assert plain.get(f"{url}/readyz").status_code == 200
         assert GIVEN in get(url + ENTRY).text
     here.publish(FLEET, commit="2")
     with here.serve(keeping=Keeping.SYNCHRONISED) as url:
@@ -631,13 +631,13 @@ def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance
     with here.serve() as url:
         assert "(ClockOff)" in get(url + ENTRY).text
         say(here, BEFORE + timedelta(minutes=1))
-        httpx.get(f"{url}/api/v1/status")
-        assert "+7140 s off" in httpx.get(f"{url}/readyz").text
+        plain.get(f"{url}/api/v1/status")
+        assert "+7140 s off" in plain.get(f"{url}/readyz").text
         here.now += timedelta(hours=1)
         assert "(ClockOff)" in get(url + ENTRY).text, "however long that lasts"
         here.now = BEFORE + timedelta(minutes=2)
         say(here, here.now)
-        httpx.get(f"{url}/api/v1/status")
+        plain.get(f"{url}/api/v1/status")
         assert GIVEN in get(url + ENTRY).text
 
 
@@ -650,14 +650,14 @@ def test_e32_a_clock_that_is_behind_what_it_has_shown_before_gives_nothing(here:
     here.now = START + timedelta(minutes=10)
     with here.serve(keeps=True) as url:
         assert "(ClockOff)" in get(url + ENTRY).text, "and no window that was left"
-        assert "-6600 s off" in httpx.get(f"{url}/readyz").text
+        assert "-6600 s off" in plain.get(f"{url}/readyz").text
         for minute in (11, 12):
             here.now = START + timedelta(minutes=minute)
             say(here, here.now)
-            httpx.get(f"{url}/api/v1/status")
+            plain.get(f"{url}/api/v1/status")
         assert "memtest-7" in get(url + ENTRY).text, "the instance says that it was wrong before"
     with here.serve(keeps=True) as url:
-        assert httpx.get(f"{url}/readyz").status_code == 200, "nor is that kept"
+        assert plain.get(f"{url}/readyz").status_code == 200, "nor is that kept"
 
 
 def test_a_clock_that_is_set_back_opens_no_window_that_was_left(here: Site) -> None:

@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import pytest
 from pyrage.x25519 import Identity
 
@@ -21,6 +20,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
 from gitboot.render.paths import kind_of
+from tests import plain
 from tests.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.instance import Instance, Repository, eventually, running
 from tests.serving import BEFORE, ENTRY, MAC, Fleet, Site, get, planned, site
@@ -248,7 +248,7 @@ def test_an_endpoint_gives_what_it_holds_and_writes_it_down(here: Site, sealed: 
             assert (found.status_code, found.content) == (200, text.encode())
             assert found.headers["cache-control"] == "no-store" and "etag" not in found.headers
             assert found.headers["content-type"] == "application/octet-stream"
-        assert httpx.head(url + path_of(urls["own"])).headers["content-length"] == str(len(OWN.encode()))
+        assert plain.head(url + path_of(urls["own"])).headers["content-length"] == str(len(OWN.encode()))
         again = get(url + path_of(urls["own"]).replace(MAC, MAC.replace("-", ":").upper()))
         assert again.content == OWN.encode()
     seen = here.observed()
@@ -296,7 +296,7 @@ def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, sealed: S
         with here.serve(keys=keys) as url:
             found = get(url + path)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")
-            assert 'reason="NotOpened"} 1' in httpx.get(f"{url}/metrics").text
+            assert 'reason="NotOpened"} 1' in plain.get(f"{url}/metrics").text
         assert not here.observed(), word
 
 

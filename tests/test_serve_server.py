@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gitboot.errors import UsageError
 from gitboot.serve import connection, server
 from gitboot.serve.server import EndpointServer, listen_at, url_of
+from tests import plain
 from tests.serving import ENTRY, LOADER, ONCE, connect, exchange, get, planned, read_all, site
 
 
@@ -91,7 +92,7 @@ def test_one_socket_takes_both_families() -> None:
 def test_a_request_under_way_is_answered_before_the_end() -> None:
     slow = Slow(0.4)
     running, url = started(slow)
-    with ThreadPoolExecutor() as pool, httpx.Client(base_url=url, headers=LOADER) as idle:
+    with ThreadPoolExecutor() as pool, plain.Client(base_url=url, headers=LOADER) as idle:
         idle.get("/")
         slow.asked.clear()
         answer = pool.submit(httpx.get, url)
