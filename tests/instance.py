@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pygit2
 
 from gitboot.cli.instance import request
 from gitboot.instance.directory import has_ledger
@@ -54,9 +55,8 @@ class Repository:
     def create(cls, folder: Path) -> Repository:
         made = cls(bare=folder / "fleet.git", work=folder / "work")
         folder.mkdir(parents=True, exist_ok=True)
-        git(folder, "init", "-q", "--bare", "-b", "main", str(made.bare))
-        git(folder, "init", "-q", "-b", "main", str(made.work))
-        git(made.work, "remote", "add", "origin", str(made.bare))
+        pygit2.init_repository(str(made.bare), bare=True, initial_head="main")
+        pygit2.init_repository(str(made.work), initial_head="main").remotes.create("origin", str(made.bare))
         return made
 
     def push(self, files: Mapping[str, str], subject: str = "Change") -> str:
@@ -64,10 +64,14 @@ class Repository:
         for path, text in files.items():
             (self.work / path).parent.mkdir(parents=True, exist_ok=True)
             (self.work / path).write_text(text)
-        git(self.work, "add", "-A")
-        git(self.work, "commit", "-q", "--allow-empty", "-m", subject)
-        git(self.work, "push", "-q", "origin", "main")
-        return git(self.work, "rev-parse", "HEAD")
+        work = pygit2.Repository(str(self.work))  # in this process: git would start five
+        work.index.add_all()
+        work.index.write()
+        ada = pygit2.Signature("A", "a@example.net")
+        parents = [] if work.head_is_unborn else [work.head.target]
+        made = work.create_commit("HEAD", ada, ada, f"{subject}\n", work.index.write_tree(), parents)
+        work.remotes["origin"].push(["refs/heads/main"])
+        return str(made)
 
 
 @dataclass

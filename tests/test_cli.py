@@ -265,7 +265,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("places")
     (folder / "file").write_text("text")
     (folder / "empty").mkdir()
-    corrupt = Path(shutil.copytree(repository.bare, folder / "corrupt.git"))
+    corrupt = folder / "corrupt.git"
+    git(folder, "clone", "-q", "--bare", str(repository.work), str(corrupt))
     blob = git(repository.work, "rev-parse", "HEAD:06.yaml")
     (corrupt / "objects" / blob[:2] / blob[2:]).unlink()
     return Places(fleet, repository.bare, folder / "file", folder / "missing", folder / "empty", corrupt)
