@@ -1,4 +1,4 @@
-"""How Hypothesis searches, and which tests are left out without `--boots`, and said to be.
+"""How Hypothesis searches, where tests write, and which of them are left out without `--boots`, and said to be.
 
 Hypothesis takes the same examples each time in CI, new ones on a developer's machine. Neither has a deadline: a busy
 machine is not a wrong result.
@@ -7,12 +7,14 @@ machine is not a wrong result.
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import settings
 
+from gitboot.storage import filesystem_of
 from tests.boots import page
 
 _BOOTS: Final = Path(__file__).parent / "boots"
@@ -22,6 +24,26 @@ settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
+
+_MEMORY: Final = Path("/dev/shm")
+_ROOM: Final = 1 << 30  # bytes; what is there at one time is less than half of it
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests write to memory, where there is plenty of it: gitboot syncs whatever it writes, a disk waits for that.
+
+    Machines that boot have images that are too big. What a disk may do is for tests that make one (`failing_disk`).
+    """
+    if "TMPDIR" not in os.environ and not config.getoption("boots") and _has_room(_MEMORY):
+        os.environ["TMPDIR"] = str(_MEMORY)
+        tempfile.tempdir = None  # is found anew
+
+
+def _has_room(folder: Path) -> bool:
+    if not folder.is_dir() or filesystem_of(folder) != "tmpfs":
+        return False
+    found = os.statvfs(folder)
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _ROOM
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
