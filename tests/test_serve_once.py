@@ -21,7 +21,7 @@ from gitboot.cli import cli
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, forget, forgotten_next, take
-from gitboot.plan import Record
+from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
 from gitboot.render import terms
 from gitboot.render.state import state_path
@@ -148,6 +148,27 @@ def test_what_a_person_says_is_pending_is_given_once_more(here: Site) -> None:
             assert DISK in get(url + ENTRY).text
             here.publish(planned(*ONCE, records={"web01": Record(offered=minute)}), commit=str(minute))
             assert GIVEN in get(url + ENTRY).text
+
+
+@pytest.mark.parametrize("report", ["provisioned", "failed", None])
+def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, report: str | None) -> None:
+    """It boots several times, says that it is done, and the instance has heard its first boot only."""
+    several = image("flatcar-1", "userData: Ignition/3.4, boots: 2", "kernel, initrd, loader")
+    reported = fleet_document("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
+    fleet = (reported, ONCE[1], *(several if "name: flatcar-1" in each else each for each in ONCE[2:]))
+    first = Seen(BEFORE - timedelta(minutes=5), ENTRY.removeprefix("/"), ADDRESS)
+    begun = Record(attempts=(InstallAttempt(key="provision/1", boots=(first,)),))
+    published = planned(*fleet, records={"web01": begun})
+    here.publish(published, commit="2")
+    token = published.servers["web01"].decision.token
+    with here.serve() as url:
+        if report is not None:
+            said = f"{ENTRY.rpartition('/')[0]}/{report}/{token}"
+            asked = httpx.request("POST" if report == "failed" else "GET", url + said, headers=LOADER)
+            assert asked.status_code in (200, 204)
+        text = get(url + ENTRY).text
+    assert (GIVEN in text) is (report is None)
+    assert ("# gitboot: not given: its installer has reported, at 2" in text) is (report is not None)
 
 
 def test_a_higher_number_is_given_though_another_was(here: Site) -> None:

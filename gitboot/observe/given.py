@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gitboot.model.graces import FETCH_GRACE
+from gitboot.model.scalars import format_instant
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import files, parse, whole_lines
 from gitboot.render.paths import Role, kind_of
@@ -18,8 +19,13 @@ from gitboot.render.paths import Role, kind_of
 class Given(NamedTuple):
     """A boot that was given."""
 
-    first: Observation
+    first: Observation  # or what its installer reported, where that is all that is known
     is_over: bool  # whether the system that was booted has asked for its data since, or its installer reported
+
+    def __str__(self) -> str:
+        if _role(self.first) is Role.REPORT:
+            return f"its installer has reported, at {format_instant(self.first.at)}"
+        return f"given once, at {format_instant(self.first.at)} to {self.first.client}"
 
     def again(self, at: datetime) -> bool:
         """Whether it is given once more: to another NIC, after a failure, to GRUB after iPXE; it is the same boot."""
@@ -53,14 +59,16 @@ class GivenBoots:
         self._folder = folder
         self._files: dict[str, _File] = {}
 
-    def find(self, server: str, offer: str) -> Given | None:
+    def find(self, server: str, offer: str, report: str | None = None) -> Given | None:
         """How a boot was given; None: it was not. Raises OSError where the spool cannot be read.
 
         It is told by its offer: what a commit changes of it meanwhile, its server's name as well, makes it no other.
+        Of an attempt whose installer has reported, by the token ``report``, no further boot is left to be given.
         """
         self._look()
         known = sorted({*self._of(server), *self._of(offer)}, key=lambda each: each.at)
-        first = next((each for each in known if each.offer == offer and _role(each) is not Role.REPORT), None)
+        ended = next((each for each in known if report == each.digest and _role(each) is Role.REPORT), None)
+        first = next((each for each in known if each.offer == offer and _role(each) is not Role.REPORT), ended)
         if first is None:
             return None
         is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)

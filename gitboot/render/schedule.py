@@ -202,6 +202,7 @@ class _Rendering(NamedTuple):
     plan: BootPlan | None
     lying: Mapping[str, File]  # the files as they lie in the tree
     base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
+    common: Digest | None  # the token by which the installer reports, where its plan has no other
 
 
 def _rendered(
@@ -218,7 +219,7 @@ def _rendered(
     if decision.endpoint is not None and planned is not None and planned.writes_disk and planned.key is not None:
         in_tree = lying(decision, files, instead)
     in_tree = {path: file for path, file in in_tree.items() if means(path) is not SECRET}
-    return _Rendering(since, files, instead, planned, in_tree, base_url)
+    return _Rendering(since, files, instead, planned, in_tree, base_url, decision.token)
 
 
 def _ends(planned: BootPlan, boot: Boot, machine: Machine | None) -> bool:
@@ -303,7 +304,15 @@ def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, render
         hop=lies.sha256 if sends_on and lies is not None else None,
         fallback=instead.sha256 if instead is not None and kind.role is not Role.DATA else None,
         needs=_needs(file, planned.boot, rendering.base_url) if kind.role is not Role.DATA else (),
+        report=_report_of(planned, rendering.common),
     )
+
+
+def _report_of(planned: BootPlan, common: Digest | None) -> Digest | None:
+    """By which token the installer reports that a plan boots; None: what it boots once is no installation."""
+    if planned.key is None or planned.phase is not Phase.NETWORK:
+        return None
+    return planned.token if planned.token is not None else common
 
 
 def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:

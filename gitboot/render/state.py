@@ -38,6 +38,7 @@ class DiskWrite(NamedTuple):
     fallback: str | None  # the sha256 of what is answered instead; None: 404
     hop: str | None = None  # the sha256 of what sends on to who gives it; None: nobody is named, or there is no way
     needs: tuple[Need, ...] = ()  # what it fetches next, as far as who answers it may have that itself
+    report: str | None = None  # the token by which its installer reports: after that no boot of its attempt is given
 
 
 class Turn(NamedTuple):
@@ -159,4 +160,5 @@ def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
         fallback=facts["fallback"],
         hop=facts["hop"],
         needs=tuple(Need(path, size) for path, size in facts["needs"]),
+        report=facts.get("report"),
     )

@@ -264,6 +264,7 @@ def _guarded(located: Located, path: str, version: Turn) -> Guarded | None:
         once=writes is not None and writes.once,
         needs=writes.needs if writes is not None else (),
         shows=located.state.shows,
+        report=writes.report if writes is not None else None,
         has_hop=writes is not None and writes.hop is not None,
     )
 

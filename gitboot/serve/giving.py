@@ -13,7 +13,6 @@ from gitboot.model.scalars import (
     Digest,
     Malformed,
     SystemUuid,
-    format_instant,
     is_placeholder_serial,
     is_placeholder_uuid,
     parse_uuid,
@@ -56,8 +55,8 @@ class Recorder(Protocol):
     async def settle(self) -> None:
         """Find out whether anything can be recorded, where that is not known."""
 
-    async def given(self, server: str, offer: str) -> Given | None:
-        """How a boot was given, by whichever process. Raises `Unrecordable`."""
+    async def given(self, server: str, offer: str, report: str | None) -> Given | None:
+        """How a boot was given, by whichever process, if its installer has not reported. Raises `Unrecordable`."""
 
     async def reported(self, server: str, token: str) -> bool:
         """Whether an installer has reported since its boot was given last. Raises `Unrecordable`."""
@@ -76,6 +75,7 @@ class Guarded:
     once: bool
     needs: tuple[Need, ...]  # what it fetches next
     shows: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
+    report: str | None = None  # the token by which the installer reports that is booted
     has_hop: bool = False  # whether who may be given it elsewhere can be sent on
 
 
@@ -188,7 +188,7 @@ class Giving:
         if recorder is None or asked.digest is None or offer is None:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
         try:
-            given = await recorder.given(asked.server, offer)
+            given = await recorder.given(asked.server, offer, asked.report)
         except Unrecordable:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
         if self._is_another_giver(recorder):
@@ -200,8 +200,7 @@ class Giving:
         if self._is_older(recorder):
             return _OLDER_TREE
         if given is not None and not given.again(asking.at):
-            first = given.first
-            return Refusal(WhyNot.GIVEN, f"given once, at {format_instant(first.at)} to {first.client}")
+            return Refusal(WhyNot.GIVEN, str(given))
         if asked.role is Role.OFFER or asking.only_looks or await self._recorded(asked, asking):
             return None
         return _NOT_RECORDED

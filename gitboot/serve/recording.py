@@ -52,9 +52,9 @@ class Recording:
             return False
         return self._stands(written, observation)
 
-    async def given(self, server: str, offer: str) -> Given | None:
+    async def given(self, server: str, offer: str, report: str | None) -> Given | None:
         """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
-        return await self._asked(server, partial(self._given.find, server, offer))
+        return await self._asked(server, partial(self._given.find, server, offer, report))
 
     async def reported(self, server: str, token: str) -> bool:
         """Whether an installer has reported since its boot was given. Raises `Unrecordable` likewise."""
