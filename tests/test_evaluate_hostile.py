@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import httpx
 
 from tests.fleets import SEED, image, mac_of, profile, server
-from tests.instance import Instance, Repository, eventually, running
+from tests.instance import Instance, Repository, eventually, git, running
 from tests.serving import LOADER
 
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
@@ -70,7 +74,7 @@ def attempted(instance: Instance, commit: str) -> bool:
     return bool(instance.status()["attempted"]["commit"] == commit)
 
 
-def test_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again(tmp_path: Path) -> None:
+def test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     having = {
         profile("web", "flatcar-1"): profile("web", "flatcar-1", USER_DATA),
@@ -92,3 +96,63 @@ def test_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_ag
         assert instance.status()["applied"]["commit"] == applied
     slowest["after a restart"] = max(waits, default=0)
     assert max(slowest.values()) < 3, slowest  # seconds, on two cores that other tests use, too
+
+
+def peak_mib(pid: int) -> int:
+    """The most memory that a process ever had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) // 1024
+
+
+def push_blobs(repository: Repository, mebibytes: int, count: int) -> str:
+    """Commit files of so many MiB each, of which a few hundred KB are sent, as whoever may push can make them."""
+    entries = []
+    for number in range(count):
+        head, end = f"blob {mebibytes << 20}\0".encode(), bytes([number]) * (1 << 20)
+        digest, packer = hashlib.sha1(head, usedforsecurity=False), zlib.compressobj(1)
+        packed = [packer.compress(head)]
+        for part in (*repeat(bytes(1 << 20), mebibytes - 1), end):
+            digest.update(part)
+            packed.append(packer.compress(part))
+        name = digest.hexdigest()
+        path = repository.bare / "objects" / name[:2] / name[2:]
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"".join((*packed, packer.flush())))
+        entries.append(f"100644 blob {name}\tbig{number}.yaml")
+    kept = git(repository.work, "ls-tree", "HEAD").splitlines()
+    made = subprocess.run(
+        ["git", "mktree"],
+        cwd=repository.bare,
+        input="\n".join((*kept, *entries)),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    parent = git(repository.bare, "rev-parse", "main")
+    commit = git(repository.bare, "commit-tree", "-p", parent, "-m", "Large", made.stdout.strip())
+    git(repository.bare, "update-ref", "refs/heads/main", commit)
+    return commit
+
+
+def test_t4_a_commit_of_gigabytes_in_a_repository_on_this_machine_fills_no_memory(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
+        eventually(lambda: attempted(instance, first))
+        before = peak_mib(instance.process.pid)
+        hostile = push_blobs(repository, mebibytes=160, count=2)
+        eventually(lambda: attempted(instance, hostile))
+        found = instance.status()["attempted"]["problems"]
+        assert [(each["path"], each["code"]) for each in found] == [
+            (f"big{number}.yaml", "GB1004") for number in range(2)
+        ]
+        assert "the file has 167,772,160 bytes, over 16,777,216" in found[0]["message"]
+        assert peak_mib(instance.process.pid) - before < 128
+        git(repository.work, "fetch", "-q", "origin")
+        git(repository.work, "reset", "-q", "--soft", "origin/main")
+        later = repository.push({"more.yaml": server("web02", "role: web")})
+        eventually(lambda: instance.status()["applied"]["commit"] == later)
+        assert peak_mib(instance.process.pid) - before < 128
+    with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
+        eventually(lambda: instance.status()["applied"]["commit"] == later)
+        assert not [event for event in instance.events if event["type"] in ("CloneRestored", "FetchFailed")]

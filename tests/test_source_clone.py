@@ -18,8 +18,9 @@ import pytest
 import watchfiles
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
-from gitboot.load import Irregular, Revision
-from gitboot.source import Remote, Source, clone
+from gitboot.load import Irregular, Oversized, Revision
+from gitboot.source import Reader, Remote, Source, clone
+from gitboot.source.repository import opened
 from tests.repositories import ENVIRONMENT, Work
 
 NOWHERE = Revision("1" * 40)
@@ -369,6 +370,94 @@ def test_packs_are_merged_and_nothing_is_lost(work: Work, state: Path, monkeypat
     again = follow(work.path, state)
     assert {revision: text(again, revision) for revision in texts} == texts
     assert len(again.snapshot(revision).blobs) == 13
+
+
+# What no fleet needs
+
+
+@pytest.fixture
+def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB are 1,000 bytes."""
+    for module in ("leftout", "tree"):
+        monkeypatch.setattr(f"gitboot.source.{module}.MAX_FILE_BYTES", 1000)
+
+
+def objects_of(state: Path) -> set[str]:
+    with opened(state / "repository.git") as clone:
+        return {str(oid) for oid in clone}
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_t4_what_no_fleet_needs_is_not_copied_and_its_size_is_known(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    first = source.fetch()
+    large = work.commit({"large.yaml": "x" * 1001, "small.yaml": "x" * 1000})
+    source.accept(source.fetch())
+    later = work.commit({"fleet.yaml": "later", "folder/also.yaml": "y" * 5000})
+    source = follow(work.path, state)  # as after a restart
+    assert source.fetch() == later
+    assert (text(source, large, "small.yaml"), text(source, later)) == ("x" * 1000, "later")
+    for path, size in {"large.yaml": 1001, "folder/also.yaml": 5000}.items():
+        assert work.git("rev-parse", f"HEAD:{path}") not in objects_of(state)
+        with pytest.raises(Oversized) as raised:
+            text(source, later, path)
+        assert raised.value.size == size
+    with pytest.raises(Oversized):
+        Reader(state).read(source.snapshot(later).blobs["large.yaml"])
+    assert len((state / "repository.git/left-out").read_text().splitlines()) == 2
+    assert not source.is_rewind(first, later)
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_t4_what_is_missing_and_was_not_left_out_is_damage(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    work.commit({"large.yaml": "x" * 1001})
+    later = source.fetch()
+    (state / "repository.git/left-out").write_text("")
+    with pytest.raises(CorruptClone):
+        text(source, later, "large.yaml")
+    source.restore(later)
+    with pytest.raises(Oversized):
+        text(source, later, "large.yaml")
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_t4_a_clone_that_lacks_what_was_left_out_is_one_to_recover_from(
+    work: Work, tmp_path: Path, state: Path
+) -> None:
+    bare = work.bare(tmp_path / "bare.git")
+    source = follow(bare, state)
+    source.fetch()
+    accepted = work.commit({"fleet.yaml": "accepted", "large.yaml": "x" * 1001})
+    work.git("push", "--quiet", "origin", "main")
+    source.accept(source.fetch())
+    work.git("push", "--quiet", "--force", "origin", "HEAD~1:main")
+    subprocess.run(["git", "gc", "--quiet", "--prune=now"], cwd=bare, env=ENVIRONMENT, check=True)
+    (state / "repository.git/refs/gitboot/accepted").write_text("?")
+    source.restore(accepted)
+    assert (source.accepted(), text(source, accepted)) == (accepted, "accepted")
+    with pytest.raises(Oversized):
+        text(source, accepted, "large.yaml")
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_t4_a_pack_with_what_is_too_large_stays_as_it_is(
+    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network remote sends it, and a first clone takes it."""
+    monkeypatch.setattr(clone, "MAX_PACKS", 3)
+    source = follow(work.path, state)
+    source.fetch()
+    packs = state / "repository.git/objects/pack"
+    large = work.git("hash-object", "-w", "--stdin", text="x" * 2000)
+    with_large = work.git("pack-objects", "--quiet", str(packs / "pack"), text=f"{large}\n")
+    for number in range(6):
+        revision = work.commit({"fleet.yaml": f"{number}", f"{number}.yaml": "x" * 999})
+        source.accept(source.fetch())
+    assert (packs / f"pack-{with_large}.pack").exists()
+    assert len(list(packs.glob("*.pack"))) <= 3
+    assert large in objects_of(state)
+    assert text(source, revision) == "5"
 
 
 def test_fetching_leaks_no_descriptors(work: Work, state: Path) -> None:

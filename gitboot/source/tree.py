@@ -17,6 +17,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.load import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
+from gitboot.source.leftout import left_out
 from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
 
 MAX_FILES: Final = 1_000_000  # ten trees, each of which holds the next ten times, are 10,000,000,000 files
@@ -185,13 +186,21 @@ class Blobs:
                 with self._repository.reading() as git:
                     objects = self._threads.objects = git.odb
             try:
-                size = objects.read_header(blob)[1]
+                size = self._size(objects, blob)
                 if size > MAX_FILE_BYTES:  # a few bytes of a pack can be gigabytes
                     raise Oversized(size)
                 return objects.read(blob)[1]
             except (pygit2.GitError, KeyError):
                 self.close()
                 raise
+
+    def _size(self, objects: pygit2.Odb, blob: BlobId) -> int:
+        try:
+            return int(objects.read_header(blob)[1])
+        except KeyError:
+            if (size := left_out(self._repository.path).get(blob)) is None:
+                raise
+            return size
 
     def close(self) -> None:
         """Let go of this thread's repository; the next blob opens it anew."""
