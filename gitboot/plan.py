@@ -432,14 +432,6 @@ class Record:
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
 
 
-class Halt(StrEnum):
-    """Which boots are stopped by something besides the commit."""
-
-    NONE = "none"
-    WRITING = "boots that write disks"
-    ALL = "all boots from the network"
-
-
 class Phase(StrEnum):
     NETWORK = "Network"
     MAINTENANCE = "Maintenance"

@@ -5,18 +5,24 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gitboot.cli.exit import Exit
+from gitboot.observe.stopped import WORD
 from tests.fleets import uuid_of
 from tests.instance import Instance, eventually
-from tests.rack import Done, Rack, boots, condition, typed, until_condition
+from tests.rack import Blade, Done, Rack, boots, condition, typed, until_condition
+from tests.serving import get
+from tests.test_serve_supervise import served
 
 REASON = ("--reason", "INC-4711")
 REINSTALL = ("--guard", "maxReinstalls")
@@ -195,25 +201,91 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
     web = rack.add("web09", provision=1)
     rack.push()
 
-    def phase(instance: Instance) -> object:
-        """Looking at the entry would spend it."""
-        found = instance.get(f"/api/v1/servers/{web.name}")
-        return found.json()["phase"] if found.status_code == 200 else None
-
     with rack.running() as instance:
-        eventually(lambda: phase(instance) == "Network")
+        eventually(lambda: planned_phase(instance, web) == "Network")
         said = rack.said("stop", *REASON)
         assert said.startswith("boots that write disks are stopped by ") and said.endswith(": INC-4711\n")
-        eventually(lambda: phase(instance) == "Disk")
+        eventually(lambda: planned_phase(instance, web) == "Disk")
         assert boots(instance, web) == "disk"
         eventually(lambda: f"gitboot start --state {rack.state}" in rack.said("status"))
     told = rack.typed("stop", *REASON)
     assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
-        assert phase(instance) == "Disk"
+        assert planned_phase(instance, web) == "Disk"
         assert rack.said("start") == "boots are offered again\n1 server to boot from the network now: web09\n"
-        eventually(lambda: phase(instance) == "Network")
+        eventually(lambda: planned_phase(instance, web) == "Network")
     assert rack.said("start") == "nothing was stopped with gitboot stop\n"
+
+
+@pytest.fixture
+def left(rack: Rack) -> Blade:
+    """A server that is to be installed, by a tree whose instance has ended."""
+    web = rack.add("web09", provision=1)
+    rack.push()
+    with rack.running(*rack.spooling) as instance:
+        eventually(lambda: planned_phase(instance, web) == "Network")
+    return web
+
+
+def planned_phase(instance: Instance, blade: Blade) -> object:
+    """Looking at the entry would spend it."""
+    found = instance.get(f"/api/v1/servers/{blade.name}")
+    return found.json()["phase"] if found.status_code == 200 else None
+
+
+def offered(url: str) -> dict[str, Any]:
+    """What an endpoint says of what is stopped."""
+    conditions = httpx.get(f"{url}/api/v1/status").json()["conditions"]
+    return next(each for each in conditions if each["type"] == "BootsOffered")
+
+
+def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Blade) -> None:
+    with served(rack.output, *map(str, rack.spooling)) as (url, _):
+        assert offered(url)["status"]
+        told = rack.typed("stop", *REASON)
+        assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
+        script = get(url + left.entry).text
+        assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
+        assert (offered(url)["status"], offered(url)["reason"]) == (False, "Stopped")
+        ready = httpx.get(f"{url}/readyz")
+        assert (ready.status_code, ready.text.split("\n")[1].endswith("INC-4711")) == (200, True)
+        assert f"gitboot start --state {rack.state}" in rack.said("status")
+        assert "web09" in rack.said("start")
+        assert offered(url)["status"]
+        assert "kernel " in get(url + left.entry).text
+
+
+def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_be_told(rack: Rack, left: Blade) -> None:
+    with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
+        ledger.execute("BEGIN IMMEDIATE")
+        told = rack.typed("stop", *REASON)
+        assert (told.code, "the ledger was not told" in told.err) == (Exit.PARTIAL, True), told
+    for _ in range(2):  # it outlives restarts
+        with rack.running(*rack.spooling) as instance:
+            found = until_condition(instance, "BootsOffered", status=False, reason="Stopped")
+            assert found["message"].endswith(": INC-4711")
+            eventually(lambda instance=instance: planned_phase(instance, left) == "Disk")
+            eventually(lambda: not left.stands)
+    with rack.running(*rack.spooling) as instance:
+        assert "web09" in rack.said("start")
+        eventually(lambda: planned_phase(instance, left) == "Network")
+
+
+def test_e16_a_place_that_cannot_be_written_is_named_and_does_not_keep_others_from_obeying(
+    rack: Rack, left: Blade
+) -> None:
+    """A read-only OUTPUT, say: endpoints are told by the spool, and are stopped where that cannot be undone."""
+    word = rack.output / "ops" / WORD
+    (word / "in the way").mkdir(parents=True)
+    with served(rack.output, *map(str, rack.spooling)) as (url, _):
+        told = rack.typed("stop", *REASON)
+        assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
+        assert "(Stopped)" in get(url + left.entry).text
+        told = rack.typed("start")
+        assert (told.code, "boots stay stopped there" in told.err) == (Exit.PARTIAL, True), told
+        assert "(Stopped)" in get(url + left.entry).text
+        shutil.rmtree(word)
+        assert "(Stopped)" not in get(url + left.entry).text
 
 
 # suspend and resume

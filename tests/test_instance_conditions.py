@@ -19,13 +19,14 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Appointment, Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.standing import Fetched, Standing, TargetState
-from gitboot.ledger.entries import Facts, Stoppage, Suspension
+from gitboot.ledger.entries import Facts, Suspension
 from gitboot.load import Id, Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
 from gitboot.status import Condition
+from gitboot.stoppage import Stoppage
 from tests.doubles import Commits
 from tests.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
 

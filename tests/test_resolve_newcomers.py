@@ -13,12 +13,13 @@ from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Cause, Decision, Halt, InstallAttempt, MaintenanceDecision, Phase, Record, Run, Seen
+from gitboot.plan import Cause, Decision, InstallAttempt, MaintenanceDecision, Phase, Record, Run, Seen
 from gitboot.resolve import plan
 from gitboot.resolve.instant import run_reason
 from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.reading import read
 from gitboot.resolve.records import adopted, carried, exported, imported, ran
+from gitboot.stoppage import Halt
 from tests.fleets import (
     SEED,
     at,

@@ -194,6 +194,7 @@ def _work(
     keys: Keys | None = None,
 ) -> None:
     from gitboot.observe.spool import Spool, aside
+    from gitboot.observe.stopped import Words, folders
     from gitboot.serve.app import DEADLINE_S, Endpoint
     from gitboot.serve.clocks import ComparedClock
     from gitboot.serve.connection import raise_limits
@@ -210,7 +211,8 @@ def _work(
             stack.callback(spooled.close)
             recording = Recording(spooled, DEADLINE_S)
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
-        tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared)
+        words = Words(*folders(output, spool))
+        tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared, words=words)
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
         _look_at(clients.certificate)
         stack.enter_context(_server(endpoint, *sockets, clients.certificate))

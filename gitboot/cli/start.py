@@ -7,16 +7,19 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import now, state_option
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
 def command(state: Path) -> None:
-    """Let the instance on STATE offer boots again, and say which servers boot from the network by it."""
+    """Let the instance on STATE and its endpoints offer boots again, and say which servers boot from the network."""
     from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.words import done_in, folders_of
     from gitboot.instance.requests import START
     from gitboot.instance.stops import released, stop_of
+    from gitboot.observe.stopped import take_back
     from gitboot.phrases import count, some
 
     at = now()
@@ -25,6 +28,11 @@ def command(state: Path) -> None:
         without = replace(knowledge, facts=replace(knowledge.facts, stoppage=None))
         before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
         names = released(commit, knowledge, at, before, after)
+    missed = list(done_in(folders_of(state), take_back))  # first: the instance would take it over once more
     click.echo(request(state, START, {}))
     if names:
         click.echo(f"{count(len(names), 'server')} to boot from the network now: {some(names)}")
+    for each in missed:
+        click.echo(f"gitboot: {each}: boots stay stopped there, and at the instance", err=True)
+    if missed:
+        raise SystemExit(Exit.PARTIAL)

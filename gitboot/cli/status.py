@@ -23,10 +23,13 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
 
     Its conditions say what is the matter, with a reason, a message, and since when.
     """
+    from gitboot.cli.words import folders_of
     from gitboot.instance.directory import read_status, running
+    from gitboot.observe.stopped import Words, with_stop
 
     status = read_status(state)
     status["process"] = running(state)
+    status["conditions"] = with_stop(status["conditions"], Words(*folders_of(state)).now)
     for output in outputs:
         text = _as_text(status, state) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True)
         output.write(text)

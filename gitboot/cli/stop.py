@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
 from pathlib import Path
 from typing import Final
 
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import state_option
+from gitboot.cli.inputs import now, state_option
+from gitboot.errors import OperatorError
+from gitboot.stoppage import Stoppage
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -16,23 +19,39 @@ from gitboot.cli.inputs import state_option
 @click.option("--reason", required=True, help="Why, for those who find it later.")
 @click.option("--all", "everything", is_flag=True, help="Stop all other boots from the network as well.")
 def command(state: Path, reason: str, everything: bool) -> None:
-    """Let the instance on STATE offer no boot that writes disks, at once and until `gitboot start`.
+    """Offer no boot that writes disks, at once and until `gitboot start`.
 
     A machine boots what its policy always boots if that writes no disk, else its disk. Windows still open and end, and
-    overrides are withdrawn. It outlives restarts. Where no instance runs, nothing is published: endpoints that run go
-    on giving what stands there, and the exit code is 8.
+    overrides are withdrawn. It outlives restarts. Endpoints obey at their next request, also where no instance runs on
+    STATE. But then nobody publishes or asks BMCs: files that other servers give out stay as they are, and so do
+    overrides; the exit code is 8.
     """
     from gitboot.cli.instance import request
+    from gitboot.cli.words import done_in, folders_of
     from gitboot.instance.directory import running
     from gitboot.instance.requests import STOP
+    from gitboot.observe.stopped import say
 
-    click.echo(request(state, STOP, {"reason": reason, "everything": everything}))
+    at, stoppage = now(), Stoppage(getpass.getuser(), reason, everything)
+    found = folders_of(state)
+    missed = list(done_in(found, lambda folder: say(folder, stoppage, at)))
+    try:
+        click.echo(request(state, STOP, {"reason": reason, "everything": everything}))
+    except OperatorError as error:  # the instance takes over what endpoints were told as soon as it can
+        if len(missed) == len(found):
+            raise
+        click.echo(stoppage)
+        told = ", ".join(map(str, found))
+        missed.append(f"the ledger was not told, only endpoints that look into {told}: {error}")
     if running(state) is None:
-        click.echo(_NOT_RUNNING, err=True)
+        missed.append(_NOT_RUNNING)
+    for each in missed:
+        click.echo(f"gitboot: {each}", err=True)
+    if missed:
         raise SystemExit(Exit.PARTIAL)
 
 
 _NOT_RUNNING: Final = (
-    "gitboot: no instance runs here, so nothing is published: endpoints that run (gitboot serve, mirrors) go on giving "
-    "what stands there until one does; start it, or end them"
+    "no instance runs here: endpoints (gitboot serve) obey, but what other servers give out as files stays as it is, "
+    "and so does what is set at BMCs; start the instance, or end those servers"
 )

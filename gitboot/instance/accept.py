@@ -21,10 +21,10 @@ from gitboot.load import Revision
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count, more, some
-from gitboot.plan import Halt
 from gitboot.problems.problem import Problem
 from gitboot.review import words
 from gitboot.status import Event, Heeded, Held, PassedMerge
+from gitboot.stoppage import Halt
 
 
 class CommitSource(Protocol):

@@ -16,11 +16,12 @@ from gitboot.observe.observation import Observation
 from gitboot.status import Event
 
 
-def looked_around(store: Store, *, observes: bool, owner: str | None, output: Path) -> None:
-    """Note where the instance publishes, whose tree lies there, and whether fetches reach it."""
+def looked_around(store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None) -> None:
+    """Note where the instance publishes, whose tree lies there, whether fetches reach it, and where they do."""
     about = facts.read(store)
     foreign = owner if owner not in (about.identity, about.heir_of) else None
-    if (now := replace(about, observes=observes, foreign=foreign, output=str(output.absolute()))) != about:
+    now = replace(about, observes=observes, foreign=foreign, output=str(output.absolute()))
+    if (now := replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
         with store.writing() as tx:
             facts.note_surroundings(tx, now)
 

@@ -39,6 +39,7 @@ from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load import Revision, load
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.observe.spool import IDENTITY
+from gitboot.observe.stopped import Words, folders
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
@@ -121,9 +122,10 @@ def assembled(
 
     ``wake`` is called when a job has ended, from its thread.
     """
-    inbox = Inbox(store, settings.spool, witness_of(settings))
+    words = Words(*folders(settings.output, settings.spool))
+    inbox = Inbox(store, settings.spool, witness_of(settings), words)
     bmcs = (bmcs_of or pool_of)(settings.bmc, inbox.record, clock, wake, dry_run)
-    looked_around(store, observes=outside.observes, owner=outside.owner, output=settings.output)
+    looked_around(store, observes=outside.observes, owner=outside.owner, output=settings.output, spool=settings.spool)
     knowledge = known(store)
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=outside.records)

@@ -17,16 +17,16 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.standing import Standing
-from gitboot.instance.stops import in_words, stopped_by_fleet
+from gitboot.instance.stops import stopped_by_fleet
 from gitboot.instance.trust import behind, unkept
 from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.phrases import count, more
-from gitboot.plan import Halt
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
 from gitboot.status import Condition, Endpoints, Event, Telling
+from gitboot.stoppage import Halt
 from gitboot.timekeeping import Keeping
 
 _BEGIN: Final = "say it once: gitboot records begin"
@@ -171,7 +171,7 @@ def _of_stops(standing: Standing, at: datetime) -> Iterator[Condition]:
     stoppage = standing.knowledge.facts.stoppage
     by_fleet = stopped_by_fleet(standing.attempt.accepted, standing.attempt.orders)
     if stoppage is not None:
-        yield _condition("BootsOffered", False, "Stopped", in_words(stoppage), at)
+        yield _condition("BootsOffered", False, "Stopped", str(stoppage), at)
     elif by_fleet is not None:
         message = f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
         yield _condition("BootsOffered", False, "StoppedByFleet", message, at)

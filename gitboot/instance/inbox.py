@@ -22,6 +22,8 @@ from gitboot.observe import spool
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import NotGiven
 from gitboot.observe.reports import read_reports
+from gitboot.observe.stopped import Words
+from gitboot.stoppage import Stoppage
 
 _logger = logging.getLogger(__name__)
 
@@ -55,13 +57,16 @@ class Intake:
     written: tuple[tuple[SystemUuid, OverrideRecord], ...]
     requests: tuple[Request, ...]
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
+    stoppage: Stoppage | None = None  # what a person has stopped where endpoints read it
 
 
 class Inbox:
     """Filled by jobs at BMCs, by the spool and by operators; emptied by one reconcile."""
 
-    def __init__(self, store: Store, folder: Path | None = None, witness: Path | None = None) -> None:
-        self._store, self._folder, self._witness = store, folder, witness
+    def __init__(
+        self, store: Store, folder: Path | None = None, witness: Path | None = None, words: Words | None = None
+    ) -> None:
+        self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
         self._lock = RLock()
         self._results: dict[SystemUuid, Result] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord]] = []
@@ -97,6 +102,7 @@ class Inbox:
     def take(self, taken: Mapping[str, int]) -> Intake:
         """All that waits; ``taken`` is how far the spool was taken in before."""
         spooled, now = self._spooled(taken)
+        stopped = self._words.now
         return Intake(
             spooled=spooled,
             spool=now,
@@ -104,6 +110,7 @@ class Inbox:
             written=tuple(self._written),
             requests=requests.read(self._store),
             witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
+            stoppage=stopped.stoppage if stopped is not None else None,
         )
 
     def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:

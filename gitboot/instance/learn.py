@@ -18,6 +18,7 @@ from gitboot.instance.provable import goes_unseen
 from gitboot.ledger.entries import Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.status import Event
+from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Keeping
 
 
@@ -27,6 +28,7 @@ class Batch:
 
     written: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # by jobs at BMCs; the ledger has it already
     requests: tuple[Request, ...] = ()
+    stoppage: Stoppage | None = None  # what a person has stopped without the ledger
     keeping: Keeping | None = None  # how the clock is kept; None: it is no instance that learns this
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the newest change of the ledger
     turned: bool = False  # whether the clock alone has changed a plan since the last one, or there was none
@@ -63,6 +65,8 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         learning.note_override(uuid, record, stored=True)
     if batch.keeping is not None:
         trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned)
+    if batch.stoppage is not None:
+        requests.obey(learning, batch.stoppage)
     requests.carry_out(learning, batch.requests, batch.commit, at)
     if batch.caught_up and learning.facts.gap:
         learning.facts = replace(learning.facts, gap=False)

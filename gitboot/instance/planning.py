@@ -13,10 +13,11 @@ from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.trust import left_since
-from gitboot.plan import Cause, Decision, Halt, InstallAttempt, Phase, Record, Run
+from gitboot.plan import Cause, Decision, InstallAttempt, Phase, Record, Run
 from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.records import drift
+from gitboot.stoppage import Halt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

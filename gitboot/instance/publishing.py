@@ -16,7 +16,7 @@ from gitboot.instance.standing import TargetState
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import Halt, Record
+from gitboot.plan import Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import ContentType
@@ -26,6 +26,7 @@ from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
 from gitboot.resolve.records import RECORDS, exported
 from gitboot.status import Event
+from gitboot.stoppage import Halt
 
 
 class Target(Protocol):

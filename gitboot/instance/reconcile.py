@@ -27,9 +27,9 @@ from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Halt
 from gitboot.render.terms import terms_of
 from gitboot.status import Endpoints, Event, Status, Telling
+from gitboot.stoppage import Halt
 from gitboot.timekeeping import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
@@ -95,7 +95,8 @@ class Reconciler:
                 wanted = tuple(each for each in taken.requests if each.what != BEGIN)
                 witnessed = taken.witnessed or is_vouched_for(current)
                 heartbeat = Batch(keeping=keeping, witnessed=witnessed, turned=current.plans.is_due(at))
-                asked = learn(current.knowledge, replace(heartbeat, written=taken.written, requests=wanted), at)
+                said = replace(heartbeat, written=taken.written, requests=wanted, stoppage=taken.stoppage)
+                asked = learn(current.knowledge, said, at)
                 attempt, events = self._accepting.accept(current.attempt, asked.knowledge, at)
                 heard = _heard(taken, attempt, asked.knowledge)
                 learnt = learn(asked.knowledge, self._batch(current, attempt, heard, events, at), at)

@@ -15,13 +15,13 @@ from gitboot.instance.beginning import Beginning, begin
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import set_records
-from gitboot.instance.stops import in_words
 from gitboot.instance.trust import accept_clock
-from gitboot.ledger.entries import Approval, Request, Stoppage, Suspension
+from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
 from gitboot.plan import Record
 from gitboot.resolve.records import last_word, record_of
 from gitboot.status import Event
+from gitboot.stoppage import Stoppage
 
 RECORDS: Final = "records"  # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}
 RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
@@ -51,6 +51,13 @@ def carry_out(learning: Learning, requests: Iterable[Request], commit: Commit | 
         type = "RecordsBegun" if request.what == BEGIN else "Requested"
         learning.events.append(Event(at=at, type=type, message=message, facts=facts))
         learning.outcomes.append((request, outcome))
+
+
+def obey(learning: Learning, stoppage: Stoppage) -> None:
+    """Stop what a person has stopped where endpoints read it, unless as much is stopped already."""
+    known = learning.facts.stoppage
+    if known is None or stoppage.everything > known.everything:
+        learning.facts = replace(learning.facts, stoppage=stoppage)
 
 
 def _do(learning: Learning, request: Request, commit: Commit | None, at: datetime) -> str:
@@ -92,7 +99,7 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
         case "stop":
             stoppage = Stoppage(request.who, str(facts["reason"]), bool(facts["everything"]))
             learning.facts = replace(learning.facts, stoppage=stoppage)
-            return in_words(stoppage)
+            return str(stoppage)
         case "start":
             stopped = learning.facts.stoppage
             learning.facts = replace(learning.facts, stoppage=None)

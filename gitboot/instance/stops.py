@@ -7,9 +7,9 @@ from datetime import datetime
 from gitboot.errors import Orders
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.ledger.entries import Stoppage
-from gitboot.plan import Boot, Decision, Halt
+from gitboot.plan import Boot, Decision
 from gitboot.resolve import plan
+from gitboot.stoppage import Halt
 
 
 def stop_of(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> Halt:
@@ -48,8 +48,3 @@ def released(
 def _boots(decision: Decision, knowledge: Knowledge, at: datetime, stop: Halt) -> Boot | None:
     planned = plan(decision, at, knowledge.record(decision.uuid), stop=stop)
     return planned.boot if planned is not None else None
-
-
-def in_words(stoppage: Stoppage) -> str:
-    """What an operator has stopped, and why."""
-    return f"{Halt.ALL if stoppage.everything else Halt.WRITING} are stopped by {stoppage.who}: {stoppage.reason}"

@@ -11,6 +11,7 @@ from gitboot.bmc.marks import Marks
 from gitboot.errors import Orders
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer
+from gitboot.stoppage import Stoppage
 
 
 class Request(NamedTuple):
@@ -29,14 +30,6 @@ class Suspension(NamedTuple):
     who: str
     reason: str
     until: datetime
-
-
-class Stoppage(NamedTuple):
-    """No boot that writes disks is offered, or none at all from the network, until somebody ends that."""
-
-    who: str
-    reason: str
-    everything: bool
 
 
 class Approval(NamedTuple):
@@ -80,6 +73,7 @@ class Facts:
     foreign: str | None = None  # the ledger whose tree lies where its instance is to publish, if it is another
     heir_of: str | None = None  # the ledger whose tree it took over
     output: str | None = None  # where its instance publishes
+    spool: str | None = None  # where its endpoints record fetches
     published: bool = False  # whether it has ever published there
     heartbeat: Heartbeat | None = None
     gap: bool = False  # whether it was not alive for long, and has not come up to the newest commit since

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 from gitboot.errors import Orders
 from gitboot.ledger import rows
-from gitboot.ledger.entries import Approval, Facts, Heartbeat, Stoppage, Suspension
+from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import format_instant
+from gitboot.stoppage import Stoppage
 
 
 def read(store: Store) -> Facts:
@@ -25,6 +26,7 @@ def read(store: Store) -> Facts:
             foreign=found.get("foreign"),
             heir_of=found.get("heirOf"),
             output=found.get("output"),
+            spool=found.get("spool"),
             published="published" in found,
             heartbeat=_heartbeat(found.get("heartbeat")),
             gap="gap" in found,
@@ -84,6 +86,7 @@ def note_surroundings(tx: Transaction, about: Facts) -> None:
     _put(tx, "foreign", about.foreign)
     _put(tx, "heirOf", about.heir_of)
     _put(tx, "output", about.output)
+    _put(tx, "spool", about.spool)
 
 
 def note_published(tx: Transaction) -> None:

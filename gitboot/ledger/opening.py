@@ -25,6 +25,17 @@ def open_ledger(path: Path) -> Store:
     return store
 
 
+def places(path: Path) -> tuple[Path | None, Path | None]:
+    """Where the instance of a ledger publishes, and where its endpoints record; nothing of it is written or checked.
+
+    Raises `LedgerError` where it cannot be read.
+    """
+    with reading(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        found = dict(connection.execute("SELECT name, value FROM facts WHERE name IN ('output', 'spool')"))
+    output, spool = (Path(found[name]) if name in found else None for name in ("output", "spool"))
+    return output, spool
+
+
 def check(store: Store) -> None:
     """Raise `DamagedLedger` if there is a book that cannot be read: it is noticed now, and not in use."""
     for book in (facts, machines, records, overrides, pins, known_bmcs, requests):

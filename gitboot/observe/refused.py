@@ -18,6 +18,7 @@ MANY: Final = 5  # fetches that do not count: a person who looks is none
 class WhyNot(StrEnum):
     """Why a boot that writes a disk, or a secret of it, was not given."""
 
+    STOPPED = "Stopped"
     CLOCK = "ClockOff"
     NOT_COUNTED = "NotCounted"
     ANOTHER_MACHINE = "AnotherMachine"
@@ -64,8 +65,8 @@ _WORDS: Final = {
 
 
 def telling(refused: Iterable[NotGiven]) -> list[NotGiven]:
-    """What a person should know of: of fetches that do not count only many, of what was given once nothing."""
-    found = [each for each in refused if each.reason is not WhyNot.GIVEN]
+    """What a person should know of: of fetches that do not count only many, of what is known anyway nothing."""
+    found = [each for each in refused if each.reason not in (WhyNot.GIVEN, WhyNot.STOPPED)]
     uncounted = sum(each.times for each in found if each.reason is WhyNot.NOT_COUNTED)
     return [each for each in found if each.reason is not WhyNot.NOT_COUNTED or uncounted >= MANY]
 

@@ -67,3 +67,15 @@ PXELINUX: Final = """\
 label disk
   localboot 0
 """
+PXELINUX_ALONE: Final = f"default disk\nprompt 0\n{PXELINUX}"
+
+
+def sent_to_disk(path: str, who: str, why: str) -> str | None:
+    """What sends on to its disk a machine that asks for its entry at ``path``; None: it is no loader's."""
+    for loader, first, rest in _LOADERS:
+        if loader in path:
+            return f"{first}# {who}: {why}, on to the local disk\n{rest}"
+    return None
+
+
+_LOADERS: Final = (("ipxe", "#!ipxe\n", IPXE), ("grub.cfg", "", GRUB), ("pxelinux", "", PXELINUX_ALONE))

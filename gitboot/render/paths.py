@@ -128,6 +128,9 @@ PXELINUX_CORE: Final = "ldlinux.c32"
 CHAIN: Final = "boot/ipxe/boot.ipxe"  # the same, for boot-operator's users, who point iPXE to /ipxe/
 
 
+# What a loader asks for where no entry is found.
+UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
+
 TABLE: Final = (
     IPXE_BY_MAC,
     IPXE_BY_UUID,

@@ -6,7 +6,6 @@ Its HTTP is lpxelinux.0's, and SYSLINUX's own under UEFI; pxelinux.0 has TFTP al
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.server import Architecture
@@ -60,22 +59,19 @@ def sent_on(url: str, instead: str) -> str | None:
     return f"# gitboot: a boot that is made once, which only {url} gives\n{instead}include {url}?{paths.HOP}=1\n"
 
 
-_TO_DISK: Final = f"default disk\nprompt 0\n{disk.PXELINUX}"
-
-
 def _tombstone(server: str, why: str) -> str:
-    return f"# {server}: {why}, on to the local disk\n{_TO_DISK}"
+    return f"# {server}: {why}, on to the local disk\n{disk.PXELINUX_ALONE}"
 
 
 def _configuration(boot: Boot | None, who: str) -> str:
     """What boots, with a word on the screen; the disk where nothing does, or where it is unavailable."""
     announced = f"say {ipxe_text(f'gitboot: {who}')}\n" if who else ""
     if boot is None:
-        return announced + _TO_DISK
+        return announced + disk.PXELINUX_ALONE
     try:
         steps = list(_steps(boot))
     except _NotForPxelinux as reason:
-        return f"{announced}say {ipxe_text(f'gitboot: {reason}')}\n{_TO_DISK}"
+        return f"{announced}say {ipxe_text(f'gitboot: {reason}')}\n{disk.PXELINUX_ALONE}"
     label = "".join(f"  {step}\n" for step in steps)
     return f"{announced}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk.PXELINUX}"
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from gitboot.load.machines import Machine
 from gitboot.model.scalars import Digest, byte_orders
-from gitboot.plan import Boot, BootPlan, Cause, Decision, Halt, Phase, Record
+from gitboot.plan import Boot, BootPlan, Cause, Decision, Phase, Record
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files
 from gitboot.render.paths import (
@@ -35,6 +35,7 @@ from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.instant import fallback, without_left
 from gitboot.resolve.records import drift, record_facts
+from gitboot.stoppage import Halt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

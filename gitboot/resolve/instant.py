@@ -17,7 +17,6 @@ from gitboot.plan import (
     BootPlan,
     Cause,
     Decision,
-    Halt,
     InstallStep,
     MaintenanceDecision,
     OverrideTarget,
@@ -38,6 +37,7 @@ from gitboot.resolve.attempts import (
     token_of,
     wanted_key,
 )
+from gitboot.stoppage import Halt
 
 
 def plan(decision: Decision, at: datetime, record: Record | None, *, stop: Halt = Halt.NONE) -> BootPlan | None:

@@ -18,6 +18,7 @@ from gitboot.render.paths import (
     DATA,
     HTTP_BOOT,
     IMMUTABLE,
+    UNKNOWN,
     Asked,
     ContentType,
     Kind,
@@ -50,6 +51,7 @@ class Answer:
     instead: bytes | None = None  # where it is not given; None: 404
     hop: bytes | None = None  # what sends on to who gives it
     content_type: str = ContentType.TEXT
+    entry: tuple[str, str] | None = None  # its path, and who boots by it; None: nobody
     file: str  # that says so
     signature: Signature
     since: datetime | None = None  # None: from before all turns
@@ -138,6 +140,7 @@ class Answers:
             instead=self._content(located, fallback) if fallback is not None else None,
             hop=self._content(located, writes.hop) if writes is not None and writes.hop is not None else None,
             content_type=version.content_type,
+            entry=(asked.path, located.state.server) if version.role in (Role.ENTRY, Role.OFFER) else None,
             file=located.file,
             signature=located.signature,
             since=version.since,
@@ -214,7 +217,8 @@ class Answers:
         """A file that is no server's; what is published anew is served before the manifest lists it so."""
         if path not in self._tree.shared() or (found := self._tree.read(path)) is None:
             return None
-        return self._file(found.content, found.file, found.signature, ContentType.TEXT, REVALIDATED)
+        answer = self._file(found.content, found.file, found.signature, ContentType.TEXT, REVALIDATED)
+        return replace(answer, entry=(path, "unknown machine")) if path in UNKNOWN else answer
 
     def _immutable(self, path: str) -> Answer | None:
         """Content, if it is what its path says; None where it is none, or too large to be held."""

@@ -20,7 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 from gitboot.age import Keys
 from gitboot.observe.observation import last_lines
 from gitboot.observe.refused import WhyNot
-from gitboot.render.paths import FAILED, PXELINUX_CORE, Role, means
+from gitboot.render.disk import sent_to_disk
+from gitboot.render.paths import FAILED, PXELINUX_CORE, ContentType, Role, means
 from gitboot.render.state import Need
 from gitboot.serve.answers import Answer, Answers
 from gitboot.serve.api import Api
@@ -30,7 +31,7 @@ from gitboot.serve.certificate import Certificate
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.crowd import MOST_IDLE, Crowd
-from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, is_sent_on
+from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, in_comment, is_sent_on
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
 from gitboot.serve.readiness import why_not_ready
@@ -51,6 +52,7 @@ from gitboot.serve.reply import (
     names,
 )
 from gitboot.serve.tree import Moving, PublishedTree
+from gitboot.stoppage import Stoppage
 
 _logger = logging.getLogger(__name__)
 _UNANSWERED: Final = "%s %r could not be answered"
@@ -129,7 +131,7 @@ class Endpoint:
 
     def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
         """The reply to what was asked for before, still stands, and is given to anybody; else None."""
-        if not self._tree.answers:
+        if not self._tree.answers or self._tree.stops_all:
             return None
         answer = self._answers.held(path, self._clock())
         if answer is None or answer.guarded is not None:
@@ -167,6 +169,8 @@ class Endpoint:
             return self._counted(Answered.NOTHING, NOT_YET)
         at = self._clock()
         if (answer := await self._find(path, partial(self._client, scope), at)) is not None:
+            if answer.entry is not None and (stopped := self._tree.words.now) and stopped.stoppage.everything:
+                return self._counted(answer.counts_as, _to_disk(*answer.entry, stopped.stoppage))
             if answer.guarded is not None:
                 return await self._given(answer, answer.guarded, scope, at)
             return self._replied(answer, scope["headers"])
@@ -259,7 +263,9 @@ class Endpoint:
 
     async def _readyz(self, _: Request) -> Response:
         why_not = await self._why_not_ready()
-        return _text(200, "ready\n") if why_not is None else _text(503, f"{why_not}\n")
+        stopped = self._tree.words.now
+        told = f"{stopped.stoppage}\n" if stopped is not None else ""
+        return _text(200, f"ready\n{told}") if why_not is None else _text(503, f"{why_not}\n{told}")
 
     async def _why_not_ready(self) -> str | None:
         if self._recorder is not None:
@@ -320,6 +326,12 @@ def _instead(answer: Answer, guarded: Guarded, refusal: Refusal) -> Reply:
         return NOT_FOUND
     content = explained(answer.instead, refusal, guarded.server) if guarded.role is Role.ENTRY else answer.instead
     return file_reply(content, answer.content_type, UNCACHED)
+
+
+def _to_disk(path: str, who: str, stoppage: Stoppage) -> Reply:
+    """What is answered who would boot, where nobody is to boot from the network."""
+    found = sent_to_disk(path, who, in_comment(str(stoppage)))
+    return file_reply(found.encode(), ContentType.TEXT, UNCACHED) if found is not None else NOT_FOUND
 
 
 def _withheld(refusal: Refusal) -> Reply:

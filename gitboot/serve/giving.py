@@ -172,6 +172,8 @@ class Giving:
         """What speaks against it without asking the spool."""
         if asked.role is Role.DATA:
             return None
+        if (stopped := self._tree.words.now) is not None:
+            return Refusal(WhyNot.STOPPED, str(stopped.stoppage))
         if (doubt := self._tree.clock.doubt) is not None:
             return Refusal(WhyNot.CLOCK, doubt)
         if asked.role in (Role.ENTRY, Role.SEALED):
@@ -241,12 +243,15 @@ def is_sent_on(refusal: Refusal, asked: Guarded, asking: Asking) -> bool:
 
 def explained(content: bytes, refusal: Refusal, server: str) -> bytes:
     """A script with a comment that says why it is answered in place of another; all loaders' begin with #."""
-    words = "".join(each if each.isprintable() and each.isascii() else "?" for each in refusal.words)
-    comment = (
-        f"# gitboot: not given: {words} ({refusal.reason}); look with: gitboot entry {server} --tree OUTPUT\n".encode()
-    )
+    told = f"{in_comment(refusal.words)} ({refusal.reason}); look with: gitboot entry {server} --tree OUTPUT"
+    comment = f"# gitboot: not given: {told}\n".encode()
     first, newline, rest = content.partition(b"\n")
     return first + newline + comment + rest if first.startswith(_HEADER_LINES) else comment + content
+
+
+def in_comment(words: str) -> str:
+    """Words as a script's comment can have them, whoever has written them."""
+    return "".join(each if each.isprintable() and each.isascii() else "?" for each in words)
 
 
 def _another_machine(known: Mapping[str, tuple[str, ...]], said: Mapping[str, str]) -> str | None:

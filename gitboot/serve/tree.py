@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
+from gitboot.observe.stopped import Words, folders, with_stop
 from gitboot.publish.index import parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.remedies import remedy
@@ -75,6 +76,7 @@ class PublishedTree:
         status: Path | None = None,
         ledger: str | None = None,
         compared: ComparedClock | None = None,
+        words: Words | None = None,
     ) -> None:
         self._root, self._clock, self._ledger = str(root), clock, ledger
         self._status = str(status or root / STATUS)
@@ -82,6 +84,8 @@ class PublishedTree:
         self.head: Head | None = None
         self.answers = False  # whether its format is known, and its instance has not left the fleet to another
         self._condition: dict[str, Any] = {}
+        self.words = words or Words(*folders(root, None))  # by which a person has stopped boots
+        self.stops_all = False  # whether nobody is to boot from the network, as of the last look
         self.clock = compared or ComparedClock(clock)  # beside the instance's
         self.look()
 
@@ -158,6 +162,7 @@ class PublishedTree:
             for each in conditions
         )
         self.answers = self.head is not None and not stands_back
+        self.stops_all = (stopped := self.words.now) is not None and stopped.stoppage.everything
 
     def status(self) -> dict[str, Any]:
         """The instance's status as it was published, and whether the tree can be read."""
@@ -165,7 +170,7 @@ class PublishedTree:
         facts = self._instance()
         if not facts:
             facts = Status(applied=self.head.stamp.commit if self.head is not None else None).facts()
-        return {**facts, "conditions": [*facts["conditions"], self._condition]}
+        return {**facts, "conditions": [*with_stop(facts["conditions"], self.words.now), self._condition]}
 
     def _instance(self) -> dict[str, Any]:
         try:

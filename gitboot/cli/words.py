@@ -1,0 +1,33 @@
+"""A person's word to endpoints, which they obey whether the instance can or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from gitboot.errors import LedgerError
+from gitboot.instance.directory import LEDGER, has_ledger
+from gitboot.ledger.opening import places
+from gitboot.observe.stopped import folders
+
+
+def folders_of(state: Path) -> tuple[Path, ...]:
+    """Where endpoints of the instance on ``state`` look: beside its tree and in its spool, as far as they are there.
+
+    Where its ledger cannot be read, only the spool that an instance has by itself is known.
+    """
+    found = {state / "spool"}
+    with suppress(LedgerError):
+        output, spool = places(state / LEDGER) if has_ledger(state) else (None, None)
+        found.update(folders(output, spool) if output is not None else ())
+    return tuple(folder for folder in sorted(found) if folder.is_dir())
+
+
+def done_in(found: tuple[Path, ...], do: Callable[[Path], None]) -> Iterator[str]:
+    """Do something in each folder; why it could not be done, of those where it could not."""
+    for folder in found:
+        try:
+            do(folder)
+        except OSError as error:
+            yield f"{folder} cannot be written: {error.strerror}"

@@ -1,0 +1,26 @@
+"""What is stopped by something besides a commit, and by whose word."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Halt(StrEnum):
+    """Which boots are stopped by something besides the commit."""
+
+    NONE = "none"
+    WRITING = "boots that write disks"
+    ALL = "all boots from the network"
+
+
+class Stoppage(NamedTuple):
+    """No boot that writes disks is offered, or none at all from the network, until somebody ends that."""
+
+    who: str
+    reason: str
+    everything: bool
+
+    def __str__(self) -> str:
+        """What an operator has stopped, and why."""
+        return f"{Halt.ALL if self.everything else Halt.WRITING} are stopped by {self.who}: {self.reason}"
