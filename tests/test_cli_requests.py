@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,11 @@ def planned_phase(instance: Instance, blade: Blade) -> object:
     return found.json()["phase"] if found.status_code == 200 else None
 
 
+def turned(instance: Instance, blade: Blade, phase: str) -> bool:
+    """Whether a server is in a phase."""
+    return planned_phase(instance, blade) == phase
+
+
 def offered(url: str) -> dict[str, Any]:
     """What an endpoint says of what is stopped."""
     conditions = httpx.get(f"{url}/api/v1/status").json()["conditions"]
@@ -264,7 +270,7 @@ def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_b
         with rack.running(*rack.spooling) as instance:
             found = until_condition(instance, "BootsOffered", status=False, reason="Stopped")
             assert found["message"].endswith(": INC-4711")
-            eventually(lambda instance=instance: planned_phase(instance, left) == "Disk")
+            eventually(partial(turned, instance, left, "Disk"))
             eventually(lambda: not left.stands)
     with rack.running(*rack.spooling) as instance:
         assert "web09" in rack.said("start")

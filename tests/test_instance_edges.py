@@ -278,6 +278,14 @@ def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path:
     assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
 
 
+def test_e11_a_number_that_was_lowered_in_the_same_poll_makes_no_machine_new(tmp_path: Path, world: World) -> None:
+    world.repository.push({"more.yaml": servers("lowered", spec="provision: 3")})
+    world.repository.push({"more.yaml": servers("lowered", spec="provision: 1")})
+    world.turn()
+    assert world.held is None
+    assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
+
+
 BOARD = uuid_of("a new board")
 
 
@@ -602,6 +610,9 @@ def test_e14_a_maintenance_without_an_end_goes_on_while_the_instance_is_alive(tm
             due = world.parts.reconciler.reconcile(world.now)
             assert due is not None
             assert due > world.now
+            late = due + timedelta(minutes=30)  # what it does at that instant has time
+            if due > at("20T13:30"):
+                assert answered(tmp_path, "web00", late) == "memtest-7"
             world.now = due
             world.parts.reconciler.reconcile(due)
             assert answered(tmp_path, "web00", due) == ("memtest-7" if due >= at("20T13:30") else "disk")

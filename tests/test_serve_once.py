@@ -334,6 +334,13 @@ def test_a_tree_that_names_no_spool_has_nothing_given(here: Site) -> None:
         (here.root / TERMS).touch()
 
 
+def test_e35_terms_of_another_format_have_nothing_given(here: Site) -> None:
+    path = here.root / TERMS
+    path.write_text(path.read_text().replace('"format":1', '"format":2'))
+    with here.serve() as url:
+        assert DISK in get(url + ENTRY).text
+
+
 def test_e35_a_state_of_another_format_has_nothing_given(here: Site) -> None:
     path = here.root / state_path("web01")
     path.write_text(path.read_text().replace('"format":2', '"format":3'))
