@@ -104,6 +104,7 @@ B: State = {2: 1}
         ("made again, and acknowledged again", [Commit(A, ((START, A),)), Commit(START), Commit(A, ((START, A),))], 3),
         ("one line for two of one kind", [Commit(A), Commit(START), Commit(A, ((START, A),))], 3),
         ("an old line behind an empty commit", [Commit(START, ((START, A),)), Commit(A)], 2),
+        ("one line, and another merge between two", [Commit(A), Commit(B, ((A, B),)), Commit(AB, ((START, A),))], 2),
     ],
 )
 def test_e19_each_merge_is_acknowledged_by_its_own_line(what: str, commits: list[Commit], reached: int) -> None:

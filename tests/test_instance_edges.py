@@ -278,8 +278,10 @@ def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path:
     assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
 
 
-def test_e11_a_number_that_was_lowered_in_the_same_poll_makes_no_machine_new(tmp_path: Path, world: World) -> None:
+def test_e11_no_machine_is_new_that_came_with_a_higher_number_in_the_same_poll(tmp_path: Path, world: World) -> None:
+    """Also where it was gone in between."""
     world.repository.push({"more.yaml": servers("lowered", spec="provision: 3")})
+    world.repository.push({"more.yaml": "# nobody\n"})
     world.repository.push({"more.yaml": servers("lowered", spec="provision: 1")})
     world.turn()
     assert world.held is None
