@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gitboot.errors import LedgerError, UsageError
+from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import facts, records
 from gitboot.ledger.opening import copy_ledger, open_ledger
@@ -21,12 +22,14 @@ from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take
 from gitboot.plan import Record
+from gitboot.publish.directory import Directory
 from gitboot.storage import _type_at, check_output, check_spool, check_state, filesystem_of
 from tests.failing_disk import FailingDisk, failing_disk
 from tests.fleets import at, uuid_of
 from tests.inprocess import in_process
 from tests.instance import Repository
 from tests.test_instance_trust import documents, turn
+from tests.test_publish_kill import assert_complete, publish
 
 NOON = at("20T12:00")
 WEB01 = SystemUuid(uuid_of("web01"))
@@ -214,6 +217,44 @@ def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> Non
     found = {each.at for each in take(disk.path, {}).observations}
     assert observation(failed).at not in found
     assert {observation(0).at, observation(5000).at} <= found
+
+
+def test_e37_a_sync_that_fails_once_fails_the_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of it once: a second sync would say that all is well."""
+    seen = Observation(server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=NOON)
+    spool, line = SpoolFile(tmp_path), line_of(seen)
+    spool.append(line)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", raising(errno.EIO))
+        with pytest.raises(OSError, match="Input/output error"):
+            spool.append(line)
+    spool.append(line)
+    spool.close()
+    assert len(take(tmp_path, {}).observations) == 2
+
+
+def raising(number: int) -> Callable[[int], None]:
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_e37_a_tree_on_a_disk_that_fails_is_not_said_to_stand(disk: FailingDisk) -> None:
+    def stands(version: int) -> bool:
+        try:
+            publish(directory, version, servers=50)
+        except PublishError:
+            return False
+        return True
+
+    with Directory.open(disk.path / "output", ledger="ours") as directory:
+        assert stands(0)
+        disk.fail()
+        version = next(each for each in range(1, 200) if not stands(each))
+        disk.heal()
+        assert any(stands(version) for _ in range(5))  # the kernel tells each who asks of what it has lost
+    assert_complete(disk.path / "output", version, servers=50)
 
 
 def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_path: Path) -> None:
