@@ -22,6 +22,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Record
+from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
 from gitboot.resolve.records import record_facts
@@ -56,6 +57,7 @@ class Bench:
         failures: int = 20,
         parallel: int = 32,
         per_site: int = 16,
+        keys: TokenKeys = NO_KEYS,
     ) -> None:
         self.now = NOON
         self.events: list[Event] = []
@@ -72,7 +74,12 @@ class Bench:
         git = GitSettings(repository="")
         settings = Settings(output=folder, state=folder, git=git, bmc=bmc, limits=UNLIMITED, spool=spool)
         outside = Outside(
-            source=self.commits, evaluation=self.commits, target=self.target, owner=owner, observes=observes
+            source=self.commits,
+            evaluation=self.commits,
+            target=self.target,
+            owner=owner,
+            observes=observes,
+            keys=keys,
         )
         self.instance = self._opened.enter_context(
             assembled(

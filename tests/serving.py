@@ -24,6 +24,7 @@ from gitboot.plan import Record
 from gitboot.publish.directory import Directory, Published
 from gitboot.render import terms
 from gitboot.render.formats import shared_files
+from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import ServerState, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
@@ -97,6 +98,7 @@ def planned(
     now: datetime = BEFORE,
     records: Mapping[str, Record] | None = None,
     templates: Mapping[str, str] = TEMPLATES,
+    keys: TokenKeys = NO_KEYS,
 ) -> Fleet:
     """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
     loaded = repository(*documents, files=templates)
@@ -104,7 +106,7 @@ def planned(
     about = about_all(loaded)
     known = records or {}
     servers = {
-        name: server_state(decisions, decision, known.get(name, Record()), now, about[name])
+        name: server_state(decisions, decision, known.get(name, Record()), now, about[name], keys=keys)
         for name, decision in decisions.servers.items()
     }
     spec = loaded.fleet.spec

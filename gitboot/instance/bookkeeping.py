@@ -13,6 +13,7 @@ from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
+from gitboot.render.paths import token_in
 from gitboot.status import Event
 
 
@@ -116,8 +117,14 @@ def is_overtaken(store: Store, observations: Iterable[Observation]) -> bool:
 
 
 def _fetch_of(store: Store, observation: Observation) -> Fetch | None:
-    """An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file."""
-    digest, number = observation.digest, None
+    """An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file.
+
+    Of data that was left over an endpoint knows no more than its path. What is published of a token stays there: from
+    here on a path has the token itself.
+    """
+    digest, number, name = observation.digest, None, token_in(observation.path)
+    if digest is not None and digest == name:
+        digest = evidence.token_at(store, observation.path) or digest
     if digest is None and observation.modified is not None:
         if (version := evidence.version(store, observation.path, observation.modified)) is None:
             return None
@@ -126,5 +133,6 @@ def _fetch_of(store: Store, observation: Observation) -> Fetch | None:
     if digest is None or offer is None:
         return None
     offer = replace(offer, number=number if number is not None else offer.number)
-    observation = replace(observation, digest=digest, modified=None)
+    path = observation.path.replace(name, digest) if name is not None else observation.path
+    observation = replace(observation, path=path, digest=digest, modified=None)
     return Fetch(observation=observation, offer=offer, noted=evidence.was_noted(store, observation, digest))

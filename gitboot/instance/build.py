@@ -32,6 +32,7 @@ from gitboot.instance.requests import BEGIN, REFUSED
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings, TrustSettings
 from gitboot.instance.standing import Standing
+from gitboot.instance.tokenkeys import token_keys
 from gitboot.ledger import facts, overrides, records, requests
 from gitboot.ledger.entries import Request
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
@@ -44,6 +45,7 @@ from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
 from gitboot.publish.manifest import STATUS
+from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
@@ -74,6 +76,7 @@ class Outside:
     owner: str | None = None  # the ledger whose tree lies there
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what that tree knows of servers
     observes: bool = True  # whether fetches reach the instance
+    keys: TokenKeys = NO_KEYS  # by which tokens are published
     trust: Authority = NOBODY_SIGNS
 
 
@@ -141,6 +144,7 @@ def assembled(
     reconciler = Reconciler(
         Standing(
             knowledge=knowledge,
+            keys=outside.keys,
             attempt=Attempt(orders=knowledge.facts.orders),
             schedule=schedule,
             longest_step=timedelta(minutes=settings.step_minutes),
@@ -213,6 +217,7 @@ def running(
             owner=owner,
             records=records,
             observes=settings.observes,
+            keys=keys_of(settings.state, store, tell, clock),
             trust=trust_of(settings.trust, source, settings.state / _KEYS),
         )
         instance = stack.enter_context(
@@ -238,6 +243,9 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             in_use = state.running(settings.state) is not None
             copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
         store = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
+        if (settings.state / state.TOKEN_KEYS).exists():
+            shutil.copy(settings.state / state.TOKEN_KEYS, copy)
+        keys = keys_of(copy, store, tell, clock)
         with store.writing() as tx:
             facts.accept(tx, None)  # it is not in the copy's clone
         about = facts.read(store)
@@ -250,6 +258,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             evaluation=evaluation,
             target=looked,
             observes=settings.observes,
+            keys=keys,
             trust=trust_of(settings.trust, source, copy / _KEYS),
         )
         settings = replace(settings, spool=_named_as(settings.spool_folder, copy / "spool"))
@@ -282,6 +291,18 @@ def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[Store]:
         if store.mark is None:
             store.write_mark(*store.progress)
         yield store
+
+
+def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
+    """The keys by which tokens are published; where they are lost, who was told one of them is heard no more."""
+    about, at = facts.read(store), clock()
+    if about.keyed and not (directory / state.TOKEN_KEYS).exists():
+        message = (
+            f"{directory / state.TOKEN_KEYS} is not there any more: installers that are at work now cannot report, and"
+            " have no secrets; say what became of them: gitboot records set"
+        )
+        tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
+    return token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
 
 
 def records_of(output: Path) -> Mapping[SystemUuid, Record]:

@@ -14,6 +14,7 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.trust import left_since
 from gitboot.plan import Cause, Decision, InstallAttempt, Phase, Record, Run
+from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.records import drift
@@ -49,7 +50,13 @@ class Plans:
 
 
 def replanned(
-    before: Plans, commit: Commit, knowledge: Knowledge, changed: Collection[str], at: datetime, stop: Halt = Halt.NONE
+    before: Plans,
+    commit: Commit,
+    knowledge: Knowledge,
+    changed: Collection[str],
+    at: datetime,
+    stop: Halt = Halt.NONE,
+    keys: TokenKeys = NO_KEYS,
 ) -> tuple[Plans, frozenset[str]]:
     """The plans at ``at``, and the servers whose files may be others than before.
 
@@ -73,7 +80,7 @@ def replanned(
     if not names:
         return replace(before, commit=commit, stop=stop), different
     now = {
-        name: _state(commit, knowledge, name, at, stop, left) if name in different else before.servers[name]
+        name: _state(commit, knowledge, name, at, stop, left, keys) if name in different else before.servers[name]
         for name in names
     }
     here = {name: state for name, state in now.items() if state is not None}
@@ -166,12 +173,18 @@ def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: d
 
 
 def _state(
-    commit: Commit, knowledge: Knowledge, name: str, at: datetime, stop: Halt, left: datetime | None
+    commit: Commit,
+    knowledge: Knowledge,
+    name: str,
+    at: datetime,
+    stop: Halt,
+    left: datetime | None,
+    keys: TokenKeys,
 ) -> ServerState | None:
     if (decision := commit.decisions.servers.get(name)) is None:
         return None
     record, about = knowledge.record(decision.uuid), _about(commit, name)
-    return server_state(commit.decisions, decision, record, at, about, stop, left)
+    return server_state(commit.decisions, decision, record, at, about, stop, left, keys)
 
 
 def _about(commit: Commit, name: str) -> About:

@@ -292,7 +292,7 @@ def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, fro
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
     if stop is Halt.NONE and now.is_unasked:
         stop = Halt.WRITING
-    plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop)
+    plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys)
     machines = _machines(changed | different, now.plans, plans)
     return replace(now, plans=plans, unplanned=now.unplanned | machines), different
 

@@ -46,6 +46,11 @@ def private(directory: Path) -> Iterator[None]:
         os.umask(before)
 
 
+def mode_in(directory: Path) -> int:
+    """The rights of a file that only this instance may write, and others who share its directory may read."""
+    return 0o640 if _is_shared(directory.stat()) else 0o600
+
+
 def check_spool_rights(folder: Path) -> None:
     """Raise `UsageError` where everybody may write a spool: who writes there says which servers are installed."""
     with suppress(FileNotFoundError):
@@ -58,6 +63,7 @@ def check_spool_rights(folder: Path) -> None:
 
 _NAMES: Final = (
     *(state.LEDGER, f"{state.LEDGER}-wal", f"{state.LEDGER}-shm", "ledger.mark", state.LOCK, state.STATUS),
+    state.TOKEN_KEYS,
     *("repository.git", "repository.new", "repository.broken", "home"),
 )
 

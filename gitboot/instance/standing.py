@@ -17,6 +17,7 @@ from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.refused import NotGiven
 from gitboot.plan import InstallAttempt, Run
+from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
 from gitboot.status import Condition, Endpoints, Event, Status, Telling
@@ -58,6 +59,7 @@ class Standing:
     """What an instance has accepted, learned, planned, published and asked for, and what is the matter with it."""
 
     knowledge: Knowledge
+    keys: TokenKeys = NO_KEYS  # by which tokens are published
     attempt: Attempt = field(default_factory=Attempt)
     plans: Plans = field(default_factory=Plans)
     publication: TargetState = field(default_factory=TargetState)

@@ -75,6 +75,7 @@ class Facts:
     output: str | None = None  # where its instance publishes
     spool: str | None = None  # where its endpoints record fetches
     published: bool = False  # whether it has ever published there
+    keyed: bool = False  # and with tokens by a key that only its instance has
     heartbeat: Heartbeat | None = None
     gap: bool = False  # whether it was not alive for long, and has not come up to the newest commit since
     clock: str | None = None  # kept: a time service was seen to keep it; accepted: a person has said that it is right

@@ -36,6 +36,12 @@ def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None
     return (Digest(found[0][0]), found[0][1]) if found else None
 
 
+def token_at(store: Store, path: str) -> Digest | None:
+    """The token of what was published at a path that names one, under whichever name."""
+    found = store.rows("SELECT plan FROM versions WHERE path = ? LIMIT 1", path)
+    return Digest(found[0][0]) if found else None
+
+
 def note_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
     """Note whose plan an entry is from when it is published, at a number: (path, modification time, plan)."""
     tx.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?)", [(*each, number) for each in versions])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Final
 
 from gitboot.errors import Orders
 from gitboot.ledger import rows
@@ -28,6 +29,7 @@ def read(store: Store) -> Facts:
             output=found.get("output"),
             spool=found.get("spool"),
             published="published" in found,
+            keyed=found.get("published") == _KEYED,
             heartbeat=_heartbeat(found.get("heartbeat")),
             gap="gap" in found,
             clock=found.get("clock"),
@@ -90,8 +92,11 @@ def note_surroundings(tx: Transaction, about: Facts) -> None:
 
 
 def note_published(tx: Transaction) -> None:
-    """Note that its tree stands where its instance publishes."""
-    _put(tx, "published", "yes")
+    """Note that its tree stands where its instance publishes, with tokens by a key that nobody else has."""
+    _put(tx, "published", _KEYED)
+
+
+_KEYED: Final = "keyed"  # a gitboot that had no key has noted another word
 
 
 def note_life(tx: Transaction, about: Facts) -> None:

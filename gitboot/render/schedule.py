@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Final, NamedTuple
 
 from gitboot.load.machines import Machine
+from gitboot.model.image import ConfigFrom
 from gitboot.model.scalars import Digest, byte_orders
 from gitboot.plan import Boot, BootPlan, Cause, Decision, Phase, Record
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files
+from gitboot.render.keyed import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.render.paths import (
     BOOT,
     HTTP_BOOT,
+    IGNITION,
     IPXE_BY_SERIAL,
     SECRET,
     ContentType,
@@ -114,16 +117,23 @@ def server_state(
     about: About = About(),
     stop: Halt = Halt.NONE,
     left: datetime | None = None,
+    keys: TokenKeys = NO_KEYS,
 ) -> ServerState:
     """Plan and render one server for ``at`` and for the transitions after it.
 
     What they will name is among the files already, so that nothing is missing when they come. ``left`` is an instant
-    later than ``at`` that the clock has shown already: what ended before it is over.
+    later than ``at`` that the clock has shown already: what ended before it is over. Plans, and what is said of them,
+    have tokens as decisions do; ``keys`` make what machines are told.
     """
     asked = without_left(decision, left)
     now = plan(asked, at, record, stop=stop)
     later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop)), at)
-    renderings = [_rendered(decisions, decision, about, instant, planned) for instant, planned in ((None, now), *later)]
+    tokens = set(_tokens(decision, (now, *(planned for _, planned in later))))
+    names = keys.names(tokens, at)
+    dues = (refresh_at, keys.turns_after(at) if tokens else None)
+    renderings = [
+        _rendered(decisions, decision, about, instant, planned, names) for instant, planned in ((None, now), *later)
+    ]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
     files = {**announced, **renderings[0].lying}
     published = PublishedServer(
@@ -153,8 +163,14 @@ def server_state(
         later=later,
         files={**files, state_path(decision.server): File(state.render(published), ContentType.JSON)},
         published=published,
-        refresh_at=refresh_at,
+        refresh_at=min((due for due in dues if due is not None), default=None),
     )
+
+
+def _tokens(decision: Decision, plans: Iterable[BootPlan | None]) -> Iterator[Digest]:
+    """Every token by which something of these plans is fetched or reported."""
+    here = [(planned.token, planned.data) for planned in plans if planned is not None]
+    yield from (token for each in (*here, (decision.token,)) for token in each if token is not None)
 
 
 def _later(
@@ -204,15 +220,22 @@ class _Rendering(NamedTuple):
     lying: Mapping[str, File]  # the files as they lie in the tree
     base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
     common: Digest | None  # the token by which the installer reports, where its plan has no other
+    names: PublishedNames
 
 
 def _rendered(
-    decisions: Decisions, decision: Decision, about: About, since: datetime | None, planned: BootPlan | None
+    decisions: Decisions,
+    decision: Decision,
+    about: About,
+    since: datetime | None,
+    planned: BootPlan | None,
+    names: PublishedNames,
 ) -> _Rendering:
-    files = server_files(decisions, decision, planned)
+    untold = frozenset(_asked_by_strangers(decision, planned))
+    files = names.files(server_files(decisions, decision, planned), untold)
     instead: Mapping[str, File] = {}
     if planned is not None and planned.boot is not None and planned.writes_disk:
-        instead = server_files(decisions, decision, fallback(decision, planned))
+        instead = names.files(server_files(decisions, decision, fallback(decision, planned)), untold)
         if not _ends(planned, planned.boot, about.machine):
             files.pop(HTTP_BOOT.of(decision.uuid), None)
     base_url = decisions.base_url if decision.base_url == decisions.base_url else None
@@ -220,7 +243,26 @@ def _rendered(
     if decision.endpoint is not None and planned is not None and planned.writes_disk and planned.key is not None:
         in_tree = lying(decision, files, instead)
     in_tree = {path: file for path, file in in_tree.items() if means(path) is not SECRET}
-    return _Rendering(since, files, instead, planned, in_tree, base_url, decision.token)
+    return _Rendering(since, files, instead, planned, in_tree, base_url, decision.token, names)
+
+
+def _asked_by_strangers(decision: Decision, planned: BootPlan | None) -> Iterator[str]:
+    """Where user data lies under what anybody knows of the machine, which asks for its own by a token."""
+    user_data = planned.user_data if planned is not None else None
+    if planned is None or user_data is None or planned.data is None:
+        return
+    boots = (each.boot for each in (decision.policy, *decision.maintenances) if each is not None)
+    own = (each for each in boots if each and each.user_data and each.user_data.digest == user_data.digest)
+    if not any(map(_may_ask_by_uuid, own)):
+        yield from (IGNITION.of(uuid) for uuid in byte_orders(decision.uuid))
+
+
+def _may_ask_by_uuid(boot: Boot) -> bool:
+    """Whether a system finds its user data by its UUID, as far as its image or what it is told says so."""
+    if boot.config_from is ConfigFrom.SYSTEM_UUID or not boot.shows_its_start:
+        return True
+    user_data = boot.user_data.files.values() if boot.user_data is not None else ()
+    return any("/ignition/" in text for text in (*boot.kernel_arguments, *boot.entries.values(), *user_data))
 
 
 def _ends(planned: BootPlan, boot: Boot, machine: Machine | None) -> bool:
@@ -250,7 +292,7 @@ def _version(path: str, rendering: _Rendering) -> Turn:
     kind = kind_of(path)
     assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
     file = rendering.files.get(path)
-    digest = _evidence(kind, path, rendering.plan) if file is not None else None
+    digest = _evidence(kind, path, rendering) if file is not None else None
     return Turn(
         since=rendering.since,
         content=file.sha256 if file is not None else None,
@@ -264,13 +306,14 @@ def _version(path: str, rendering: _Rendering) -> Turn:
     )
 
 
-def _evidence(kind: PathKind, path: str, planned: BootPlan | None) -> Digest | None:
+def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
     """Of which plan a completed GET is evidence, or of which installation, where the path names one.
 
     A boot that is made as often as it is asked for meets nothing by it, but for a maintenance's that writes disks.
     """
-    if (token := token_in(path)) is not None:
-        return Digest(token)
+    planned = rendering.plan
+    if (name := token_in(path)) is not None:
+        return rendering.names.token(name)
     if planned is None or planned.boot is None or not planned.is_evidence:
         return None
     boot = planned.boot

@@ -1,0 +1,117 @@
+"""Tokens as they are published: by a key that only the instance has, so that nobody computes one from what Git says."""
+
+from __future__ import annotations
+
+import hmac
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from gitboot.model.scalars import Digest
+from gitboot.render.paths import is_immutable, token_in
+from gitboot.render.tree import File, Files
+
+_END: Final = 2  # characters at each end of a token that its published name has, too
+_DEPTH: Final = 2  # how often a template may have put in base64 what names a token
+
+
+class EarlierKey(NamedTuple):
+    """A key by which tokens were published before, and when what was told such a token is still heard."""
+
+    key: bytes | None
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKeys:
+    """By what tokens are published; without a key they are published as decisions have them, and anybody knows them."""
+
+    key: bytes | None = field(default=None, repr=False)
+    earlier: tuple[EarlierKey, ...] = field(default=(), repr=False)
+
+    def turns_after(self, at: datetime) -> datetime | None:
+        """The next instant at which an earlier key begins to count, or counts no more."""
+        return min((turn for each in self.earlier for turn in (each.since, each.until) if turn > at), default=None)
+
+    def names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
+        """What these tokens are called where they are published at an instant."""
+        known = sorted(set(tokens))
+        earlier = [each.key for each in self.earlier if each.since <= at < each.until]
+        return PublishedNames(
+            {token: _name(token, self.key) for token in known},
+            {token: tuple(_name(token, key) for key in earlier) for token in known},
+        )
+
+
+NO_KEYS: Final = TokenKeys()
+
+
+def _name(token: Digest, key: bytes | None) -> Digest:
+    """What a key makes of a token: of its length, and with its ends, so that it takes its place in base64 as well."""
+    if key is None:
+        return token
+    made = hmac.digest(key, token.encode(), "sha256").hex()
+    return Digest(token[:_END] + made[_END:-_END] + token[-_END:])
+
+
+class PublishedNames:
+    """The tokens of one server, and what they are called in its paths and in what its machine is told."""
+
+    def __init__(self, names: Mapping[Digest, Digest], earlier: Mapping[Digest, tuple[Digest, ...]]) -> None:
+        self._names, self._earlier = names, earlier
+        self._tokens = {name: token for token, name in names.items()}
+        self._tokens |= {name: token for token, each in earlier.items() for name in each}
+        replaced = [(token.encode(), name.encode()) for token, name in names.items() if token != name]
+        self._replaced = [each for pair in replaced for each in _encoded(*pair, _DEPTH)]
+        self._told: dict[bytes, bytes] = {}
+
+    def token(self, name: str) -> Digest:
+        """The token that a name in a path is of."""
+        return self._tokens.get(Digest(name), Digest(name))
+
+    def files(self, files: Files, untold: Collection[str] = ()) -> dict[str, File]:
+        """Files by the paths that they have, which tell the machine nothing but such names.
+
+        What is named by its content stays as it is, and so does what nobody is to be told anything by.
+        """
+        return {
+            name: file if is_immutable(path) or path in untold else File(self._text(file.content), file.content_type)
+            for path, file in files.items()
+            for name in self._paths(path)
+        }
+
+    def _paths(self, path: str) -> Iterator[str]:
+        if (token := token_in(path)) is None or token not in self._names:
+            yield path
+            return
+        for name in (self._names[Digest(token)], *self._earlier[Digest(token)]):
+            yield path.replace(token, name)
+
+    def _text(self, text: bytes) -> bytes:
+        """What is told; many paths have the same."""
+        if (told := self._told.get(text)) is None:
+            told = text
+            for token, name in self._replaced:
+                told = told.replace(token, name)
+            self._told[text] = told
+        return told
+
+
+def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
+    """A token and its name, as they are and as what has them in base64 shows them.
+
+    Of three bytes base64 makes four characters, so there are three ways to encode what stands anywhere in a text. The
+    characters at the ends are of its neighbours as well; there both are the same.
+    """
+    yield token, name
+    for before in range(3 if depth else 0):
+        yield from _encoded(_within(token, before), _within(name, before), depth - 1)
+
+
+def _within(text: bytes, before: int) -> bytes:
+    """What base64 has of ``text`` alone, so many bytes after where a group begins."""
+    bits = 8 * (before + len(text))
+    return b64encode(bytes(before) + text)[-(-8 * before // 6) : bits // 6]
