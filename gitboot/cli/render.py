@@ -26,7 +26,8 @@ from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_
 def command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
     """Write every boot file of the fleet at PATH into a directory, as `gitboot run` would publish it.
 
-    OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators.
+    OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators. Tokens in paths are those
+    that anybody computes: an instance publishes others, and hears no installer that reports by these.
     """
     from gitboot.publish.directory import Directory
     from gitboot.render.formats import shared_files
