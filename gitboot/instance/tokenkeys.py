@@ -23,7 +23,7 @@ _WAYS: Final = "restore the file, or remove it: installers that are at work now 
 _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 
 
-class _Line(NamedTuple):
+class _Keyed(NamedTuple):
     """Since when tokens are published by which key; None: as anybody knows them."""
 
     since: datetime
@@ -43,8 +43,8 @@ def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKey
     try:
         lines = _read(path)
         if lines is None:
-            key = _Line(at, secrets.token_bytes(_BYTES))
-            lines = [_Line(at, None), key] if follows_none else [key]
+            key = _Keyed(at, secrets.token_bytes(_BYTES))
+            lines = [_Keyed(at, None), key] if follows_none else [key]
             write_whole(path, "".join(map(str, lines)).encode(), mode=mode_in(directory))
     except OSError as error:
         raise UsageError(f"{path}: the keys of tokens cannot be read or made: {error.strerror}") from error
@@ -54,7 +54,7 @@ def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKey
     )
 
 
-def _read(path: Path) -> list[_Line] | None:
+def _read(path: Path) -> list[_Keyed] | None:
     try:
         text = path.read_text("ascii", errors="replace")
     except FileNotFoundError:
@@ -67,12 +67,12 @@ def _read(path: Path) -> list[_Line] | None:
     return lines
 
 
-def _parsed(path: Path, number: int, line: str) -> _Line:
+def _parsed(path: Path, number: int, line: str) -> _Keyed:
     """A line, which no message shows."""
     found = _LINE.fullmatch(line)
     try:
         if found is not None and (since := datetime.fromisoformat(found[1])).tzinfo is not None:
-            return _Line(since.astimezone(UTC), bytes.fromhex(found[2]) if found[2] != _NONE else None)
+            return _Keyed(since.astimezone(UTC), bytes.fromhex(found[2]) if found[2] != _NONE else None)
     except (ValueError, OverflowError):
         pass
     raise UsageError(f"{path}:{number}: expected an instant and a key of {2 * _BYTES} hexadecimal digits; {_WAYS}")
