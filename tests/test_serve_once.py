@@ -301,7 +301,7 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
     here.publish(planned(*ONCE, records={"web01": Record(provision=1, image="flatcar-1")}), commit="2", taken=offsets)
     forget(here.spool, offsets, forgotten_next(here.spool, offsets))
     shutil.rmtree(here.root)
-    (tmp_path / "backup").rename(here.root)
+    shutil.move(tmp_path / "backup", here.root)
     with here.serve() as url:
         text = get(url + ENTRY).text
         assert DISK in text
