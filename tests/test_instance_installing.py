@@ -211,6 +211,21 @@ def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Install
     assert 'web01 (10.0.0.7 said so at 2026-11-20T12:00:30Z ("no disk found"))' in message
 
 
+def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installing) -> None:
+    """Nothing follows from it; but what an installer has said last is not lost."""
+    web01.entry(web01.install(evidence="Reported"))
+    token = web01.decisions.servers["web01"].token
+    web01.install(evidence="Reported", provision=2)
+    path = f"boot/v1/boot/{MAC}/failed/{token}"
+    at, digest = web01.now, Digest(str(token))
+    for _ in range(2):  # read once more, after a crash
+        web01.observe(Observation(server="web01", path=path, digest=digest, client=NIC, at=at, log="no disk found"))
+    assert web01.boots == (*OFFERED, "provision/2")
+    said = [each for each in web01.events if each.type == "ReportOvertaken"]
+    assert [(each.warning, each.facts["log"]) for each in said] == [(True, "no disk found")]
+    assert "an installer of provision/1 (flatcar-1) says that it has failed: no disk found" in said[0].message
+
+
 def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apart(web01: Installing) -> None:
     plan = web01.install(evidence="Reported", attempts=3)
     for number, key in ((1, "provision/1"), (2, "provision/1/attempt/2"), (3, "provision/1/attempt/3")):

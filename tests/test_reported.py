@@ -247,6 +247,22 @@ def test_an_installation_that_has_begun_goes_on_whatever_is_committed_meanwhile(
     assert client.get(DATA.removeprefix("boot")).status_code == 404
 
 
+def test_the_last_word_of_an_installation_is_heard_whatever_is_committed_meanwhile(
+    site: Site, client: httpx.Client
+) -> None:
+    now = Fleet(servers={"web01": state(decisions(web01=server("web01", "role: web", "provision: 2")))}, shared={})
+    for at_ in (BEFORE, BEFORE + timedelta(days=6)):
+        site.publish(now, at=at_)
+        assert client.post(FAILED.removeprefix("boot"), content=b"no disk\n").status_code == 204
+        assert client.get(ASKED).status_code == 204
+    found = [(each.path, each.digest, each.log) for each in site.observed()]
+    assert found == [(FAILED, TOKEN, "no disk"), (PATH, TOKEN, None)] * 2
+    assert client.post(FAILED.removeprefix("boot").replace(TOKEN, "b" * 64), content=b"x").status_code == 405
+    site.publish(now, at=BEFORE + timedelta(days=7))
+    assert client.post(FAILED.removeprefix("boot"), content=b"no disk\n").status_code == 405
+    assert site.observed() == []
+
+
 def test_a_window_that_opens_leaves_the_data_there(site: Site, client: httpx.Client) -> None:
     site.now = START
     assert client.get(DATA.removeprefix("boot")).status_code == 200

@@ -72,8 +72,11 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
     machine = commit.machines.get(offer.uuid)
     has_bmc = machine is not None and machine.bmc is not None
     if observation.is_report or observation.is_failure:
+        before = learning.record(offer.uuid)
         if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
             _take_report(learning, fetch, at)
+        if learning.record(offer.uuid) is before and not fetch.noted:
+            learning.events.append(_changes_nothing(fetch, at))
         return
     asks_bmc = has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid)))
     if offer.phase is not Phase.MAINTENANCE:
@@ -91,6 +94,19 @@ def _take_report(learning: Learning, fetch: Fetch, at: datetime) -> None:
         record_step(learning, fetch.offer, fetch.observation, at)
     else:
         record_boot(learning, fetch.offer, fetch.observation.at, "Reported", at)
+
+
+def _changes_nothing(fetch: Fetch, at: datetime) -> Event:
+    """What there is to say of an installer's last word that comes too late, or once more."""
+    offer, observation = fetch.offer, fetch.observation
+    said = f"has failed: {observation.log}" if observation.is_failure else "is done"
+    return Event(
+        at=at,
+        type="ReportOvertaken",
+        message=f"{offer.server}: an installer of {offer.key} ({offer.image}) says that it {said}; nothing follows",
+        facts={"server": offer.server, "key": offer.key, "log": observation.log},
+        warning=observation.is_failure,
+    )
 
 
 def _prove(learning: Learning, offer: Offer, observation: Observation, kind: fleet.Evidence, at: datetime) -> str:

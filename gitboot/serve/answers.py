@@ -18,6 +18,7 @@ from gitboot.render.paths import (
     DATA,
     HTTP_BOOT,
     IMMUTABLE,
+    REPORTS,
     UNKNOWN,
     Asked,
     ContentType,
@@ -113,8 +114,8 @@ class Answers:
                 continue
             if asked.path in server.state.paths and (answer := self._of_server(server, asked, at)) is not None:
                 return answer
-            if asked.kind is DATA:
-                return self._left_over(server, asked)
+            if asked.kind in (DATA, *REPORTS):
+                return self._overtaken(server, asked)
             if asked.path in server.state.paths:
                 return None
         return self._shared(CHAIN if path == "ipxe/" else BOOT + path)
@@ -147,30 +148,21 @@ class Answers:
             until=until,
         )
 
-    def _left_over(self, located: Located, asked: Asked) -> Answer | None:
-        """Data that an entry named until a commit or a window came: an installation that has begun goes on."""
-        if (found := self._tree.read(asked.path, MOST_BYTES)) is None:
+    def _overtaken(self, located: Located, asked: Asked) -> Answer | None:
+        """What an installation asks for, or says last, that a commit or a window has overtaken: it goes on.
+
+        It is heard for as long as its data is there, by which its token is known.
+        """
+        if asked.kind is DATA:
+            if (found := self._tree.read(asked.path, MOST_BYTES)) is None:
+                return None
+            reply = file_reply(found.content, artifact_type(asked.path.rpartition("/")[2]), UNCACHED)
+            return _unplanned(located, asked, reply, found.file, found.signature)
+        if (token := token_in(asked.path)) is None:
             return None
-        content_type = artifact_type(asked.path.rpartition("/")[2])
-        return Answer(
-            counts_as=Answered.ENTRY,
-            reply=file_reply(found.content, content_type, UNCACHED),
-            guarded=Guarded(
-                server=located.state.server,
-                path=asked.path,
-                role=Role.DATA,
-                digest=token_in(asked.path),
-                offer=None,
-                writes_disk=False,
-                once=False,
-                needs=(),
-                shows=located.state.shows,
-                has_hop=False,
-            ),
-            content_type=content_type,
-            file=found.file,
-            signature=found.signature,
-        )
+        folder = f"{self._tree.root}/{DATA.of(asked.identity.rpartition('/')[2], token)}".rstrip("/")
+        stands = signature(folder)
+        return _unplanned(located, asked, HEARD, folder, stands) if stands is not None else None
 
     def _turn(self, versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
         """The version at ``at``; a window that was left is not opened again by a clock that is set back."""
@@ -251,6 +243,27 @@ class Answers:
             file=file,
             signature=found,
         )
+
+
+def _unplanned(located: Located, asked: Asked, reply: Reply, file: str, found: Signature) -> Answer:
+    """What is answered an installation whose plan has been replaced, and written down."""
+    return Answer(
+        counts_as=Answered.ENTRY,
+        reply=reply,
+        guarded=Guarded(
+            server=located.state.server,
+            path=asked.path,
+            role=asked.kind.role,
+            digest=token_in(asked.path),
+            offer=None,
+            writes_disk=False,
+            once=False,
+            needs=(),
+            shows=located.state.shows,
+        ),
+        file=file,
+        signature=found,
+    )
 
 
 def _guarded(located: Located, path: str, version: Turn) -> Guarded | None:

@@ -78,7 +78,7 @@ class PublishedTree:
         compared: ComparedClock | None = None,
         words: Words | None = None,
     ) -> None:
-        self._root, self._clock, self._ledger = str(root), clock, ledger
+        self.root, self._clock, self._ledger = str(root), clock, ledger
         self._status = str(status or root / STATUS)
         self._parsed: dict[str, tuple[Signature, Any]] = {}  # of what is one for the whole tree
         self.head: Head | None = None
@@ -123,37 +123,37 @@ class PublishedTree:
 
     def shared(self) -> Mapping[str, Listed]:
         """The files that are no server's."""
-        return self._parse(f"{self._root}/{SHARED}", parse_listing) or {}
+        return self._parse(f"{self.root}/{SHARED}", parse_listing) or {}
 
     @property
     def terms(self) -> Terms:
         """On which terms boots are given; where they are missing or damaged, nobody gives what is made once."""
         try:
-            found: Terms | None = self._parse(f"{self._root}/{TERMS}", terms.parse)
+            found: Terms | None = self._parse(f"{self.root}/{TERMS}", terms.parse)
         except ValueError:
             return _NO_TERMS
         return found or _NO_TERMS
 
     def read(self, path: str, most_bytes: int | None = None) -> Read | None:
         """A file of the tree; None where there is none, or one that is larger."""
-        return _read(f"{self._root}/{path}", most_bytes)
+        return _read(f"{self.root}/{path}", most_bytes)
 
     # What the instance says of itself
 
     def look(self) -> None:
         """See whose tree it is, and whether it can be read; what is damaged there is answered from as it was before."""
         try:
-            self.head = self._parse(f"{self._root}/{MANIFEST}", parse_head)
+            self.head = self._parse(f"{self.root}/{MANIFEST}", parse_head)
         except UnknownFormat as error:
             self.head = None
-            self._note(False, "UnknownFormat", f"{self._root}/{MANIFEST}: {error}")
+            self._note(False, "UnknownFormat", f"{self.root}/{MANIFEST}: {error}")
         except ValueError as error:
-            self._note(False, "Unreadable", f"{self._root}/{MANIFEST}: {error}")
+            self._note(False, "Unreadable", f"{self.root}/{MANIFEST}: {error}")
         else:
             if self.head is None:
-                self._note(False, "Absent", f"{self._root}: nothing is published there")
+                self._note(False, "Absent", f"{self.root}: nothing is published there")
             else:
-                self._note(True, "Read", f"{self._root}: of {self.head.stamp.commit}")
+                self._note(True, "Read", f"{self.root}: of {self.head.stamp.commit}")
         instance = self._instance()
         self.clock.see(instance.get("clock"))
         conditions = instance.get("conditions", ())
