@@ -80,10 +80,13 @@ class Signatures:
         with self._repository.reading() as git:
             old = pygit2.Oid(hex=since) if since is not None else None
             line = leading_from(git, old, pygit2.Oid(hex=newest))
+            is_cut = line is not None and since not in (None, newest) and _is_cut(git, line[0])
         if line is None:
             what = f"more than {MAX_STEPS} commits lie between it and what was accepted"
             return dict.fromkeys(revisions, _problem(f"{newest[:12]}: {what}; start once with --verify head"))
         failed = next(((at, fault) for at, each in enumerate(line) if (fault := self._fault(each)) is not None), None)
+        if failed is None and is_cut:
+            raise UsageError(f"this clone is shallow, and lacks what led to {newest[:12]}: fetch more of its history")
         if failed is None:
             return {}
         at, fault = failed
@@ -130,6 +133,11 @@ class Signatures:
 
 
 _MOST_KNOWN: Final = 4096
+
+
+def _is_cut(git: pygit2.Repository, first: Revision) -> bool:
+    """Whether a line of commits begins where a shallow clone does, and not behind what it was to lead back to."""
+    return git.is_shallow and not git[first].peel(pygit2.Commit).parent_ids
 
 
 def _signer_of_tag(raw: bytes, keys: SignatureKeys) -> Signer:
