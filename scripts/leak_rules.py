@@ -80,7 +80,7 @@ _END = r"""(?:\\?['"\x60]|[\s;]|\\[nr]|$)"""  # what may follow: where a token e
 
 HEAD = '''"""What tokens of others look like; written by scripts/leak_rules.py from the rules of betterleaks."""
 
-# As in kingfisher-secret-scanner {version}. betterleaks: Copyright (c) Zachary Rice, MIT License.
+# As in kingfisher-secret-scanner {version}. betterleaks: Copyright (c) 2026 Zachary Rice, MIT License, in NOTICE.
 
 from __future__ import annotations
 

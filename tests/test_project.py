@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -204,6 +205,18 @@ def test_each_sequence_by_which_promises_were_broken_has_a_test_of_its_own(lette
         for number in re.findall(r"\d+", name)
     }
     assert found == {str(number) for number in range(1, rows + 1)}
+
+
+def test_the_licence_of_others_rules_is_shipped_with_them() -> None:
+    """In the wheel, and so in the image, which is built from what .dockerignore lets in."""
+    shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license-files"]
+    assert {f"!{name}" for name in shipped} <= set((ROOT / ".dockerignore").read_text().splitlines())
+    notice = (ROOT / "NOTICE").read_text()
+    assert "NOTICE" in shipped and "Permission is hereby granted, free of charge" in notice
+    (owner,) = re.findall(
+        r"betterleaks: (Copyright \(c\) .+), MIT License", (ROOT / "gitboot/resolve/tokens.py").read_text()
+    )
+    assert f"\n{owner}\n" in notice
 
 
 def test_changelog_has_a_section_for_this_version() -> None:

@@ -1,6 +1,6 @@
 """What tokens of others look like; written by scripts/leak_rules.py from the rules of betterleaks."""
 
-# As in kingfisher-secret-scanner 1.5.0. betterleaks: Copyright (c) Zachary Rice, MIT License.
+# As in kingfisher-secret-scanner 1.5.0. betterleaks: Copyright (c) 2026 Zachary Rice, MIT License, in NOTICE.
 
 from __future__ import annotations
 
