@@ -16,6 +16,7 @@ import pytest
 from pyrage.x25519 import Identity
 
 from gitboot.age import encrypt
+from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
 from gitboot.instance.tokenkeys import HEARD, token_keys
 from gitboot.model.scalars import Digest, SystemUuid
@@ -66,6 +67,14 @@ def test_t6_a_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     file.unlink()
     assert token_keys(tmp_path, NOON, follows_none=False).key != first.key
+
+
+def test_t6_who_shares_the_directory_reads_the_key_and_nobody_else(tmp_path: Path) -> None:
+    """As on OpenShift, where an instance is another user at each start."""
+    tmp_path.chmod(0o2770)
+    made = token_keys(tmp_path, NOON, follows_none=False)
+    assert (tmp_path / "token-keys").stat().st_mode & 0o777 == 0o640
+    assert token_keys(tmp_path, NOON, follows_none=False) == made
 
 
 def test_t6_an_earlier_key_counts_for_a_day(tmp_path: Path) -> None:
@@ -294,6 +303,9 @@ def test_t6_what_is_tried_out_is_tried_out_with_the_key(tmp_path: Path) -> None:
         eventually(lambda: steps(instance) == {"Pending": 1})
     tried = typed("run", repository.bare, *folders, "--dry-run")
     assert (tried.code, tried.out) == (0, ""), tried
+    (tmp_path / "state" / "token-keys").write_text("other\n")
+    refused = typed("run", repository.bare, *folders, "--dry-run")
+    assert (refused.code, f"{tmp_path}/state/token-keys:1: expected" in refused.err) == (Exit.USAGE, True), refused
     (tmp_path / "state" / "token-keys").unlink()
     assert "/provisioned/" in typed("run", repository.bare, *folders, "--dry-run").out
     assert not (tmp_path / "state" / "token-keys").exists()

@@ -243,9 +243,8 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             in_use = state.running(settings.state) is not None
             copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
         store = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
-        if (settings.state / state.TOKEN_KEYS).exists():
-            shutil.copy(settings.state / state.TOKEN_KEYS, copy)
-        keys = keys_of(copy, store, tell, clock)
+        has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
+        keys = keys_of(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
             facts.accept(tx, None)  # it is not in the copy's clone
         about = facts.read(store)
@@ -298,8 +297,8 @@ def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKey
     about, at = facts.read(store), clock()
     if about.keyed and not (directory / state.TOKEN_KEYS).exists():
         message = (
-            f"{directory / state.TOKEN_KEYS} is not there any more: installers that are at work now cannot report, and"
-            " have no secrets; say what became of them: gitboot records set"
+            f"{state.TOKEN_KEYS} is not in STATE any more: installers that are at work now cannot report, and have no"
+            " secrets; say what became of them: gitboot records set"
         )
         tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
     return token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
