@@ -143,7 +143,9 @@ def test_t7_who_may_write_a_state_directory(
     assert f"-w {state}" in str(caught.value), "one line says what to run"
 
 
-@pytest.mark.parametrize("name", ["ledger.sqlite", "ledger.mark", "lock", "status.json", "token-keys", "repository.git"])
+@pytest.mark.parametrize(
+    "name", ["ledger.sqlite", "ledger.mark", "lock", "status.json", "token-keys", "repository.git"]
+)
 def test_t7_a_symlink_in_a_state_directory_is_refused(folder: Path, name: str) -> None:
     (folder / "state").mkdir()
     (folder / "elsewhere").write_text("precious")

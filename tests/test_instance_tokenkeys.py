@@ -22,8 +22,9 @@ from gitboot.instance.tokenkeys import HEARD, token_keys
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Cause, Phase, provisioned_token
-from gitboot.render.keyed import TokenKeys
+from gitboot.render.keyed import EarlierKey, TokenKeys
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, token_in
+from gitboot.render.tree import File
 from gitboot.resolve.attempts import step_of
 from tests.bench import Bench
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
@@ -116,7 +117,7 @@ KEYS: Final = TokenKeys(bytes(range(32)))
 
 
 class Named(Bench):
-    """web01, which is installed by a token that a key has made."""
+    """web01, which is installed by a token that a key has named."""
 
     def entry(self) -> None:
         plan = self.reconcile()
@@ -125,8 +126,8 @@ class Named(Bench):
 
     @property
     def name(self) -> str:
-        (found,) = {token for path in self.servers["web01"].files if (token := token_in(path))}
-        return found
+        (found,) = KEYS.names([PUBLIC], self.now).files({PROVISIONED.of(MAC, PUBLIC): File(b"")})
+        return token_in(found) or ""
 
     @property
     def step(self) -> str:
@@ -164,6 +165,36 @@ def test_t6_data_that_is_left_over_is_of_its_offer(web01: Named) -> None:
     web01.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=web01.now))
     web01.reconcile()
     assert web01.step == "Started"
+
+
+@pytest.mark.parametrize("key", [bytes(32), None], ids=["another key", "none yet"])
+@pytest.mark.parametrize(("hours", "step"), [(23, "Provisioned"), (24, "Attempted")])
+def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_left_of_it(
+    tmp_path: Path, key: bytes | None, hours: int, step: str
+) -> None:
+    """Its data lies there for longer, and an endpoint writes down what it says for as long."""
+    with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + HEARD),))) as web01:
+        web01.decide(*documents(), files={"t.j2": SAYS})
+        web01.entry()
+        (before,) = {token_in(path) for path in web01.servers["web01"].files} - {None, web01.name}
+        web01.wait(hours=hours)
+        web01.reconcile()
+        path = PROVISIONED.of(MAC, before or "")
+        web01.observe(
+            Observation(server="web01", path=path, digest=Digest(before or ""), client="10.0.0.7", at=web01.now)
+        )
+        web01.reconcile()
+        assert web01.step == step
+
+
+def test_t6_a_name_that_no_key_gives_says_nothing(web01: Named) -> None:
+    web01.entry()
+    for name in (PUBLIC, Digest("0" * 64)):
+        for kind in (PROVISIONED, FAILED):
+            path = kind.of(MAC, name)
+            web01.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=web01.now))
+            web01.reconcile()
+            assert web01.step == "Attempted", path
 
 
 def test_t6_what_is_known_and_told_has_no_published_name(web01: Named) -> None:
@@ -266,7 +297,8 @@ def test_t6_with_a_lost_key_nothing_is_installed_twice(tmp_path: Path) -> None:
         assert "gitboot records set" in lost["message"]
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Started": 1})
-        for path in (report, *guesses(PUBLIC)):
+        assert instance.get(report).status_code == 204  # its data is there still, so it is written down
+        for path in guesses(PUBLIC):
             assert instance.get(path).status_code == 404, path
         assert not web01.is_given_its_boot()
         assert steps(instance) == {"Started": 1}

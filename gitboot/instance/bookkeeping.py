@@ -13,6 +13,7 @@ from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
+from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import token_in
 from gitboot.status import Event
 
@@ -104,9 +105,9 @@ def write_events(store: Store, happened: Sequence[Event]) -> None:
             events.write(tx, happened)
 
 
-def fetches_of(store: Store, observations: Iterable[Observation]) -> tuple[Fetch, ...]:
+def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
     """What was fetched, but for what nobody offered, and for what means nothing by being made."""
-    found = (_fetch_of(store, each) for each in observations)
+    found = (_fetch_of(store, each, keys) for each in observations)
     return tuple(each for each in found if each is not None)
 
 
@@ -116,11 +117,11 @@ def is_overtaken(store: Store, observations: Iterable[Observation]) -> bool:
     return any(digest is not None and evidence.offered(store, digest) is None for digest in given)
 
 
-def _fetch_of(store: Store, observation: Observation) -> Fetch | None:
+def _fetch_of(store: Store, observation: Observation, keys: TokenKeys) -> Fetch | None:
     """An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file.
 
-    Of data that was left over an endpoint knows no more than its path. What is published of a token stays there: from
-    here on a path has the token itself.
+    Of what was overtaken an endpoint knows no more than its path. By which name a token was published stays outside:
+    from here on a path has the token itself.
     """
     digest, number, name = observation.digest, None, token_in(observation.path)
     if digest is not None and digest == name:
@@ -130,7 +131,7 @@ def _fetch_of(store: Store, observation: Observation) -> Fetch | None:
             return None
         digest, number = version
     offer = evidence.offered(store, digest) if digest is not None else None
-    if digest is None or offer is None:
+    if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
         return None
     offer = replace(offer, number=number if number is not None else offer.number)
     path = observation.path.replace(name, digest) if name is not None else observation.path

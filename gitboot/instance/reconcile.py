@@ -145,7 +145,7 @@ class Reconciler:
             requests=tuple(each for each in heard.requests if each.what == BEGIN),
             introduced=attempt.introduced,
             changed=changed_by(settled, accepted),
-            fetched=fetches_of(self._store, heard.spooled),
+            fetched=fetches_of(self._store, heard.spooled, before.keys),
             taken=heard.spool,
             readings=tuple(_readings(heard.results, before)),
             pins=tuple((each.uuid, each.pinned) for each in heard.results if each.pinned is not None),

@@ -36,6 +36,11 @@ class TokenKeys:
         """The next instant at which an earlier key begins to count, or counts no more."""
         return min((turn for each in self.earlier for turn in (each.since, each.until) if turn > at), default=None)
 
+    def has_named(self, token: Digest, name: str, at: datetime) -> bool:
+        """Whether a machine that was told ``name`` of a token is heard at an instant."""
+        earlier = (each.key for each in self.earlier if at < each.until)
+        return any(_name(token, key) == name for key in (self.key, *earlier))
+
     def names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
         """What these tokens are called where they are published at an instant."""
         known = sorted(set(tokens))
