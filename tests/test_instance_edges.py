@@ -60,6 +60,9 @@ def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
     return plan.phase, plan.cause
 
 
+BOARD = uuid_of("a new board")
+
+
 # What a maintenance leaves
 
 
@@ -109,6 +112,27 @@ def test_e12_what_was_installed_after_a_wipe_stands_when_the_wipe_is_heard_of_la
     bench.plan()
     assert bench.record is not None
     assert (bench.record.overwritten_by, sorted(bench.record.runs)) == (None, ["wipe"])
+
+
+def test_e12_a_new_board_is_not_wiped_once_more_in_the_same_window(bench: Bench) -> None:
+    """A run is the server's, whichever board is in it: nobody has asked for another one."""
+    wipe = maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios")
+    boot(bench, *seed())
+    bench.now = at("20T12:10")
+    boot(bench, *seed("provision: 1", wipe))
+    bench.now = at("20T12:30")
+    on_board = f"provision: 2, replaces: {uuid_of('web01')}"
+
+    def board(job: str) -> list[str]:
+        return [each.replace(f"uuid: {uuid_of('web01')}", f"uuid: {BOARD}") for each in seed(on_board, job)]
+
+    bench.decide(*board(wipe))
+    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    bench.decide(*board(wipe.replace("Once", "Once, run: 2")))
+    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    bench.decide(*board(wipe))
+    bench.now = at("20T14:00")
+    assert shown(bench.plan()) == INSTALLS
 
 
 # When a maintenance is made again
@@ -286,9 +310,6 @@ def test_e11_no_machine_is_new_that_came_with_a_higher_number_in_the_same_poll(t
     world.turn()
     assert world.held is None
     assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
-
-
-BOARD = uuid_of("a new board")
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,11 @@ OLD = uuid_of("fra1-web01")
     [
         ("it comes at 1", own("provision: 1", "new01"), ()),
         ("it comes at 3", own("provision: 3", "new01"), (BecomesUnknown(Since.CAME, "3"),)),
+        (
+            "it replaces what nobody is",
+            own(f"provision: 2, replaces: {uuid_of('nobody')}", "new01"),
+            (BecomesUnknown(Since.REPLACES, uuid_of("nobody")),),
+        ),
         ("a new board", board("provision: 2"), (BecomesUnknown(Since.BOARD, OLD),)),
         (
             "a new board that is named",

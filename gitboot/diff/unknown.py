@@ -15,6 +15,7 @@ class Since(StrEnum):
     """Since when nothing is known of a server."""
 
     CAME = "came"  # with a provision number that it may have been installed with elsewhere
+    REPLACES = "replaces"  # a board that no document has any more: what stands in a ledger of it only that knows
     BOARD = "board"  # another UUID, and its document does not say which one it replaces
     NOT_RAISED = "not raised"  # the document says so, and asks for no installation
     OVERWRITTEN = "overwritten"  # a maintenance writes its disks
@@ -34,7 +35,9 @@ def becomes_unknown(old: Decision | None, new: Decision | None) -> tuple[Becomes
 
 def _ways(old: Decision | None, new: Decision) -> Iterator[BecomesUnknown]:
     if old is None:
-        if new.provision > NEW_UP_TO and new.replaces is None:
+        if new.replaces is not None:
+            yield BecomesUnknown(Since.REPLACES, new.replaces)
+        elif new.provision > NEW_UP_TO:
             yield BecomesUnknown(Since.CAME, str(new.provision))
     elif old.uuid != new.uuid:
         if new.replaces != old.uuid:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Decision, Record
+from gitboot.plan import Decision, Record, Run
 from gitboot.resolve.attempts import last_given
 from gitboot.resolve.records import adopted
 
@@ -28,6 +28,7 @@ class Newcomer:
 
     known: Known
     why: str
+    runs: Mapping[str, Run] = field(default_factory=dict)  # of maintenances, that were made on the board before it
 
     def record(self, decision: Decision) -> Record | None:
         """The record that it begins with; None: it has none, and boots its disk."""
@@ -35,7 +36,7 @@ class Newcomer:
             case Known.NEW:
                 return adopted(decision) if decision.provision == 0 else Record()
             case Known.PENDING:
-                return Record()
+                return Record(runs=self.runs)
         return None
 
 
@@ -75,10 +76,11 @@ def _replacing(decision: Decision, replaced: SystemUuid, records: Mapping[System
         return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
     given = last_given(before)
     if before.provision is None and given is None:
-        return Newcomer(known=Known.PENDING, why=f"it replaces {replaced}, which was not provisioned yet")
+        why = f"it replaces {replaced}, which was not provisioned yet"
+        return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
     number = max(each for each in (before.provision, given) if each is not None)
     done = "provisioned" if before.provision == number else "given its boot"
     why = f"it replaces {replaced}, which was {done} with {number}"
     if decision.provision > number:
-        return Newcomer(known=Known.PENDING, why=why)
+        return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
     return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")

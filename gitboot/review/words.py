@@ -103,6 +103,11 @@ def unknown(found: BecomesUnknown) -> str:
                 f"it comes with provision {found.what}, so it may be installed already: come with 1 to be installed, "
                 "or say what it is: gitboot records set"
             )
+        case Since.REPLACES:
+            return (
+                f"it replaces {found.what}, which no server is: it is installed only if the instance has a record of "
+                "that with a lower number"
+            )
         case Since.BOARD:
             return f"its UUID was {found.what}: say replaces: {found.what}, and raise provision to install it"
         case Since.NOT_RAISED:
