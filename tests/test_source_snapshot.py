@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from hashlib import sha1
 from pathlib import Path
+from zlib import compressobj
 
 import pytest
 
@@ -512,23 +514,35 @@ except (InvalidRepository, SourceError, Oversized) as error:
 """
 
 
+def store_giant(work: Work, kind: str, beginning: bytes = b"") -> str:
+    """Store an object whose half a GiB is two MB on the disk; return its id. git itself takes four times as long."""
+    zeros, times = bytes(1 << 20), 512
+    head = f"{kind} {len(beginning) + len(zeros) * times}\0".encode() + beginning
+    made, packed = sha1(head), compressobj(1)
+    new = work.path / ".git/objects/new"
+    with new.open("wb") as file:
+        file.write(packed.compress(head))
+        for _ in range(times):
+            made.update(zeros)
+            file.write(packed.compress(zeros))
+        file.write(packed.flush())
+    name = made.hexdigest()
+    (new.parent / name[:2]).mkdir(exist_ok=True)
+    new.rename(new.parent / name[:2] / name[2:])
+    return name
+
+
 @pytest.mark.parametrize(
     ("what", "said"), [("blob", "Oversized"), ("tree", "InvalidRepository"), ("commit", "SourceError")]
 )
 def test_t4_sizes_are_asked_before_bytes_are_read(work: Work, tmp_path: Path, what: str, said: str) -> None:
-    blank = tmp_path / "blank"
-    with blank.open("wb") as file:
-        file.truncate(512 << 20)
-    big = work.git("hash-object", "-t", "tree" if what == "tree" else "blob", "-w", "--literally", str(blank))
     if what == "commit":
         tree, person = work.git("mktree"), "A <a@example.net> 0 +0000"
-        with blank.open("r+b") as file:
-            file.write(f"tree {tree}\nauthor {person}\ncommitter {person}\n\n".encode())
-        revision = work.git("hash-object", "-t", "commit", "-w", "--literally", str(blank))
+        revision = store_giant(work, "commit", f"tree {tree}\nauthor {person}\ncommitter {person}\n\n".encode())
         work.git("update-ref", "refs/heads/main", revision)
     else:
         kind = "040000 tree" if what == "tree" else "100644 blob"
-        root = work.git("mktree", text=f"{kind} {big}\tbig.yaml\n")
+        root = work.git("mktree", text=f"{kind} {store_giant(work, what)}\tbig.yaml\n")
         revision = work.git("commit-tree", "-m", "big", root)
     command = [sys.executable, "-c", BOUNDED, what, str(work.path), revision, str(tmp_path / "state")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
