@@ -232,6 +232,7 @@ class Os:
             self._happen(self.calls, name, args)
             return None if name == "fsync" else act(*args, **kwargs)
 
+        self.__dict__[name] = call  # which is found without asking here again
         return call
 
     def syncfs(self, fd: int) -> None:
