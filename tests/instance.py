@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 import pygit2
@@ -21,6 +20,7 @@ import pygit2
 from gitboot.cli.instance import request
 from gitboot.instance.directory import has_ledger
 from gitboot.instance.requests import BEGIN
+from tests.preloaded import Command
 from tests.serving import LOADER
 
 _GIT = {
@@ -76,11 +76,19 @@ class Repository:
 
 @dataclass
 class Instance:
-    """``gitboot run`` in a process of its own, listening on a port that was free."""
+    """``gitboot run`` or ``serve`` in a process of its own, listening on a port that was free."""
 
-    process: subprocess.Popen[str]
+    process: Command
+    errors: TextIO
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, *arguments: str, environment: Mapping[str, str] | None = None) -> Instance:
+        read, write = os.pipe()
+        made = cls(Command(arguments, {**os.environ, **(environment or {})}, errors=write), os.fdopen(read))
+        os.close(write)
+        return made
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         """What a boot loader is answered."""
@@ -91,8 +99,7 @@ class Instance:
         return found
 
     def read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self.errors:
             try:
                 event = json.loads(line)
             except ValueError:
@@ -143,24 +150,9 @@ def running(
 
     ``records`` is what its ledger is told to begin with.
     """
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "gitboot", "run", str(repository)),
-            *(
-                "--output",
-                str(folder / "output"),
-                "--state",
-                str(folder / "state"),
-                "--listen",
-                "127.0.0.1:0",
-            ),
-            *arguments,
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **(environment or {})},
-    )
-    instance = Instance(process)
+    places = ("--output", str(folder / "output"), "--state", str(folder / "state"), "--listen", "127.0.0.1:0")
+    instance = Instance.start("run", str(repository), *places, *arguments, environment=environment)
+    process = instance.process
     reader = threading.Thread(target=instance.read, daemon=True)
     reader.start()
     try:
@@ -180,8 +172,7 @@ def running(
         process.kill()
         process.wait()
         reader.join(5)
-        assert process.stderr is not None
-        process.stderr.close()
+        instance.errors.close()
 
 
 def evaluators(parent: int) -> list[int]:

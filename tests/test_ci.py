@@ -27,6 +27,7 @@ from gitboot.load import load
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.source import open_snapshot
 from tests.fleets import server
+from tests.preloaded import start
 from tests.repositories import ENVIRONMENT, Work
 
 ROOT = Path(__file__).parent.parent
@@ -87,14 +88,25 @@ def host() -> Iterator[Host]:
         server.shutdown()
 
 
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PATH: this Python, and this gitboot, which imports nothing from where it is called."""
-    folder = tmp_path_factory.mktemp("bin")
-    (folder / "gitboot").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"\n')
+def programs_of(folder: Path, gitboot: str) -> Path:
+    """A folder for PATH: this Python, and this gitboot."""
+    (folder / "gitboot").write_text(gitboot)
     (folder / "gitboot").chmod(0o755)
     (folder / "python").symlink_to(sys.executable)
     return folder
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    script = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom tests.preloaded import pass_on\npass_on({start()!r})\n"
+    return programs_of(tmp_path_factory.mktemp("bin"), f"#!{sys.executable} -IS\n{script}")
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs as a job has them: gitboot begins anew each time, and imports nothing from where it is called."""
+    command = f'PYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"'
+    return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
 
 class Fleet:
@@ -243,9 +255,9 @@ JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: Host, programs: Path) -> None:
+def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: Host, installed: Path) -> None:
     fleet.change(HARMLESS)
-    ran = job(fleet, host, programs)
+    ran = job(fleet, host, installed)
     assert ran.failed == {}, ran.out
     (comment,) = host.comments
     assert comment["body"].startswith("<!-- gitboot diff -->")
@@ -354,7 +366,7 @@ def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: Host, progr
 
 @pytest.mark.parametrize("job", JOBS)
 def test_t13_nothing_of_the_branch_runs_where_the_token_is(
-    job: Any, fleet: Fleet, host: Host, programs: Path, tmp_path: Path
+    job: Any, fleet: Fleet, host: Host, installed: Path, tmp_path: Path
 ) -> None:
     """The branch brings programs under every name that a job might call by its folder, and modules to be imported."""
     found = tmp_path / "found"
@@ -371,7 +383,7 @@ def test_t13_nothing_of_the_branch_runs_where_the_token_is(
         path.write_text(f"#!/bin/sh\nenv >> {found}\n")
         path.chmod(0o755)
     fleet.change(HARMLESS)
-    ran = job(fleet, host, programs)
+    ran = job(fleet, host, installed)
     assert (ran.failed, len(host.comments)) == ({}, 1), ran.out
     assert not found.exists()
 

@@ -88,11 +88,9 @@ def pair(tmp_path: Path, authority: Authority) -> Pair:
 @contextmanager
 def served(made: Site, *arguments: str) -> Iterator[Instance]:
     """``gitboot serve`` with a socket for operators; it must end cleanly when it is told to."""
-    command = [sys.executable, "-m", "gitboot", "serve", "--output", str(made.root), "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(
-        [*command, "--operators-listen", "127.0.0.1:0", *arguments], stderr=subprocess.PIPE, text=True
-    )
-    found = Instance(process)
+    places = ("--output", str(made.root), "--listen", "127.0.0.1:0", "--operators-listen", "127.0.0.1:0")
+    found = Instance.start("serve", *places, *arguments)
+    process = found.process
     reader = threading.Thread(target=found.read, daemon=True)
     reader.start()
     try:
@@ -106,8 +104,7 @@ def served(made: Site, *arguments: str) -> Iterator[Instance]:
         process.kill()
         process.wait()
         reader.join(5)
-        assert process.stderr is not None
-        process.stderr.close()
+        found.errors.close()
 
 
 def operators_of(found: Instance) -> str:

@@ -1,0 +1,162 @@
+"""gitboot's commands, each in a process of its own that is forked from one which has imported all of gitboot.
+
+To import is most of what a command takes, and it is the same each time. What a test says of how gitboot is started, or
+of what its start takes, is said of ``python -m gitboot`` itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+
+_LONGEST = 1 << 18  # bytes of a command with its environment
+
+
+# Whoever has a command
+
+
+class Command:
+    """A command of gitboot that was started; as much of `subprocess.Popen` as tests use of it."""
+
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, address: str = "", errors: int = 2
+    ) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(address or start())
+        os.umask(umask := os.umask(0o77))
+        asked = json.dumps([list(arguments), os.getcwd(), dict(environment), umask]).encode()
+        socket.send_fds(self._connection, [asked], [0, 1, errors])
+        self.pid = int(self._connection.recv(_LONGEST))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        with suppress(TimeoutError, BlockingIOError):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit code once it has ended; raises TimeoutError, or BlockingIOError where nothing was to be waited."""
+        if self.returncode is None:
+            self._connection.settimeout(timeout_s)
+            self.returncode = int(self._connection.recv(_LONGEST))
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@cache
+def start() -> str:
+    """The address of a process that forks; it ends with this one."""
+    import subprocess  # a shell's `gitboot` is in a hurry
+
+    address = os.path.join(tempfile.mkdtemp(prefix="gitboot-"), "socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(address)
+        listening.listen(64)
+        command = [sys.executable, "-P", "-m", __name__, str(listening.fileno())]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
+    atexit.register(process.communicate)
+    return address
+
+
+def pass_on(address: str) -> None:
+    """Run the command that this process was called with, and end as it does."""
+    sys.exit(Command(sys.argv[1:], os.environ, address=address).wait())
+
+
+# The process that forks
+
+
+def fork_commands(listening: socket.socket) -> list[str]:
+    """Fork for each command that is asked for, until standard input ends; return its arguments, in the child."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(listening, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj == 0:
+                    rmtree(Path(listening.getsockname()).parent)
+                    sys.exit()
+                elif key.fileobj is listening:
+                    if (arguments := _fork(listening, selector)) is not None:
+                        return arguments
+                else:
+                    _tell(*key.data)
+                    selector.unregister(key.fileobj)
+                    os.close(key.fd)
+
+
+def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[str] | None:
+    connection, _ = listening.accept()
+    asked, fds, _, _ = socket.recv_fds(connection, _LONGEST, 3)
+    if pid := os.fork():
+        for fd in fds:
+            os.close(fd)
+        connection.send(str(pid).encode())
+        selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (connection, pid))
+        return None
+    for key in selector.get_map().values():  # what is the parent's
+        if key.data is not None:
+            os.close(key.fd)
+            key.data[0].close()
+    connection.close()
+    listening.close()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments, folder, environment, umask = json.loads(asked)
+    os.umask(umask)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    found: list[str] = arguments
+    return found
+
+
+def _tell(connection: socket.socket, pid: int) -> None:
+    _, status = os.waitpid(pid, 0)
+    with connection, suppress(OSError):  # perhaps nobody waits for it
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def main(fd: int) -> None:
+    import gc
+    from importlib import import_module
+    from pkgutil import walk_packages
+
+    import gitboot
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this
+    gc.disable()
+    for module in walk_packages(gitboot.__path__, "gitboot."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    gc.freeze()
+    gc.enable()
+    sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
+    import_module("gitboot.__main__")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
