@@ -208,6 +208,8 @@ class Site:
         ends = self.now + timedelta(seconds=seconds)
         for machine in (self.own, self.other):
             machine.advance((ends - machine.now).total_seconds())
+        if self.serving is not None and not self.serving.fate.dead:
+            self.serving.look()
 
     # Git
 
