@@ -1,11 +1,11 @@
-"""What the kernel says of its clock: whether a time service keeps it right."""
+"""What the kernel says of time: how long it runs, and whether a time service keeps its clock right."""
 
 from __future__ import annotations
 
 import ctypes
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _STA_UNSYNC: Final = 0x40  # adjtimex(2), linux/timex.h
 _NTP_PHASE_LIMIT_US: Final = 16_000_000  # the estimated error that the kernel boots with (kernel/time/ntp.c)
@@ -35,6 +35,13 @@ class _Timex(ctypes.Structure):
         ("status", ctypes.c_int),
         ("rest", ctypes.c_byte * 256),
     )
+
+
+class Uptime(NamedTuple):
+    """How long a kernel runs, which goes on alike whatever its clock is set to."""
+
+    boot: str  # which run of which kernel; "": nobody knows
+    seconds: float
 
 
 def keeping() -> Keeping:

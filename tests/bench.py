@@ -27,6 +27,7 @@ from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
 from gitboot.resolve.records import record_facts
 from gitboot.status import Event
+from gitboot.timekeeping import Uptime
 from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced
 from tests.fleets import at, snapshot
 
@@ -59,7 +60,7 @@ class Bench:
         per_site: int = 16,
         keys: TokenKeys = NO_KEYS,
     ) -> None:
-        self.now = NOON
+        self.now, self.ahead = NOON, timedelta(0)  # the clock, and by how much it is ahead of what is true
         self.events: list[Event] = []
         self.commits, self.target = Commits(), Taking()
         self._opened = ExitStack()
@@ -89,6 +90,7 @@ class Bench:
                 tell=self.events.append,
                 clock=lambda: self.job_clock or self.now,
                 bmcs_of=self._gate,
+                uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
             )
         )
         if initial is not None:

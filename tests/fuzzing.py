@@ -39,6 +39,7 @@ from gitboot.render import state, terms
 from gitboot.render.schedule import server_state
 from gitboot.resolve import decide
 from gitboot.template import MAX_BYTES, TemplateFault, TemplateSet
+from gitboot.timekeeping import Uptime
 from tests.fleets import SEED
 from tests.serving import BEFORE, FLEET, Site, connect, read_all
 
@@ -143,7 +144,7 @@ def spooled(data: bytes) -> None:
             assert each.at.tzinfo is not None
             spool.line_of(each)
         if (found := GivenBoots(Path(folder)).find("web01", "a" * 64)) is not None:
-            found.again(BEFORE)
+            found.again(BEFORE, Uptime("this", 1))
         GivenBoots(Path(folder)).reported("web01", "a" * 64)
         first_of(read_reports(Path(folder), BEFORE))
         spool.forget(Path(folder), taken.offsets, spool.forgotten_next(Path(folder), taken.offsets))

@@ -16,8 +16,10 @@ from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings, TrustSettings
 from gitboot.ledger import requests
 from gitboot.ledger.store import Store
+from gitboot.observe.kernel import uptime
 from gitboot.source import Reader, Source
 from gitboot.status import Event
+from gitboot.timekeeping import Uptime
 from tests.doubles import UNGUARDED
 from tests.evaluated import Here, Slow
 
@@ -43,6 +45,7 @@ def in_process(
     evaluates: bool = True,
     trust: TrustSettings | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    uptime: Callable[[], Uptime] = uptime,
 ) -> Iterator[Parts]:
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
 
@@ -64,7 +67,7 @@ def in_process(
     def here(state: Path) -> Evaluation:
         return Here(Reader(state)) if evaluates else Slow(Reader(state))
 
-    with running(settings, tell=events.append, clock=clock, evaluation_of=here) as (instance, source):
+    with running(settings, tell=events.append, clock=clock, evaluation_of=here, uptime=uptime) as (instance, source):
         if initial is not None:
             requests.give(instance.store, clock(), "ada", BEGIN, {"how": initial})
         yield Parts(source, instance.store, instance.reconciler, events, folder / "spool")

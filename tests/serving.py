@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -34,7 +34,7 @@ from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
-from gitboot.timekeeping import Keeping
+from gitboot.timekeeping import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 
@@ -123,6 +123,7 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.root, self.now = root, BEFORE
+        self.ahead = timedelta(0)  # the clock, of what is true
         self.spool = root.parent / "spool"
         self.spool.mkdir(exist_ok=True)
         self._offsets: dict[str, int] = {}
@@ -180,7 +181,7 @@ class Site:
                 lambda: self.now,
                 keeping=lambda: keeping,
                 folder=aside(self.spool) if keeps else None,
-                elapsed_s=lambda: self.now.timestamp(),
+                uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
             )
             tree = PublishedTree(self.root, lambda: self.now, compared=compared)
             stack.callback(compared.keep)  # as it does each minute

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -31,6 +31,7 @@ from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording
 from gitboot.serve.tree import PublishedTree
+from gitboot.timekeeping import Uptime
 from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED
 from tests.fleets import mac_of, uuid_of
@@ -57,6 +58,7 @@ OTHERS: Final = {  # whose fetches never count, by what they say they are
 }
 _DEADLINE_S: Final = 600.0  # for a fetch to stand recorded: a busy machine is no slow disk
 _ASKED_AFTER_S: Final = 31 * 60  # what came of an override that is gone is waited for, and then a person is asked
+_BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
 
 
@@ -199,6 +201,11 @@ class Site:
         return self.now + self.skew
 
     @property
+    def up(self) -> Uptime:
+        """How long the host runs: no clock of its has a say in it."""
+        return Uptime("this", (self.now - _BEGAN).total_seconds())
+
+    @property
     def fate(self) -> Fate:
         """The instance's, for machines at whose BMC it dies."""
         return self.instance_fate
@@ -295,6 +302,7 @@ class Site:
             clock=lambda: self.clock,
             initial=initial,
             credentials=self.folder,
+            uptime=lambda: self.up,
         )
         self.instance = stack.enter_context(made)
         self._stack = stack
@@ -345,7 +353,7 @@ class Site:
 
     def _served(self, folder: Path) -> Serving:
         spool = MortalSpool(folder)
-        compared = ComparedClock(lambda: self.clock, folder=aside(folder), elapsed_s=lambda: self.now.timestamp())
+        compared = ComparedClock(lambda: self.clock, folder=aside(folder), uptime=lambda: self.up)
         tree = PublishedTree(self.folder / "output", lambda: self.clock, compared=compared)
         recording = Recording(spool, _DEADLINE_S)
         assets = self.folder / "assets"

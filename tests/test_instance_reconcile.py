@@ -23,6 +23,7 @@ from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Transaction
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.observe.given import GivenBoots
+from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
@@ -701,7 +702,7 @@ def test_e31_what_was_taken_in_stays_in_the_spool_until_a_tree_that_knows_it_sta
     for minute in (5, 6):
         instance.reconcile(BEFORE.replace(minute=minute))
         given = GivenBoots(instance.spool).find("web01", plan.offer)  # what an endpoint knows that starts now
-        assert given is not None and not given.again(BEFORE.replace(minute=minute))
+        assert given is not None and not given.again(BEFORE.replace(minute=minute), uptime())
     assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "flatcar-1")
     instance.target.full = False
     instance.reconcile(BEFORE.replace(minute=7))

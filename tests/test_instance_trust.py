@@ -23,7 +23,7 @@ from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import Phase, Record
 from gitboot.resolve.records import record_facts
 from gitboot.serve.tree import PublishedTree
-from gitboot.timekeeping import Keeping, keeping_of
+from gitboot.timekeeping import Keeping, Uptime, keeping_of
 from tests.bench import NOON, Bench
 from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.forges import TOKEN, ForgeHost, forge_host
@@ -125,6 +125,24 @@ def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(ben
     bench.now = NOON + timedelta(seconds=61)
     assert phase(bench) is Phase.DISK
     bench.now = NOON + TWO_HOURS
+    assert phase(bench) is Phase.DISK
+
+
+@pytest.mark.parametrize("is_heard", ["before", "after"])
+def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_no_more(
+    bench: Bench, is_heard: str
+) -> None:
+    """A machine fetched its boot three minutes ago; by the clock that was ahead it was five seconds ago."""
+    bench.now, bench.ahead = NOON + timedelta(minutes=3), timedelta(minutes=3)
+    bench.decide(*fleet_of())
+    plan = bench.plan()
+    assert plan is not None
+    entry = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+    up = Uptime("this", NOON.timestamp())
+    bench.observe(Observation(server="web01", path=entry, digest=plan.digest, client="10.0.0.7", at=bench.now, up=up))
+    if is_heard == "before":
+        assert phase(bench) is Phase.NETWORK  # for a minute, to another NIC
+    bench.now, bench.ahead = NOON + timedelta(minutes=3, seconds=5), timedelta(0)
     assert phase(bench) is Phase.DISK
 
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -101,6 +101,21 @@ def test_a_clock_that_is_set_back_gives_nothing_again(here: Site) -> None:
         here.now = BEFORE + timedelta(hours=2)
         assert GIVEN in get(url + ENTRY).text
         here.now = BEFORE
+        assert DISK in get(url + ENTRY).text
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_clock_that_is_set_back_gives_nothing_for_a_minute_more(here: Site, is_restarted: bool) -> None:
+    """E4: by the clock that is right now, the first fetch was five seconds ago; the kernel knows that it was not."""
+    here.ahead = timedelta(minutes=3)
+    here.now = BEFORE + here.ahead
+    with ExitStack() as endpoints:
+        url = endpoints.enter_context(here.serve())
+        assert GIVEN in get(url + ENTRY).text
+        here.now, here.ahead = here.now + timedelta(seconds=5), timedelta(0)
+        if is_restarted:
+            endpoints.close()
+            url = endpoints.enter_context(here.serve())
         assert DISK in get(url + ENTRY).text
 
 

@@ -39,6 +39,7 @@ from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load import Revision, load
 from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.observe.kernel import uptime
 from gitboot.observe.spool import IDENTITY
 from gitboot.observe.stopped import Words, folders
 from gitboot.plan import Record
@@ -55,6 +56,7 @@ from gitboot.source.keys import SignatureKeys
 from gitboot.source.signatures import Signatures
 from gitboot.status import Event, Status
 from gitboot.storage import check_output, check_spool, check_state
+from gitboot.timekeeping import Uptime
 
 Tell = Callable[[Event], None]
 Clock = Callable[[], datetime]
@@ -120,13 +122,14 @@ def assembled(
     wake: Callable[[], None] = lambda: None,
     bmcs_of: MakeBmcs | None = None,
     report: Callable[[Status, datetime], None] = lambda _, __: None,
+    uptime: Callable[[], Uptime] = uptime,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
     ``wake`` is called when a job has ended, from its thread.
     """
     words = Words(*folders(settings.output, settings.spool))
-    inbox = Inbox(store, settings.spool, witness_of(settings), words)
+    inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime)
     bmcs = (bmcs_of or pool_of)(settings.bmc, inbox.record, clock, wake, dry_run)
     looked_around(store, observes=outside.observes, owner=outside.owner, output=settings.output, spool=settings.spool)
     knowledge = known(store)
@@ -178,6 +181,7 @@ def running(
     wait: bool = False,
     judged: Callable[[Status, int], None] | None = None,
     evaluation_of: Callable[[Path], Evaluation] | None = None,
+    uptime: Callable[[], Uptime] = uptime,
 ) -> Iterator[tuple[Instance, Source]]:
     """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile.
 
@@ -229,6 +233,7 @@ def running(
                 clock=clock,
                 wake=wake,
                 report=partial(_reported, settings, tree, store, clock, judged),
+                uptime=uptime,
             )
         )
         yield instance, source

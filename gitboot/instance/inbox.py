@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,11 +19,13 @@ from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe import spool
+from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import NotGiven
 from gitboot.observe.reports import read_reports
 from gitboot.observe.stopped import Words
 from gitboot.stoppage import Stoppage
+from gitboot.timekeeping import Uptime
 
 _logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Intake:
 
     spooled: tuple[Observation, ...]
     spool: Mapping[str, int]  # how far each file of it was read
+    up: Uptime  # how long the kernel runs
     results: tuple[Result, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord], ...]
     requests: tuple[Request, ...]
@@ -64,9 +67,15 @@ class Inbox:
     """Filled by jobs at BMCs, by the spool and by operators; emptied by one reconcile."""
 
     def __init__(
-        self, store: Store, folder: Path | None = None, witness: Path | None = None, words: Words | None = None
+        self,
+        store: Store,
+        folder: Path | None = None,
+        witness: Path | None = None,
+        words: Words | None = None,
+        uptime: Callable[[], Uptime] = uptime,
     ) -> None:
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
+        self._uptime = uptime
         self._lock = RLock()
         self._results: dict[SystemUuid, Result] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord]] = []
@@ -99,13 +108,15 @@ class Inbox:
         with self._lock:
             yield
 
-    def take(self, taken: Mapping[str, int]) -> Intake:
-        """All that waits; ``taken`` is how far the spool was taken in before."""
+    def take(self, taken: Mapping[str, int], at: datetime) -> Intake:
+        """All that waits, by the clock that says ``at``; ``taken`` is how far the spool was taken in before."""
         spooled, now = self._spooled(taken)
+        up = self._uptime()
         stopped = self._words.now
         return Intake(
-            spooled=spooled,
+            spooled=tuple(each.by(at, up) for each in spooled),
             spool=now,
+            up=up,
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
             written=tuple(self._written),
             requests=requests.read(self._store),

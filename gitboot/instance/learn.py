@@ -19,7 +19,7 @@ from gitboot.ledger.entries import Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.status import Event
 from gitboot.stoppage import Stoppage
-from gitboot.timekeeping import Keeping
+from gitboot.timekeeping import Keeping, Uptime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,7 @@ class Batch:
     requests: tuple[Request, ...] = ()
     stoppage: Stoppage | None = None  # what a person has stopped without the ledger
     keeping: Keeping | None = None  # how the clock is kept; None: it is no instance that learns this
+    up: Uptime | None = None  # how long the kernel runs
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the newest change of the ledger
     turned: bool = False  # whether the clock alone has changed a plan since the last one, or there was none
     caught_up: bool = False  # whether the newest commit that there is is the accepted one
@@ -64,7 +65,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     for uuid, record in batch.written:
         learning.note_override(uuid, record, stored=True)
     if batch.keeping is not None:
-        trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned)
+        trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
         requests.obey(learning, batch.stoppage)
     requests.carry_out(learning, batch.requests, batch.commit, at)
@@ -82,7 +83,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         _learn_of(learning, batch, batch.commit, at)
     unseen = learning.unseen ^ knowledge.unseen
     if batch.keeping is not None and not learning.news(at).is_nothing:
-        trust.refresh(learning, at)
+        trust.refresh(learning, at, batch.up)
     changed = {*learning.new_records, *learning.new_overrides, *learning.new_pending, *unseen}
     if (learning.settled is None) != (knowledge.settled is None):
         changed |= learning.known.standing | learning.machines.keys()

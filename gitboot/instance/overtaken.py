@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 from gitboot.instance.bookkeeping import is_overtaken, known
 from gitboot.instance.inbox import Inbox, Intake
@@ -19,12 +20,12 @@ def read_back(before: Standing, store: Store) -> Standing:
     return replace(before, knowledge=replace(known(store), published=before.knowledge.published))
 
 
-def taken_in(before: Standing, store: Store, inbox: Inbox) -> tuple[Standing, Intake]:
+def taken_in(before: Standing, store: Store, inbox: Inbox, at: datetime) -> tuple[Standing, Intake]:
     """All that waits in the inbox; with a ledger in doubt, where something else knows more than it does.
 
     The forge may know that it had come further, and an endpoint may have given a boot that it never offered.
     """
-    taken = inbox.take(before.knowledge.taken)
+    taken = inbox.take(before.knowledge.taken, at)
     if not before.knowledge.is_trusted:
         return before, taken
     told = before.telling.known if before.telling is not None else None

@@ -91,10 +91,10 @@ class Reconciler:
         self._inbox.collect(self._bmcs.finished())
         try:
             with self._inbox.held():
-                current, taken = taken_in(read_back(before, self._store), self._store, self._inbox)
+                current, taken = taken_in(read_back(before, self._store), self._store, self._inbox, at)
                 wanted = tuple(each for each in taken.requests if each.what != BEGIN)
                 witnessed = taken.witnessed or is_vouched_for(current)
-                heartbeat = Batch(keeping=keeping, witnessed=witnessed, turned=current.plans.is_due(at))
+                heartbeat = Batch(keeping=keeping, up=taken.up, witnessed=witnessed, turned=current.plans.is_due(at))
                 said = replace(heartbeat, written=taken.written, requests=wanted, stoppage=taken.stoppage)
                 asked = learn(current.knowledge, said, at)
                 attempt, events = self._accepting.accept(current.attempt, asked.knowledge, at)
@@ -130,6 +130,7 @@ class Reconciler:
         is_fetched = before.fetched is not None and not before.fetched.failed
         batch = Batch(
             keeping=before.keeping,
+            up=heard.up,
             accepted=(accepted.revision, attempt.changes),
             let_in=attempt.let_in,
             orders=attempt.orders,
@@ -173,7 +174,7 @@ class Reconciler:
         self._inbox.collect(self._bmcs.finished(wait_all=True))
         try:
             with self._inbox.held():
-                before, heard = taken_in(before, self._store, self._inbox)
+                before, heard = taken_in(before, self._store, self._inbox, at)
                 batch = self._batch(before, before.attempt, heard, (), at)
                 batch = replace(batch, written=heard.written, requests=heard.requests)
                 learnt = learn(before.knowledge, batch, at)

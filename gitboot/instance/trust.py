@@ -12,7 +12,7 @@ from gitboot.ledger.entries import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars import format_instant
 from gitboot.plan import InstallAttempt, Record
-from gitboot.timekeeping import Keeping
+from gitboot.timekeeping import Keeping, Uptime
 
 _BEAT_EVERY: Final = timedelta(minutes=10)
 _MOST_BEHIND: Final = timedelta(minutes=2)
@@ -53,30 +53,39 @@ def unkept(about: Facts, keeping: Keeping) -> str | None:
     )
 
 
-def beat(learning: Learning, keeping: Keeping, at: datetime, *, witnessed: bool, turned: bool = False) -> None:
+def beat(
+    learning: Learning,
+    keeping: Keeping,
+    at: datetime,
+    *,
+    witnessed: bool,
+    turned: bool = False,
+    up: Uptime | None = None,
+) -> None:
     """Note that the instance is alive, and how its clock is kept; and notice for how long it was not alive.
 
     ``witnessed``: something outside STATE and OUTPUT knows the ledger's newest change: they are no older copy.
     ``turned``: a plan turns at this instant, and is not to turn back by a clock that does.
     """
+    _notice_set_back(learning, at, up)
     about = learning.facts
     if keeping is Keeping.SYNCHRONISED and about.clock != "kept":
         about = replace(about, clock="kept")
     last = about.heartbeat
     if last is None:
-        about = replace(about, heartbeat=Heartbeat(at))
+        about = replace(about, heartbeat=Heartbeat(at, up=up))
     elif (since := at - last.at) >= _BEAT_EVERY:
         intervals = (*last.intervals, since)[-_INTERVALS:]
         about = replace(
-            about, heartbeat=Heartbeat(at, intervals), gap=about.gap or (not witnessed and _is_gap(last, since))
+            about, heartbeat=Heartbeat(at, intervals, up), gap=about.gap or (not witnessed and _is_gap(last, since))
         )
     elif at < last.at and learning.known.is_trusted:
-        _close_graces(learning, at, is_far=-since > _MOST_BEHIND)
+        _close_graces(learning, at, at, is_far=-since > _MOST_BEHIND)
     learning.facts = about
     if witnessed and about.gap:
         learning.facts = replace(about, gap=False)
     if turned:
-        refresh(learning, at)
+        refresh(learning, at, up)
 
 
 def _is_gap(last: Heartbeat, since: timedelta) -> bool:
@@ -86,11 +95,11 @@ def _is_gap(last: Heartbeat, since: timedelta) -> bool:
     return since > max(_LONGEST_GAP, 3 * usual)
 
 
-def refresh(learning: Learning, at: datetime) -> None:
+def refresh(learning: Learning, at: datetime, up: Uptime | None = None) -> None:
     """Note that something is written at this instant; that costs nothing besides."""
     last = learning.facts.heartbeat
     if last is not None and at > last.at:
-        learning.facts = replace(learning.facts, heartbeat=last._replace(at=at))
+        learning.facts = replace(learning.facts, heartbeat=last._replace(at=at, up=up))
 
 
 def accept_clock(learning: Learning, at: datetime) -> None:
@@ -100,35 +109,47 @@ def accept_clock(learning: Learning, at: datetime) -> None:
     learning.facts = replace(about, heartbeat=Heartbeat(at, intervals), clock="accepted")
 
 
-def _close_graces(learning: Learning, at: datetime, *, is_far: bool) -> None:
-    """Take what is noted as later than now for just over: nothing opens when the clock gets there again.
+def _notice_set_back(learning: Learning, at: datetime, up: Uptime | None) -> None:
+    """Close what was open for a while by a clock that was set back since: the kernel tells how long it has run."""
+    last = learning.facts.heartbeat
+    if last is None or up is None or last.up is None or not up.boot or last.up.boot != up.boot:
+        return
+    expected = last.at + timedelta(seconds=up.seconds - last.up.seconds)
+    if expected - at >= FETCH_GRACE and learning.known.is_trusted:
+        _close_graces(learning, at, at - FETCH_GRACE, is_far=False)
+        as_it_is = Uptime(up.boot, up.seconds - (at - last.at).total_seconds())
+        learning.facts = replace(learning.facts, heartbeat=last._replace(up=as_it_is))
+
+
+def _close_graces(learning: Learning, at: datetime, since: datetime, *, is_far: bool) -> None:
+    """Take what is noted as later than ``since`` for just over: nothing opens when the clock gets there again.
 
     How far a clock went back is not known, only how far it is behind. Evidence of what was consumed may still be on its
     way: unless it is far behind, that is waited for.
     """
     known = learning.known
     for uuid, record in known.records.items():
-        if (now := _brought_back(record, at, is_far=is_far)) != record:
+        if (now := _brought_back(record, at, since, is_far=is_far)) != record:
             name = known.machines[uuid].name if uuid in known.machines else uuid
             learning.write_record(uuid, name, now)
 
 
-def _brought_back(record: Record, at: datetime, *, is_far: bool) -> Record:
+def _brought_back(record: Record, at: datetime, since: datetime, *, is_far: bool) -> Record:
     fetched, consumed = record.provisioned_at, record.consumed_at
     is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
-    runs = {name: made._replace(at=at - FETCH_GRACE) if made.at > at else made for name, made in record.runs.items()}
+    runs = {name: made._replace(at=at - FETCH_GRACE) if made.at > since else made for name, made in record.runs.items()}
     return replace(
         record,
         provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
-        grace_until=None if fetched is not None and fetched > at else record.grace_until,
-        attempts=tuple(_attempt_brought_back(each, at) for each in record.attempts),
+        grace_until=None if fetched is not None and fetched > since else record.grace_until,
+        attempts=tuple(_attempt_brought_back(each, at, since) for each in record.attempts),
         consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
         runs=runs if runs != record.runs else record.runs,
     )
 
 
-def _attempt_brought_back(attempt: InstallAttempt, at: datetime) -> InstallAttempt:
-    if all(each.at <= at for each in attempt.boots):
+def _attempt_brought_back(attempt: InstallAttempt, at: datetime, since: datetime) -> InstallAttempt:
+    if all(each.at <= since for each in attempt.boots):
         return attempt
-    boots = tuple(each._replace(at=at - FETCH_GRACE) if each.at > at else each for each in attempt.boots)
+    boots = tuple(each._replace(at=at - FETCH_GRACE) if each.at > since else each for each in attempt.boots)
     return replace(attempt, boots=boots)

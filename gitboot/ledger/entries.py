@@ -12,6 +12,7 @@ from gitboot.errors import Orders
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer
 from gitboot.stoppage import Stoppage
+from gitboot.timekeeping import Uptime
 
 
 class Request(NamedTuple):
@@ -56,6 +57,7 @@ class Heartbeat(NamedTuple):
 
     at: datetime
     intervals: tuple[timedelta, ...] = ()
+    up: Uptime | None = None  # how long the kernel ran then
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

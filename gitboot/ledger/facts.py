@@ -12,6 +12,7 @@ from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import format_instant
 from gitboot.stoppage import Stoppage
+from gitboot.timekeeping import Uptime
 
 
 def read(store: Store) -> Facts:
@@ -105,7 +106,7 @@ def note_life(tx: Transaction, about: Facts) -> None:
     _put(tx, "clock", about.clock)
     if (beat := about.heartbeat) is not None:
         seconds = [each.total_seconds() for each in beat.intervals]
-        _put(tx, "heartbeat", rows.json_of({"at": format_instant(beat.at), "intervals": seconds}))
+        _put(tx, "heartbeat", rows.json_of({"at": format_instant(beat.at), "intervals": seconds, "up": beat.up}))
 
 
 # What holds commits back, and what lets them pass
@@ -164,7 +165,11 @@ def _heartbeat(text: str | None) -> Heartbeat | None:
     if text is None:
         return None
     facts = rows.json_value(text)
-    return Heartbeat(rows.instant(facts["at"]), tuple(timedelta(seconds=each) for each in facts["intervals"]))
+    return Heartbeat(
+        rows.instant(facts["at"]),
+        tuple(timedelta(seconds=each) for each in facts["intervals"]),
+        Uptime(*facts["up"]) if facts.get("up") is not None else None,
+    )
 
 
 def _suspension(text: str | None) -> Suspension | None:

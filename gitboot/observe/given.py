@@ -14,6 +14,7 @@ from gitboot.model.scalars import format_instant
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import files, parse, whole_lines
 from gitboot.render.paths import Role, kind_of
+from gitboot.timekeeping import Uptime
 
 
 class Given(NamedTuple):
@@ -27,9 +28,10 @@ class Given(NamedTuple):
             return f"its installer has reported, at {format_instant(self.first.at)}"
         return f"given once, at {format_instant(self.first.at)} to {self.first.client}"
 
-    def again(self, at: datetime) -> bool:
+    def again(self, at: datetime, up: Uptime) -> bool:
         """Whether it is given once more: to another NIC, after a failure, to GRUB after iPXE; it is the same boot."""
-        return not self.is_over and self.first.at <= at < self.first.at + FETCH_GRACE
+        first = self.first.by(at, up)
+        return not self.is_over and first.at <= at < first.at + FETCH_GRACE
 
 
 @dataclass(slots=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gitboot.model.scalars import Digest
 from gitboot.render.paths import FAILED, PROVISIONED, Role, means
+from gitboot.timekeeping import Uptime
 
 MOST_LOG_BYTES: Final = 4096  # of an installer's log
 _MOST_LINES: Final = 20
+_MOST_OFF: Final = timedelta(seconds=30)
 _FAR_AHEAD_S: Final = 2**40  # since 1970: what is more is no date, and more than a ledger holds
 
 
@@ -44,6 +46,7 @@ class Observation:
     modified: int | None = None  # when the file that was sent was published, in seconds since 1970
     offer: Digest | None = None  # what was given by it, where that is given once
     log: str | None = None  # the last lines that an installer sent with its report
+    up: Uptime | None = field(default=None, compare=False)  # how long the kernel ran by whose clock it was seen
 
     def __post_init__(self) -> None:
         if (self.digest is None) == (self.modified is None):
@@ -52,6 +55,13 @@ class Observation:
             raise ValueError("a file's date is one of this age")
         for text in (self.server, self.path, self.client, self.log or ""):
             text.encode()  # half of a surrogate pair, which JSON can say, could be written nowhere
+
+    def by(self, now: datetime, up: Uptime) -> Observation:
+        """With its instant by the clock that says ``now``, where that was set by more than 30 s since it was seen."""
+        if self.up is None or not up.boot or self.up.boot != up.boot:
+            return self
+        at = now - timedelta(seconds=up.seconds - self.up.seconds)
+        return replace(self, at=at) if abs(at - self.at) > _MOST_OFF else self
 
     @property
     def is_report(self) -> bool:

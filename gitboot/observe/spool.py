@@ -26,6 +26,7 @@ from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe.observation import Observation, instant_of
+from gitboot.timekeeping import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
@@ -34,6 +35,7 @@ IDENTITY: Final = "id"
 _FORGOTTEN: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
 _TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
+_LONGEST_UP_S: Final = 2**33  # which no kernel has run
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 _T = TypeVar("_T")
@@ -234,6 +236,7 @@ def line_of(observation: Observation) -> bytes:
         "modified": observation.modified,
         "offer": observation.offer,
         "log": observation.log,
+        "up": observation.up,
     }
     facts = {
         "at": format_instant(observation.at),
@@ -341,6 +344,13 @@ def whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
         return
 
 
+def _uptime(value: object) -> Uptime | None:
+    match value:
+        case [str(boot), int() | float() as seconds] if 0 <= seconds < _LONGEST_UP_S:
+            return Uptime(boot, seconds)
+    return None
+
+
 def parse(line: bytes) -> Observation | int | None:
     """The observation that a line is, the place of one that it takes back, or None."""
     try:
@@ -355,7 +365,7 @@ def parse(line: bytes) -> Observation | int | None:
                 **more,
             }:
                 digest, modified, log = more.get("digest"), more.get("modified"), more.get("log")
-                offer = more.get("offer")
+                offer, up = more.get("offer"), more.get("up")
                 return Observation(
                     server=server,
                     path=path,
@@ -365,6 +375,7 @@ def parse(line: bytes) -> Observation | int | None:
                     modified=modified if isinstance(modified, int) else None,
                     offer=Digest(offer) if isinstance(offer, str) else None,
                     log=log if isinstance(log, str) else None,
+                    up=_uptime(up),
                 )
     except (ValueError, RecursionError):
         pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -12,7 +11,8 @@ from typing import Final
 
 from gitboot.files import write_whole
 from gitboot.model.scalars import format_instant
-from gitboot.timekeeping import Keeping
+from gitboot.observe.kernel import uptime
+from gitboot.timekeeping import Keeping, Uptime
 
 _logger = logging.getLogger(__name__)
 _MOST_OFF: Final = timedelta(seconds=30)
@@ -36,17 +36,22 @@ class ComparedClock:
         *,
         keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
         folder: Path | None = None,
-        elapsed_s: Callable[[], float] = time.monotonic,
+        uptime: Callable[[], Uptime] = uptime,
     ) -> None:
-        self._clock, self._keeping, self._elapsed_s = clock, keeping, elapsed_s
+        self._clock, self._keeping, self._uptime = clock, keeping, uptime
         self._kept_in = folder / _KEPT if folder is not None else None
-        self._began_s = elapsed_s()
+        self._began_s = uptime().seconds
         self._written: datetime | None = None  # by the other's clock, what was seen last
         self._is_compared = False  # whether something was written while this process looked
         self._kept = _read(self._kept_in)
         self.newest = self._kept  # the latest instant that it has shown, before this process; None: it was wrong
         self.off: timedelta | None = None  # by how much this one is ahead; None: by no more than it may be
         self._check()
+
+    @property
+    def up(self) -> Uptime:
+        """How long the kernel runs by whose clock this goes."""
+        return self._uptime()
 
     @property
     def doubt(self) -> str | None:
@@ -95,7 +100,7 @@ class ComparedClock:
         """Whether it may be ahead, and nothing has shown yet that it is not."""
         if self._written is None or self._is_compared or self._clock() - self._written <= _MOST_OFF:
             return False
-        return self._elapsed_s() - self._began_s < _SILENT_S and self._keeping() is not Keeping.SYNCHRONISED
+        return self.up.seconds - self._began_s < _SILENT_S and self._keeping() is not Keeping.SYNCHRONISED
 
     def _set(self, off: timedelta | None) -> None:
         if off is not None and self.off is None:

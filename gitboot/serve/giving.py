@@ -201,7 +201,7 @@ class Giving:
             return None if stands else _NOT_RECORDED
         if self._is_older(recorder):
             return _OLDER_TREE
-        if given is not None and not given.again(asking.at):
+        if given is not None and not given.again(asking.at, self._tree.clock.up):
             return Refusal(WhyNot.GIVEN, str(given))
         if asked.role is Role.OFFER or asking.only_looks or await self._recorded(asked, asking):
             return None
@@ -227,6 +227,7 @@ class Giving:
             client=asking.client or "unknown",
             at=asking.at,
             log=log,
+            up=self._tree.clock.up,
         )
         return await self._recorder.record(observation)
 
