@@ -70,7 +70,7 @@ class Repository:
         ada = pygit2.Signature("A", "a@example.net")
         parents = [] if work.head_is_unborn else [work.head.target]
         made = work.create_commit("HEAD", ada, ada, f"{subject}\n", work.index.write_tree(), parents)
-        work.remotes["origin"].push(["refs/heads/main"])
+        work.remotes.create_anonymous(str(self.bare)).push(["refs/heads/main"])
         return str(made)
 
 
