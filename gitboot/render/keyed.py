@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from gitboot.model.scalars import Digest
-from gitboot.render.paths import is_immutable, token_in
+from gitboot.render.paths import is_immutable
 from gitboot.render.tree import File, Files
 
 _END: Final = 2  # characters at each end of a token that its published name has, too
@@ -89,10 +89,11 @@ class PublishedNames:
         }
 
     def _paths(self, path: str) -> Iterator[str]:
-        if (token := token_in(path)) is None or token not in self._names:
+        token = next((each for each in self._names if each in path), None)
+        if token is None:
             yield path
             return
-        for name in (self._names[Digest(token)], *self._earlier[Digest(token)]):
+        for name in (self._names[token], *self._earlier[token]):
             yield path.replace(token, name)
 
     def _text(self, text: bytes) -> bytes:
