@@ -17,6 +17,7 @@ from gitboot.model.scalars import Digest
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.render.keyed import EarlierKey, TokenKeys
 from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, Role, kind_of, token_in
+from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.serving import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site
@@ -174,6 +175,13 @@ def test_t6_a_maintenance_has_a_name_too() -> None:
 
 # An earlier key
 
+
+def contents_at(state: ServerState, path: str) -> str:
+    """What is answered there now; nothing where there is no such path."""
+    contents: dict[str | None, str] = {file.sha256: file.content.decode() for file in state.files.values()}
+    return contents[state.published.paths[path][0].content] if path in state.published.paths else ""
+
+
 TURNED: Final = EarlierKey(OTHER, BEFORE, START)
 AT_WORK: Final = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(BEFORE, "boot/x", "10.0.0.1"),)),))
 
@@ -189,7 +197,9 @@ def test_t6_what_was_told_a_token_by_an_earlier_key_is_heard_while_that_counts(
     paths = {PROVISIONED.of(MAC, before), FAILED.of(MAC, before), DATA.of(MAC, before, "user-data")}
     assert len(paths & found.published.paths.keys()) == (3 if is_heard else 0)
     assert {found.published.paths[path][0].digest for path in paths if is_heard} <= {PUBLIC}
-    assert before not in "".join(found.published.contents.values()), "nobody is told it any more"
+    told = {name: contents_at(found, DATA.of(MAC, name, "user-data")) for name in (before, NAME)}
+    assert (before in told[before], NAME in told[before]) == (is_heard, False), "who knows the one learns no other"
+    assert (before in told[NAME], NAME in told[NAME]) == (False, True)
 
 
 def test_t6_a_server_is_rendered_anew_when_an_earlier_key_ends() -> None:
@@ -224,8 +234,7 @@ def test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so(
     text: str, of_image: str, is_told: bool
 ) -> None:
     found = made(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
-    contents: dict[str | None, str] = {file.sha256: file.content.decode() for file in found.files.values()}
-    said = contents[found.published.paths[IGNITION.of(uuid_of("web01"))][0].content]
-    (data,) = [turns for path, turns in found.published.paths.items() if path.endswith("/config.ign")]
+    said = contents_at(found, IGNITION.of(uuid_of("web01")))
+    (data,) = [path for path in found.published.paths if path.endswith("/config.ign")]
     assert (NAME in said, PUBLIC in said) == (is_told, not is_told)
-    assert NAME in contents[data[0].content]
+    assert NAME in contents_at(found, data)

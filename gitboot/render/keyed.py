@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -45,10 +45,7 @@ class TokenKeys:
         """What these tokens are called where they are published at an instant."""
         known = sorted(set(tokens))
         earlier = [each.key for each in self.earlier if each.since <= at < each.until]
-        return PublishedNames(
-            {token: _name(token, self.key) for token in known},
-            {token: tuple(_name(token, key) for key in earlier) for token in known},
-        )
+        return PublishedNames(_Naming(known, self.key), tuple(_Naming(known, key) for key in earlier))
 
 
 NO_KEYS: Final = TokenKeys()
@@ -62,16 +59,31 @@ def _name(token: Digest, key: bytes | None) -> Digest:
     return Digest(token[:_END] + made[_END:-_END] + token[-_END:])
 
 
+class _Naming:
+    """What one key calls tokens, in paths and texts."""
+
+    def __init__(self, tokens: Iterable[Digest], key: bytes | None) -> None:
+        self.names = {token: _name(token, key) for token in tokens}
+        replaced = [(token.encode(), name.encode()) for token, name in self.names.items() if token != name]
+        self._replaced = [each for pair in replaced for each in _encoded(*pair, _DEPTH)]
+        self._told: dict[bytes, bytes] = {}
+
+    def told(self, file: File) -> File:
+        """A file as machines are told it; many paths have the same text."""
+        if (text := self._told.get(file.content)) is None:
+            text = file.content
+            for token, name in self._replaced:
+                text = text.replace(token, name)
+            self._told[file.content] = text
+        return File(text, file.content_type)
+
+
 class PublishedNames:
     """The tokens of one server, and what they are called in its paths and in what its machine is told."""
 
-    def __init__(self, names: Mapping[Digest, Digest], earlier: Mapping[Digest, tuple[Digest, ...]]) -> None:
-        self._names, self._earlier = names, earlier
-        self._tokens = {name: token for token, name in names.items()}
-        self._tokens |= {name: token for token, each in earlier.items() for name in each}
-        replaced = [(token.encode(), name.encode()) for token, name in names.items() if token != name]
-        self._replaced = [each for pair in replaced for each in _encoded(*pair, _DEPTH)]
-        self._told: dict[bytes, bytes] = {}
+    def __init__(self, now: _Naming, earlier: tuple[_Naming, ...]) -> None:
+        self._now, self._earlier = now, earlier
+        self._tokens = {name: token for each in (*earlier, now) for token, name in each.names.items()}
 
     def token(self, name: str) -> Digest:
         """The token that a name in a path is of."""
@@ -80,30 +92,21 @@ class PublishedNames:
     def files(self, files: Files, untold: Collection[str] = ()) -> dict[str, File]:
         """Files by the paths that they have, which tell the machine nothing but such names.
 
-        What is named by its content stays as it is, and so does what nobody is to be told anything by.
+        What is named by its content stays as it is, and so does what nobody is to be told anything by. Whoever knows
+        no more than an earlier name is told no newer one.
         """
-        return {
-            name: file if is_immutable(path) or path in untold else File(self._text(file.content), file.content_type)
-            for path, file in files.items()
-            for name in self._paths(path)
-        }
-
-    def _paths(self, path: str) -> Iterator[str]:
-        token = next((each for each in self._names if each in path), None)
-        if token is None:
-            yield path
-            return
-        for name in (self._names[token], *self._earlier[token]):
-            yield path.replace(token, name)
-
-    def _text(self, text: bytes) -> bytes:
-        """What is told; many paths have the same."""
-        if (told := self._told.get(text)) is None:
-            told = text
-            for token, name in self._replaced:
-                told = told.replace(token, name)
-            self._told[text] = told
-        return told
+        found: dict[str, File] = {}
+        for path, file in files.items():
+            token = next((each for each in self._now.names if each in path), None)
+            if is_immutable(path) or path in untold:
+                found[path] = file
+            elif token is None:
+                found[path] = self._now.told(file)
+            else:
+                found |= {
+                    path.replace(token, each.names[token]): each.told(file) for each in (*self._earlier, self._now)
+                }
+        return found
 
 
 def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
