@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -361,6 +361,19 @@ def test_t5_who_has_yet_to_agree_on_tls_waits_as_one_that_asks_for_nothing(
         with pytest.raises(TimeoutError):
             held[-1].recv(1)
         assert refused == [], "they had to go for others"
+
+
+def test_t5_who_has_agreed_on_tls_and_asks_for_nothing_goes_as_any_other(
+    made: Site, pair: Pair, authority: Authority
+) -> None:
+    with crowded(made, authority.issue(), []) as (_, operators, crowd), ExitStack() as stack:
+        held = [stack.enter_context(pair.connect(operators)) for _ in range(40)]
+        for each in held[:8]:
+            with suppress(ConnectionResetError):
+                assert each.recv(1) == b"", "the oldest go"
+        for each in held[8:]:
+            assert ask(each).startswith(b"HTTP/1.1 200")
+        assert crowd.closed == 8
 
 
 def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(

@@ -45,12 +45,12 @@ class EncryptedSocket:
     async def _greet(
         self, client: socket.socket, address: str, connection: Connection, connections: MutableSet[Any]
     ) -> None:
-        greeting = _Greeting(connection, asyncio.current_task())
+        greeting = _Greeting(connection, self._crowd, asyncio.current_task())
         connections.add(greeting)
         self._crowd.waits(greeting, address)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection,
+                lambda: greeting,
                 client,
                 ssl=self._context,
                 ssl_handshake_timeout=HEAD_S,
@@ -63,17 +63,21 @@ class EncryptedSocket:
             self._crowd.leaves(greeting)
 
 
-class _Greeting:
+class _Greeting(asyncio.Protocol):
     """A client that has connected, and no more: it waits as one does that asks for nothing."""
 
-    def __init__(self, connection: Connection, task: asyncio.Task[None] | None) -> None:
-        self._connection, self._task = connection, task
+    def __init__(self, connection: Connection, crowd: Crowd, task: asyncio.Task[None] | None) -> None:
+        self._connection, self._crowd, self._task = connection, crowd, task
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
+        """Let the connection take its place, now that both have agreed."""
+        self._crowd.leaves(self)
+        transport.set_protocol(self._connection)
+        self._connection.connection_made(transport)
 
     def give_up(self) -> bool:
-        """Close it at once; False: it is a connection by now, and waits as that."""
-        if self._connection.transport is not None or self._task is None:
-            return False
-        return self._task.cancel()
+        """Close it at once."""
+        return self._task is not None and self._task.cancel()
 
     def shutdown(self) -> None:
         """Close it, as uvicorn asks of each connection at its end."""
