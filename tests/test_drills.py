@@ -320,7 +320,7 @@ def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
 
 
 @pytest.mark.parametrize("mark", ["stands beside it", "went too"])
-def test_a_ledger_from_an_older_backup_is_noticed_and_arms_nothing(rack: Rack, mark: str) -> None:
+def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, mark: str) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     backup = rack.folder / "backup.sqlite"

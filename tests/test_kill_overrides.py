@@ -136,7 +136,7 @@ class Watched(Machine):
         return super().system()
 
 
-def test_an_instance_that_is_killed_around_a_patch_arms_no_key_twice(
+def test_an_instance_that_is_killed_around_a_patch_sets_no_key_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power is cut here

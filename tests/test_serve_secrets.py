@@ -144,7 +144,7 @@ def test_a_files_name_says_that_it_is_encrypted(sealed: Sealed) -> None:
     [
         (documents(often="Always"), "networkBoot Always"),
         ((*documents(), maintenance("repair", "20T22:00 21T04:00")), "Maintenance/repair boots it"),
-        (documents(of_fleet="unknownServers: {profile: repair}"), "no document describes"),
+        (documents(of_fleet="unknownServers: {profile: repair}"), "unknown machines boot it"),
     ],
 )
 def test_a_boot_without_an_end_has_no_secrets(sealed: Sealed, given: tuple[str, ...], word: str) -> None:

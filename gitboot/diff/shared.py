@@ -1,4 +1,4 @@
-"""What is published for all machines, or for those that no document describes, before and after."""
+"""What is published for all machines, or for unknown ones, before and after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gitboot.resolve.hosts import Host
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedChange:
-    """Something that is published for all machines, or for those that no document describes."""
+    """Something that is published for all machines, or for unknown ones."""
 
     old: Mapping[str, object] | None  # None: there was no commit before
     new: Mapping[str, object]

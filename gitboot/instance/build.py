@@ -415,7 +415,7 @@ def _leave_status(
     state.write_status(settings.state, facts_at)
     tree.write_status(status_file(facts_at), at)
     if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
-        with suppress(OSError):  # it says less then, and is believed less
+        with suppress(OSError):  # it says less then, and is trusted less
             write_mark(spooled, identity, changes)
 
 

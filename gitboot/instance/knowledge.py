@@ -53,7 +53,7 @@ class Knowledge:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether what the ledger has of servers is believed, and complete."""
+        """Whether what the ledger has of servers is trusted, and complete."""
         return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
 
 

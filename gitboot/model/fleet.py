@@ -148,8 +148,7 @@ class FleetSpec(Struct):
     sites: tuple[Site, ...] = Field(default=(), description="Nearer mirrors, first match wins. Default: none.")
     unknown_servers: UnknownServers = Field(
         default="LocalDisk",
-        description="What a machine boots that no document describes: LocalDisk, NotFound, or {profile: NAME}. "
-        "Default: LocalDisk.",
+        description="What unknown machines boot: LocalDisk, NotFound, or {profile: NAME}. Default: LocalDisk.",
     )
     outputs: tuple[Output, ...] = Field(
         default=(Output.IPXE, Output.GRUB), description="What is published. Default: ipxe and grub."

@@ -140,7 +140,7 @@ def first_script(prefix: str = "") -> str:
     """What every machine's iPXE starts with; ``prefix`` leads from its own path to the tree's root.
 
     It asks for the entry of each NIC, then by UUID, several times over; then once by serial number, which says
-    least: a machine whose own entry cannot be had just now must not get another's. ``${errno}`` is not tested:
+    least: a machine whose own entry is unavailable just now must not get another's. ``${errno}`` is not tested:
     its value for a 404 differs between builds of iPXE. An entry that was found is the last word, also
     where it ends in an error by which firmware goes on to the disk: so it is fetched first, then run.
     """

@@ -48,7 +48,7 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
 def sent_on(url: str, instead: str) -> str | None:
     """A configuration that takes in the one of who can record that; None where PXELINUX cannot ask there.
 
-    A file that cannot be had, as any can that pxelinux.0 has to fetch by HTTP, is passed over, and what boots
+    A file that is unavailable, as any can be that pxelinux.0 has to fetch by HTTP, is passed over, and what boots
     ``instead`` stands. Of two labels of one name the first counts, of two defaults the last
     (syslinux, com32/elflink/ldlinux/readconfig.c).
     """

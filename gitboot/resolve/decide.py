@@ -66,7 +66,7 @@ class Made(NamedTuple):
 
 
 class MadeUnknown(NamedTuple):
-    """The same for machines that no document describes."""
+    """The same for unknown machines."""
 
     boots: Mapping[Architecture, Boot] | None
     findings: tuple[tuple[str, DecisionFinding], ...]  # (which machines, what)

@@ -21,7 +21,7 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
-            what = "entries of one's own for machines that no document describes"
+            what = "entries of one's own for unknown machines"
             yield _later(repository, what, key, "spec", "unknownServers", "profile")
     for name, profile in repository.profiles.items():
         if profile.spec.method is Method.VIRTUAL_MEDIA:

@@ -45,7 +45,7 @@ def _boot(source: BootSource) -> str:
         return f"Maintenance/{source.maintenance.metadata.name} boots it, which is no installation"
     if source.pool is not None:
         return f"BootPolicy/{source.pool.name} boots it with networkBoot {source.pool.network_boot}"
-    return "machines boot it that no document describes"
+    return "unknown machines boot it"
 
 
 def secret_urls(source: BootSource) -> dict[str, str]:

@@ -24,7 +24,7 @@ class BootSource:
     base_url: str
     endpoint: str  # the URL of who gives what is made once
     phase: Phase
-    server: Server | None = None  # None: a machine that no document describes
+    server: Server | None = None  # None: an unknown machine
     pool: Pool | None = None  # None: under a maintenance no policy field applies
     maintenance: Maintenance | None = None
     site: str | None = None
@@ -42,7 +42,7 @@ class BootSource:
             return Id("Server", self.server.metadata.name), ("spec", "policy")
         if self.pool is not None:
             return Id("BootPolicy", self.pool.name), ("spec", "select")
-        return self.profile_id, ("spec", "method")  # a machine that no document describes
+        return self.profile_id, ("spec", "method")  # an unknown machine
 
 
 class Unbootable(Exception):

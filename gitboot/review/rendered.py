@@ -41,7 +41,7 @@ def rendered_diffs(
 
 
 def unknown_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
-    """How differs what machines fetch that no document describes."""
+    """How what unknown machines fetch differs."""
     return tuple(_diffs({_UNKNOWN: _unknown(old)} if old else {}, {_UNKNOWN: _unknown(new)}))
 
 

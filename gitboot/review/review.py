@@ -107,7 +107,7 @@ class Review:
 
     @property
     def _unknown_servers(self) -> str:
-        """What machines boot that no document describes, once HEAD counts."""
+        """What unknown machines boot, once HEAD counts."""
         decisions = self.head.decisions
         if decisions is None or decisions.unknown is None:
             return "no entry at all (404)" if decisions is not None and decisions.unknown_not_found else "their disk"
@@ -129,7 +129,7 @@ class Review:
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is Fate.REMOVED for each in found):
                 reasons = (words.deleted(self._unknown_servers),)
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
-                names = ("every machine that no document describes",)
+                names = ("every unknown machine",)
             elif risk is Risk.MUTATED_IMAGE:
                 reasons = names and tuple(f"BootImage/{each.name}" for each in self.changes.images if each.mutated)
             elif risk is Risk.KERNEL_ARGUMENTS:

@@ -124,7 +124,7 @@ def published(
 
 
 def _strangers(guests: Iterable[Guest]) -> dict[str, str]:
-    """Machines that no document describes, by MAC address, and the site that they stand at."""
+    """Unknown machines, by MAC address, and the site that they stand at."""
     unknown = (guest for guest in guests if guest.boots is None)
     return {guest.macs(by)[-1]: by.lower() for guest in unknown for by in guest.by if by != "gitboot"}
 
