@@ -127,7 +127,7 @@ def forge_host(kind: str) -> Iterator[ForgeHost]:
             """Quietly."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         host.url = f"http://127.0.0.1:{server.server_address[1]}"
         yield host
         server.shutdown()

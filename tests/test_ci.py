@@ -82,7 +82,7 @@ def host() -> Iterator[Host]:
             """Quietly."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         host.url = f"http://127.0.0.1:{server.server_address[1]}"
         yield host
         server.shutdown()
