@@ -67,10 +67,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-boots", action="store_true", help="Write what was booted to docs/boots.md.")
 
 
+# The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.
+_FIRST: Final = (
+    *("test_drills", "test_run", "test_evaluate", "test_run_example", "test_serve_once", "test_instance_trust"),
+    *("test_instance_verdicts", "test_publish_kill", "test_instance_days", "test_resolve_leaks", "test_ci"),
+    *("test_forge", "test_diff_less", "test_site_lives", "test_cli_requests", "test_flip", "test_laws"),
+    *("test_serve_supervise", "test_instance_standing", "test_evaluate_laws", "test_kill_overrides", "test_kill"),
+)
 _LEFT_OUT: Final = "boots real firmware, for which `make test-boot` installs what is needed"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
     for item in items:
         if item.path.is_relative_to(_BOOTS):
             item.add_marker(pytest.mark.boot)
