@@ -11,26 +11,30 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 from gitboot.diff.guard import Guard, Limits, trailer
-from gitboot.errors import GitbootError
+from gitboot.errors import GitbootError, PublishError
 from gitboot.instance.requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.ledger import requests
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.spool import Spool, aside
+from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.plan import Record
+from gitboot.publish.directory import Directory
 from gitboot.resolve.records import record_facts
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording
 from gitboot.serve.tree import PublishedTree
+from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
 from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED
@@ -354,7 +358,8 @@ class Site:
     def _served(self, folder: Path) -> Serving:
         spool = MortalSpool(folder)
         compared = ComparedClock(lambda: self.clock, folder=aside(folder), uptime=lambda: self.up)
-        tree = PublishedTree(self.folder / "output", lambda: self.clock, compared=compared)
+        words = Words(*folders(self.folder / "output", folder))
+        tree = PublishedTree(self.folder / "output", lambda: self.clock, compared=compared, words=words)
         recording = Recording(spool, _DEADLINE_S)
         assets = self.folder / "assets"
         endpoint = Endpoint(self.folder / "output", tree, lambda: self.clock, recording, assets=assets)
@@ -586,6 +591,19 @@ class Site:
         shutil.rmtree(self.folder / "output", ignore_errors=True)
         self._is_unsure()
 
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """A block in which nothing can be published."""
+        self.counts["nothing could be published"] += 1
+        with patch.object(Directory, "publish", side_effect=PublishError("No space left on device")):
+            yield
+
+    def restart_bmc(self, clock: int | None, *, forgets: bool) -> None:
+        """The BMC of its machine comes up anew, by how many hours off; 0: in 1970, None: with the time as it was."""
+        off = {None: None, 0: datetime(1970, 1, 1, tzinfo=UTC)}
+        self.own.restart_bmc(clock=off.get(clock, self.now + timedelta(hours=clock or 0)), forgets=forgets)
+        self.counts["BMC restarted"] += 1
+
     def _is_unsure(self) -> None:
         """Nobody can say what of the orders an older copy knows."""
         self.settled, self.stopped, self.stop_asked = None, False, False
@@ -623,14 +641,25 @@ class Site:
                     self.book.ask_again(label, since=self.reconciled_at)
 
     def stop(self, *, everything: bool) -> None:
+        """Say it where endpoints look, who obey at once, and to the instance, if there is one."""
+        for folder in self._looked_into:
+            say(folder, Stoppage("ada", "smoke", everything), self.clock)
+            self.stopped = self.stop_asked = True
+        self.counts["stopped without an instance"] += self.instance is None
         if self._request(STOP, {"reason": "smoke", "everything": everything}):
             self.stop_asked = True
             self.reconcile()
 
     def start(self) -> None:
+        for folder in self._looked_into:
+            take_back(folder)
+        self.stopped = self.stop_asked = False
         if self._request(START, {}):
-            self.stopped = self.stop_asked = False
             self.reconcile()
+
+    @property
+    def _looked_into(self) -> list[Path]:
+        return [each for each in folders(self.folder / "output", self.folder / "spool") if each.is_dir()]
 
     def adopt(self) -> None:
         """An operator says of a ledger in doubt that all is installed as Git wants it."""

@@ -145,16 +145,20 @@ def a_commit_names_another_bmc(site: Site, bmc: str | None, passes: int) -> None
     _pass(site, passes)
 
 
-@step(weight=1, passes=PASSES)
-def the_branch_is_rewound(site: Site, passes: int) -> None:
-    site.rewind()
-    _pass(site, passes)
-
-
 @step(how=_of(("shell", "message", "message")))
 def what_is_held_is_acknowledged(site: Site, how: str) -> None:
     site.approve() if how == "shell" else site.acknowledge_in_message()
     site.reconcile()
+
+
+@step(passes=PASSES, how=_of((None, "shell", "message", "message")), path=PATHS)
+def the_branch_is_rewound(site: Site, passes: int, how: str | None, path: str) -> None:
+    """Which is held; a line in a message acknowledges no rewind, whatever it says."""
+    site.rewind()
+    _pass(site, passes)
+    if passes and how is not None:
+        what_is_held_is_acknowledged(site, how)
+        site.boot(path, goes_on=True)
 
 
 # Time
@@ -221,6 +225,17 @@ def the_machine_resets(site: Site, kind: str, seconds: int) -> None:
 @step(weight=1)
 def somebody_else_writes_to_its_bmc(site: Site) -> None:
     site.own.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
+
+
+@step(clock=_of((None, 0, -9, 9)), forgets=BOOLEANS, resets=BOOLEANS, passes=PASSES)
+def its_bmc_restarts(site: Site, clock: int | None, forgets: bool, resets: bool, passes: int) -> None:
+    """By an update, say: it may come up in 1970, or hours off, and know of no override any more."""
+    _pass(site, 1)
+    site.restart_bmc(clock, forgets=forgets)
+    if resets:
+        site.own.reset()
+        site.wait(130)
+    _pass(site, passes)
 
 
 @step(path=PATHS, agent=_of(tuple(OTHERS)), method=_of(("GET", "HEAD")))
@@ -328,6 +343,25 @@ def a_backup_is_put_back(site: Site, which: int, what: tuple[str, ...], passes: 
         site.boot(LOOKUPS[0], goes_on=True)
 
 
+@step(path=PATHS, again=PATHS, is_restored=BOOLEANS)
+def the_tree_knows_less_than_was_given(site: Site, path: str, again: str, is_restored: bool) -> None:
+    """It takes nothing when the spool is taken in; or an older copy is put back, once that is forgotten there."""
+    site.ask_for_installation()
+    _pass(site, 1)
+    site.back_up()
+    site.boot(path, goes_on=True)
+    site.start_endpoint()  # only of whom is gone the spool forgets anything
+    if is_restored:
+        _pass(site, 1)
+        site.restore(site.backups[-1], ("output",))
+    else:
+        with site.full():
+            _pass(site, 1)
+    site.start_endpoint()
+    site.wait(61)
+    site.boot(again, goes_on=True)
+
+
 @step(weight=1, passes=_of((0, 1)))
 def the_tree_is_lost(site: Site, passes: int) -> None:
     site.lose_output()
@@ -346,8 +380,10 @@ def an_operator_sets_its_record(site: Site, provisioned: bool) -> None:
     site.reconcile()
 
 
-@step(weight=1, everything=BOOLEANS, path=PATHS)
-def an_operator_stops(site: Site, everything: bool, path: str) -> None:
+@step(everything=BOOLEANS, path=PATHS, is_gone=BOOLEANS)
+def an_operator_stops(site: Site, everything: bool, path: str, is_gone: bool) -> None:
+    if is_gone:
+        site.stop_instance()
     site.stop(everything=everything)
     site.boot(path, goes_on=True)
 
