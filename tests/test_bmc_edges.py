@@ -263,13 +263,25 @@ def test_e34_a_clock_that_was_set_makes_a_reset_unknown(rack: Rack, hours: int) 
     assert _state(rack) is State.LOST
 
 
-def test_e34_a_clock_that_was_wrong_all_the_time_does_no_harm(rack: Rack) -> None:
-    rack.machine.set_clock(datetime(2003, 1, 1, tzinfo=UTC))
+@pytest.mark.parametrize("year", [2003, 2099])
+def test_e34_a_clock_that_was_wrong_all_the_time_does_no_harm(rack: Rack, year: int) -> None:
+    rack.machine.set_clock(datetime(year, 1, 1, tzinfo=UTC))
     rack.see_marks_move()
     rack.bring_about()
     rack.boot()
     rack.bring_about()
     assert _state(rack) is State.CONSUMED
+
+
+def test_e34_a_bmc_that_stands_in_1970_proves_no_boot_and_is_set_once(rack: Rack) -> None:
+    """Which is what BMCs show of what has never been, too."""
+    rack.machine.set_clock(datetime(1970, 1, 1, tzinfo=UTC))
+    rack.see_marks_move()
+    rack.bring_about()
+    for _ in range(3):
+        rack.boot()
+        rack.bring_about()
+        assert (_state(rack), len(rack.machine.writes)) == (State.LOST, 1)
 
 
 @pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each is not STUCK], ids=_name)
@@ -300,6 +312,43 @@ def test_e34_a_manager_that_cannot_be_read_is_a_bmc_without_a_clock(rack: Rack) 
     rack.boot()
     rack.bring_about()
     assert _state(rack) is State.CONSUMED
+
+
+# Answers that are none yet
+
+
+def _patches(rack: Rack) -> int:
+    return sum(each.method == "PATCH" for each in rack.server.service.requests)
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(5, 1), (55, 1), (600, 2)])
+def test_what_a_bmc_accepts_and_sets_later_is_waited_for_and_confirmed(rack: Rack, seconds: int, most: int) -> None:
+    rack.see_marks_move()
+    rack.server.service.requests.clear()
+    rack.server.fault(Status(status=202, body=b"{}"), on="PATCH")
+    rack.machine.write_later(seconds, SET_AT_BMC)
+    for _ in range(90):
+        rack.bring_about()
+        rack.wait(10)
+    assert (_state(rack), rack.bring_about().outcome) == (State.CONFIRMED, Outcome.UNCHANGED)
+    assert _patches(rack) == most
+    rack.boot()
+    rack.bring_about()
+    assert (_state(rack), _patches(rack)) == (State.CONSUMED, most)
+
+
+def test_a_bmc_that_was_always_changed_since_is_asked_once_a_job_and_set_once_in_the_end(rack: Rack) -> None:
+    rack.see_marks_move()
+    rack.server.service.requests.clear()
+    rack.server.fault(Status(status=412), on="PATCH", times=50)
+    for number in range(1, 6):
+        assert rack.bring_about().outcome is Outcome.WAITING
+        assert _patches(rack) <= 2 * number  # a weak ETag is tried once more without
+        assert _state(rack) is State.WITHDRAWN
+        rack.wait(60)
+    rack.server.heal()
+    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert _state(rack) is State.CONFIRMED
 
 
 # Rule 18: what moves because a machine comes up is no mark of a reset
