@@ -329,6 +329,33 @@ def test_e19_two_merges_in_one_poll_are_accepted_each_by_its_own_lines(
     assert [event.facts["commit"] for event in parts.events if event.type == "Acknowledged"][-1] == commit
 
 
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+def test_e19_a_merge_of_several_branches_is_one_step_and_heeds_what_each_of_them_says(
+    tmp_path: Path, parts: Parts, repository: Repository, is_acknowledged: bool
+) -> None:
+    files, work = documents(provision=1), repository.work
+    found = acknowledging(tmp_path, repository, files) if is_acknowledged else ""
+    branches = {
+        "raises": (files, "Raise"),
+        "says": ({"README": found}, f"Say so\n\n{found}"),
+        "more": ({"x": "x"}, "x"),
+    }
+    for name, (changed, message) in branches.items():
+        git(work, "checkout", "-q", "-b", name, "main")
+        for path, text in changed.items():
+            (work / path).write_text(text)
+        git(work, "add", "-A")
+        git(work, "commit", "-q", "--allow-empty", "-m", message)
+    git(work, "checkout", "-q", "main")
+    git(work, "merge", "-q", "--no-ff", "-m", "Merge three", *branches)
+    git(work, "push", "-q", "origin", "main")
+    turn(parts, 1)
+    head = git(work, "rev-parse", "HEAD")
+    assert (applied(parts) == head) is is_acknowledged
+    assert (parts.reconciler.status.held is None) is is_acknowledged
+    assert len(git(work, "rev-list", "--parents", "-1", "HEAD").split()) == 5
+
+
 def test_e19_a_merge_that_nobody_acknowledged_holds_those_after_it_and_none_before(
     tmp_path: Path, parts: Parts, repository: Repository
 ) -> None:

@@ -69,6 +69,8 @@ def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
         ("http://bmc:443", "/", ("http://bmc:443", "")),
         ("https://BMC.Example.net.:8443/Rack%31", "/a%2Fb", ("https://bmc.example.net:8443/Rack1", "/a%2Fb")),
         ("https://[FD00:0:0::1]:443", "/redfish/v1/Systems/self", ("https://[fd00::1]", "/redfish/v1/Systems/self")),
+        ("https://[FE80:0::1%25Eth0]", None, ("https://[fe80::1%25Eth0]", None)),
+        ("https://[fe80::1%Eth0]", None, ("https://[fe80::1%25Eth0]", None)),
         ("https://bmc", "/redfish/v1/Systems/Self", ("https://bmc", "/redfish/v1/Systems/Self")),
     ],
 )

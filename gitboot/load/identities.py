@@ -67,10 +67,10 @@ def place_of(address: str, system: str | None) -> tuple[str, str | None]:
 def _host(host: str) -> str:
     """A host's name in small letters, without the dot of the root; an address in its short form."""
     try:
-        address = ip_address(host)
+        address = ip_address(host.replace("%25", "%", 1))  # RFC 6874: how a URL writes the zone's sign
     except ValueError:
         return host.lower().removesuffix(".")
-    return f"[{address}]" if address.version == 6 else str(address)
+    return f"[{address}]".replace("%", "%25") if address.version == 6 else str(address)
 
 
 def _path(path: str) -> str:
