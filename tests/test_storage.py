@@ -5,18 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gitboot.bmc.marks import NO_MARKS
+from gitboot.bmc.override import OFF, OverrideRecord, State
 from gitboot.errors import LedgerError, PublishError, UsageError
+from gitboot.instance.inbox import Inbox
 from gitboot.instance.standing import Fetched
-from gitboot.ledger import facts, records
+from gitboot.ledger import facts, overrides, records
 from gitboot.ledger.opening import copy_ledger, open_ledger
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.observation import Observation
@@ -33,6 +39,9 @@ from tests.test_publish_kill import assert_complete, publish
 
 NOON = at("20T12:00")
 WEB01 = SystemUuid(uuid_of("web01"))
+INTENT = OverrideRecord(
+    reason="provision/1", plan_digest="d" * 64, override=OFF, marks=NO_MARKS, state=State.RECORDED, at=NOON
+)
 MOUNTS = r"""
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 23 22 0:21 / /srv rw,relatime shared:7 - nfs4 server:/srv rw
@@ -192,6 +201,19 @@ def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tm
         shutil.copyfile(older, path)
         with pytest.raises(LedgerError, match="the disk has lost what it had synced"):
             ledger.read_back()
+
+
+def test_e3_what_a_job_cannot_write_down_it_is_told_and_nobody_learns_of_it(tmp_path: Path) -> None:
+    """So it does not go on to set what no record would know of after a crash."""
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        inbox = Inbox(ledger)
+        inbox.record(WEB01, INTENT)
+        with closing(sqlite3.connect(ledger.path)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(LedgerError, match="locked"):
+                inbox.record(WEB01, replace(INTENT, state=State.CONFIRMED))
+        assert inbox.take({}, NOON).written == ((WEB01, INTENT),)
+        assert overrides.read(ledger) == {WEB01: {INTENT.reason: INTENT}}
 
 
 def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> None:
