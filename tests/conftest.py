@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _has_room(folder: Path) -> bool:
-    if not folder.is_dir() or filesystem_of(folder) != "tmpfs":
+    if not os.access(folder, os.W_OK) or filesystem_of(folder) != "tmpfs":
         return False
     found = os.statvfs(folder)
     return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _ROOM
