@@ -73,7 +73,8 @@ def start() -> str:
         listening.bind(address)
         listening.listen(64)
         command = [sys.executable, "-P", "-m", __name__, str(listening.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()], env=environment)
     atexit.register(process.communicate)
     return address
 

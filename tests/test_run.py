@@ -19,6 +19,7 @@ from tests import plain
 from tests.credentials import give_credentials
 from tests.fleets import SEED, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, evaluators, eventually, running
+from tests.preloaded import Command, start
 from tests.rack import Rack
 from tests.redfish.double import Machine
 from tests.redfish.faults import Hang
@@ -26,6 +27,7 @@ from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 from tests.serving import LOADER
 
+ROOT = Path(__file__).parent.parent
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 BY_UUID = f"/ipxe/{uuid_of('web01')}"
 
@@ -315,3 +317,25 @@ def test_a_signal_ends_an_instance_within_five_seconds_while_its_bmcs_hang(
         instance.process.send_signal(number)
         assert instance.process.wait(10) == 0
         assert time.monotonic() - began < 5.5  # on a machine that others use, too
+
+
+@pytest.mark.parametrize("typed", ["--version", "validate", "validate {missing}", "nonsense"])
+def test_a_command_that_tests_fork_is_as_one_that_is_started(tmp_path: Path, typed: str) -> None:
+    arguments = typed.format(missing=tmp_path / "missing").split()
+    script = f"import sys; sys.path.append({str(ROOT)!r}); from tests.preloaded import pass_on; pass_on({start()!r})"
+    ran = [
+        subprocess.run(
+            [sys.executable, *command, *arguments], capture_output=True, text=True, cwd=ROOT / "example-repo"
+        )
+        for command in (("-IS", "-c", script), ("-m", "gitboot"))
+    ]
+    assert len({(each.returncode, each.stdout, each.stderr) for each in ran}) == 1, ran
+    assert ran[0].stdout or ran[0].stderr
+
+
+def test_a_command_that_tests_fork_ends_by_the_signal_that_it_is_sent(tmp_path: Path, repository: Repository) -> None:
+    places = ["--output", str(tmp_path / "output"), "--state", str(tmp_path / "state")]
+    command = Command(["run", str(repository.bare), *places], os.environ)
+    assert command.poll() is None
+    command.kill()
+    assert command.wait(60) == -signal.SIGKILL == command.poll()
