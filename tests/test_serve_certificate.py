@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import ssl
@@ -66,8 +65,7 @@ class Pair:
 
     def put(self, issued: Issued) -> None:
         for file, target in zip(issued, (self.certificate, self.key), strict=True):
-            shutil.copy(file, target.with_suffix(".new"))
-            target.with_suffix(".new").replace(target)
+            put(target, file.read_bytes())
 
     def connect(self, url: str) -> ssl.SSLSocket:
         return self.trusted.wrap_socket(connect(url), server_hostname="127.0.0.1")
@@ -78,6 +76,12 @@ class Pair:
 
     def get(self, url: str) -> httpx.Response:
         return httpx.get(url, verify=self.trusted, timeout=10)
+
+
+def put(target: Path, content: bytes) -> None:
+    """Never half of it."""
+    target.with_suffix(".new").write_bytes(content)
+    target.with_suffix(".new").replace(target)
 
 
 @pytest.fixture
@@ -172,9 +176,9 @@ def test_a_new_certificate_is_shown_to_whoever_connects_next_and_drops_nobody(ma
 def break_it(how: str, pair: Pair, authority: Authority) -> None:
     match how:
         case "another key":
-            shutil.copy(authority.issue().key, pair.key)
+            put(pair.key, authority.issue().key.read_bytes())
         case "half a certificate":
-            pair.certificate.write_bytes(pair.certificate.read_bytes()[:200])
+            put(pair.certificate, pair.certificate.read_bytes()[:200])
         case "no key":
             pair.key.unlink()
         case "a locked key":
@@ -214,12 +218,12 @@ def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
         eventually(lambda: said(found, "CertificateKept"))
         assert pair.shown(operators) == before
         assert "gitboot_operators_certificate_read 0.0" in pair.get(f"{operators}/metrics").text
+        (message,) = said(found, "CertificateKept")
+        assert why in message
+        assert message.endswith("the one before goes on")
         new = pair.renew()
         eventually(lambda: pair.shown(operators) == new)
         assert "gitboot_operators_certificate_read 1.0" in pair.get(f"{operators}/metrics").text
-    (message,) = said(found, "CertificateKept")
-    assert why in message
-    assert message.endswith("the one before goes on")
     assert len(said(found, "CertificateRead")) == 1
 
 
