@@ -440,6 +440,22 @@ def test_t4_a_clone_that_lacks_what_was_left_out_is_one_to_recover_from(
         text(source, accepted, "large.yaml")
 
 
+def test_t4_large_files_that_are_alike_are_not_compared(work: Work, state: Path) -> None:
+    """For eight of 7 MB that took minutes, in which no other commit was fetched."""
+    source = follow(work.path, state)
+    source.fetch()
+    alike = {size: "".join(f"{number} {number**3}\n" for number in range(size // 12)) for size in (10_000, 200_000)}
+    work.commit({f"{size}-{number}.yaml": f"{text}{number}\n" for size, text in alike.items() for number in range(3)})
+    source.fetch()
+    differences = []
+    for index in (state / "repository.git/objects/pack").glob("*.idx"):
+        for line in work.git("verify-pack", "-v", str(index)).splitlines():
+            kind, *columns = line.split()[1:]
+            if kind == "blob" and len(columns) > 3:  # how many it builds on, and which
+                differences.append(columns)
+    assert len(differences) == 2, "of the small ones alone"
+
+
 @pytest.mark.usefixtures("few_bytes")
 def test_t4_a_pack_with_what_is_too_large_stays_as_it_is(
     work: Work, state: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from gitboot.load import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.line import Merge, line, messages
-from gitboot.source.repository import Stored, blaming, containing, files_of, words
+from gitboot.source.repository import Stored, blaming, containing, files_of, objects_of, words
 from gitboot.source.snapshot import folder_in
 from gitboot.source.tree import of_commit
 from gitboot.source.worktree import WORKTREE, of_worktree
@@ -133,7 +133,7 @@ def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, fol
     with tempfile.TemporaryDirectory() as scratch:
         aside = pygit2.init_repository(scratch, bare=True)
         try:
-            aside.odb.add_disk_alternate(str(_objects_of(repository)))
+            aside.odb.add_disk_alternate(str(objects_of(repository)))
             index = aside.merge_commits(old, new)
             prefix = f"{folder}/" if folder else ""
             if clashing := list(_conflicts(index.conflicts or (), prefix)):
@@ -157,13 +157,6 @@ def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, fol
         read=lambda blob: made[blob] if blob in made else stored.read(blob),
         irregular=irregular,
     )
-
-
-def _objects_of(repository: pygit2.Repository) -> Path:
-    """Where a repository keeps its objects; a linked work tree has them elsewhere (gitrepository-layout(5))."""
-    files = files_of(repository)
-    common = files / "commondir"
-    return (files / common.read_text().strip() if common.exists() else files) / "objects"
 
 
 def _is_in_dot_folder(path: str) -> bool:

@@ -12,7 +12,11 @@ import pygit2
 from pygit2.enums import ObjectType
 
 from gitboot.source.leftout import is_left_out, left_out, note_left_out
-from gitboot.source.repository import MAX_TREE_BYTES, SUBMODULE, TREE, entries, files_of
+from gitboot.source.repository import MAX_TREE_BYTES, SUBMODULE, TREE, entries, files_of, objects_of, opened
+
+# What is larger is compared with nothing. libgit2 reads it from the repository that a builder is of, and by the name of
+# another setting (pack-objects.c, packbuilder_config).
+_DELTA_LIMIT: Final = {"core.bigFileThreshold": "64k", "pack.deltaCacheSize": "64k"}
 
 _IDS_AT: Final = 8 + 4 * 256  # in a pack's index: behind a header of two words and the fan-out table
 
@@ -28,20 +32,31 @@ def copy(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) ->
     if not any(_packs(ours).iterdir()):
         _take_packs(theirs, ours)
         held = ()  # their packs may hold a commit and lack its parents, which lie about loose
-    builder, large = pygit2.PackBuilder(theirs), dict[str, int]()
+    large: dict[str, int] = {}
     lacking = left_out(files_of(theirs))  # where that is a clone, too
-    for oid in _referred(theirs, tip, held):
-        if oid in ours.odb:
-            continue
-        size = lacking.get(str(oid)) or _blob_size(theirs, oid)
-        if is_left_out(size):
-            large[str(oid)] = size
-        else:
-            builder.add(oid)
-    if large:
-        note_left_out(files_of(ours), large)
-    if len(builder):
-        builder.write(_packs(ours))
+    with opened(files_of(ours)) as building:
+        building.odb.add_disk_alternate(str(objects_of(theirs)))
+        builder = _builder(building)
+        for oid in _referred(theirs, tip, held):
+            if oid in ours.odb:
+                continue
+            size = lacking.get(str(oid)) or _blob_size(theirs, oid)
+            if is_left_out(size):
+                large[str(oid)] = size
+            else:
+                builder.add(oid)
+        if large:
+            note_left_out(files_of(ours), large)
+        if len(builder):
+            builder.write(_packs(ours))
+
+
+def _builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
+    """One that looks for differences between small objects alone: between large ones it takes minutes for a few."""
+    for name, value in _DELTA_LIMIT.items():
+        if name not in ours.config:
+            ours.config[name] = value
+    return pygit2.PackBuilder(ours)
 
 
 def _take_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
@@ -128,7 +143,7 @@ def merge_packs(repository: pygit2.Repository, limit: int) -> None:
     small = [pack for pack in packs[:-1] if not _has_large(repository, pack)]
     if len(small) < 2:
         return
-    builder = pygit2.PackBuilder(repository)
+    builder = _builder(repository)
     for pack in small:
         for oid in _ids(pack.with_suffix(".idx")):
             builder.add(oid)

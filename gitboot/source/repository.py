@@ -84,6 +84,13 @@ def files_of(repository: pygit2.Repository) -> Path:
     return Path(str(repository.path))
 
 
+def objects_of(repository: pygit2.Repository) -> Path:
+    """Where a repository keeps its objects; a linked work tree has them elsewhere (gitrepository-layout(5))."""
+    files = files_of(repository)
+    common = files / "commondir"
+    return (files / common.read_text().strip() if common.exists() else files) / "objects"
+
+
 class Stored:
     """A repository at a path, and what is raised where it cannot be read."""
 
