@@ -714,6 +714,21 @@ def test_a_clock_that_is_set_back_opens_no_window_that_was_left(here: Site) -> N
     assert seen == ["web", "repair", "web", "repair", "web", "web", "web"]
 
 
+def test_a_window_ends_in_time_for_an_endpoint_whose_clock_was_set_back_in_it(here: Site) -> None:
+    """Its instance is gone; the kernel tells how much time has passed since the newest instant that it has shown."""
+    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T20:00 20T23:00")))
+    here.now = START + timedelta(minutes=50)
+    with here.serve(keeps=True):
+        pass
+    seen = []
+    with here.serve(keeps=True) as url:
+        here.ahead = timedelta(hours=-2)
+        for minutes in (51, 59, 61, 90):
+            here.now = START + timedelta(minutes=minutes) + here.ahead
+            seen.append("repair" if "memtest-7" in get(url + ENTRY).text else "web")
+    assert seen == ["repair", "repair", "web", "web"]
+
+
 # What is seen of it
 
 

@@ -57,6 +57,7 @@ class Answer:
     signature: Signature
     since: datetime | None = None  # None: from before all turns
     until: datetime | None = None  # None: never by the clock
+    in_window: bool = False  # whether a maintenance says so: its end comes, whatever a clock says that was set back
 
     def stands(self, at: datetime) -> bool:
         """Whether this is still the answer at ``at``."""
@@ -81,7 +82,7 @@ class Answers:
             self._latest = at
         if (answer := self._held.get(path)) is None:
             return None
-        if not answer.stands(at):
+        if not answer.stands(at) or (answer.in_window and self._is_left(answer.until)):
             del self._held[path]
             return None
         self._held.move_to_end(path)
@@ -146,6 +147,7 @@ class Answers:
             signature=located.signature,
             since=version.since,
             until=until,
+            in_window=version.in_window,
         )
 
     def _overtaken(self, located: Located, asked: Asked) -> Answer | None:
@@ -167,10 +169,14 @@ class Answers:
     def _turn(self, versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
         """The version at ``at``; a window that was left is not opened again by a clock that is set back."""
         version, until = turn_of(versions, at)
-        latest = max(filter(None, (self._latest, self._tree.clock.newest)), default=None)
-        if version is None or not version.in_window or until is None or latest is None or latest < until:
+        if version is None or not version.in_window or (latest := self._is_left(until)) is None:
             return version, until
         return turn_of(versions, latest)
+
+    def _is_left(self, until: datetime | None) -> datetime | None:
+        """How far time has come by what this clock has shown, if that is past ``until``."""
+        latest = max(filter(None, (self._latest, self._tree.clock.reached)), default=None)
+        return latest if until is not None and latest is not None and latest >= until else None
 
     def _content(self, located: Located, sha: str) -> bytes:
         if (text := located.state.contents.get(sha)) is not None:

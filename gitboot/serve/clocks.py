@@ -44,7 +44,8 @@ class ComparedClock:
         self._written: datetime | None = None  # by the other's clock, what was seen last
         self._is_compared = False  # whether something was written while this process looked
         self._kept = _read(self._kept_in)
-        self.newest = self._kept  # the latest instant that it has shown, before this process; None: it was wrong
+        self._newest = self._kept  # the latest instant that it has shown, before this process; None: it was wrong
+        self._newest_s = self._began_s  # how long the kernel ran then, at least
         self.off: timedelta | None = None  # by how much this one is ahead; None: by no more than it may be
         self._check()
 
@@ -52,6 +53,13 @@ class ComparedClock:
     def up(self) -> Uptime:
         """How long the kernel runs by whose clock this goes."""
         return self._uptime()
+
+    @property
+    def reached(self) -> datetime | None:
+        """How far time has come since the latest instant that it has shown; None: there is none, or it was wrong."""
+        if self._newest is None:
+            return None
+        return self._newest + timedelta(seconds=self.up.seconds - self._newest_s)
 
     @property
     def doubt(self) -> str | None:
@@ -70,7 +78,7 @@ class ComparedClock:
             self._written = other
             self._is_compared |= is_new
             if is_new and abs(off) <= _MOST_OFF:
-                self.newest = None  # whatever it has shown before
+                self._newest = None  # whatever it has shown before
             if off < -_MOST_OFF or (is_new and off > _MOST_OFF):
                 self._set(off)
                 return
@@ -89,11 +97,12 @@ class ComparedClock:
         with suppress(OSError):
             self._kept_in.parent.mkdir(exist_ok=True)
             write_whole(self._kept_in, f"{format_instant(now)}\n".encode(), mode=0o640)
-            self.newest = self._kept = now
+            self._newest = self._kept = now
+            self._newest_s = self.up.seconds
 
     def _check(self) -> None:
         """Compare it with what it has shown itself before."""
-        behind = self._clock() - self.newest if self.newest is not None else timedelta()
+        behind = self._clock() - self._newest if self._newest is not None else timedelta()
         self._set(behind if behind < -_MOST_OFF else None)
 
     def _is_unproven(self) -> bool:
