@@ -82,7 +82,7 @@ class Answers:
             self._latest = at
         if (answer := self._held.get(path)) is None:
             return None
-        if not answer.stands(at) or (answer.in_window and self._is_left(answer.until)):
+        if not answer.stands(at) or (answer.in_window and _past(answer.until, self._latest, self._tree.clock.reached)):
             del self._held[path]
             return None
         self._held.move_to_end(path)
@@ -169,14 +169,13 @@ class Answers:
     def _turn(self, versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
         """The version at ``at``; a window that was left is not opened again by a clock that is set back."""
         version, until = turn_of(versions, at)
-        if version is None or not version.in_window or (latest := self._is_left(until)) is None:
+        if (
+            version is None
+            or not version.in_window
+            or (latest := _past(until, self._latest, self._tree.clock.reached)) is None
+        ):
             return version, until
         return turn_of(versions, latest)
-
-    def _is_left(self, until: datetime | None) -> datetime | None:
-        """How far time has come by what this clock has shown, if that is past ``until``."""
-        latest = max(filter(None, (self._latest, self._tree.clock.reached)), default=None)
-        return latest if until is not None and latest is not None and latest >= until else None
 
     def _content(self, located: Located, sha: str) -> bytes:
         if (text := located.state.contents.get(sha)) is not None:
@@ -270,6 +269,12 @@ def _unplanned(located: Located, asked: Asked, reply: Reply, file: str, found: S
         file=file,
         signature=found,
     )
+
+
+def _past(until: datetime | None, *shown: datetime | None) -> datetime | None:
+    """The latest of the instants that a clock has shown, if it is past ``until``."""
+    latest = max(filter(None, shown), default=None)
+    return latest if until is not None and latest is not None and latest >= until else None
 
 
 def _guarded(located: Located, path: str, version: Turn) -> Guarded | None:
