@@ -252,7 +252,7 @@ def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path
     with running(repository.bare, tmp_path, "--commit-seconds", "1", "--poll", "0.3") as instance:
         good = instance.status()["conditions"]
         assert good
-        repository.push({"many.yaml": many(6000)})
+        repository.push({"many.yaml": many(20_000)})
         waits = []
 
         def refusals() -> list[dict[str, Any]]:
