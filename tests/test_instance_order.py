@@ -207,6 +207,32 @@ def test_an_image_that_is_wanted_again_is_another_offer(web01: Ordered, off: tim
     assert web01.record is not None and [each.key for each in web01.record.attempts] == ["provision/1/flatcar-1"]
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_an_image_that_was_given_before_the_one_before_it_was_heard_of_is_given_once(
+    web01: Ordered, together: bool
+) -> None:
+    """flatcar-1 reports when flatcar-2 is wanted; before that is published anew, the machine is given flatcar-2."""
+    first, token = web01.install(often="OnImageChange"), web01.token
+    web01.entry(first)
+    web01.data(token)
+    second = web01.install(often="OnImageChange", image_name="flatcar-2")
+    web01.wait(minutes=5)
+    assert token is not None
+    web01.observe(
+        Observation(server="web01", path=PROVISIONED.of(MAC, token), digest=token, client="10.0.0.7", at=web01.now)
+    )
+    if not together:
+        web01.planned()
+    web01.entry(second)
+    assert web01.told("Provisioned") == ["Provisioned"]
+    assert web01.step == "Attempted"
+    web01.wait(minutes=2)
+    assert shown(web01.planned()) == (Phase.DISK, Cause.ATTEMPTED)
+    assert shown(web01.data(web01.token)) == (Phase.DISK, Cause.STARTED)
+    web01.reports(web01.token)
+    assert web01.step == "Provisioned"
+
+
 def test_each_commit_and_each_word_is_a_decision_of_its_own_and_nothing_else_is(web01: Ordered) -> None:
     web01.install()
     assert web01.knowledge.facts.sequence == 2  # it has a commit, and begins

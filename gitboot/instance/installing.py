@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gitboot.instance.offers import is_past
 from gitboot.plan import Failure, InstallAttempt, Offer, Record, Seen
-from gitboot.resolve.attempts import has_shown_all, last_attempt
+from gitboot.resolve.attempts import has_shown_all, image_reason, last_attempt
 
 
 def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
@@ -16,7 +16,7 @@ def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
         return record
     if last is not None and last.number == offer.attempt:
         return _with(offer, record, replace(last, boots=(*last.boots, seen)))
-    return _with(offer, record, InstallAttempt(key=_key(offer), number=offer.attempt, boots=(seen,)))
+    return _with(offer, record, InstallAttempt(key=_key(offer, record), number=offer.attempt, boots=(seen,)))
 
 
 def started(offer: Offer, record: Record, seen: Seen) -> Record:
@@ -76,12 +76,15 @@ def _is_same(one: Seen, other: Seen) -> bool:
     return (one.path, one.client) == (other.path, other.client)
 
 
-def _key(offer: Offer) -> str:
+def _key(offer: Offer, record: Record) -> str:
+    """The provision key that an offer counts for: where an earlier image was heard of since, it is of after that."""
+    if offer.on_image_change and not is_past(offer, record):
+        return image_reason(offer.provision, offer.image, record)
     return offer.base or offer.key
 
 
 def _last(offer: Offer, record: Record) -> InstallAttempt | None:
-    return last_attempt(record, _key(offer))
+    return last_attempt(record, _key(offer, record))
 
 
 def _number(attempt: InstallAttempt) -> tuple[int, int]:

@@ -32,8 +32,13 @@ def provision_reason(policy: PolicyDecision, record: Record) -> str:
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
         return f"provision/{policy.provision}"
+    return image_reason(policy.provision, policy.boot.image, record)
+
+
+def image_reason(provision: int, image: str, record: Record) -> str:
+    """The provision key of an image that is wanted after what is recorded."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
-    return f"provision/{policy.provision}/{policy.boot.image}{since}"
+    return f"provision/{provision}/{image}{since}"
 
 
 _AFTER: Final = "/after/"
