@@ -7,6 +7,7 @@ of what its start takes, is said of ``python -m gitboot`` itself.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import selectors
@@ -22,6 +23,8 @@ from pathlib import Path
 from shutil import rmtree
 
 _LONGEST = 1 << 18  # bytes of a command with its environment
+_NETWORK = "/proc/thread-self/ns/net"  # the network that a process is in, which is not that of who forks it
+_CLONE_NEWNET = 0x40000000  # sched.h; os.setns comes with Python 3.12
 
 
 # Whoever has a command
@@ -36,8 +39,10 @@ class Command:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(address or start())
         os.umask(umask := os.umask(0o77))
+        network = os.open(_NETWORK, os.O_RDONLY | os.O_CLOEXEC)
         asked = json.dumps([list(arguments), os.getcwd(), dict(environment), umask]).encode()
-        socket.send_fds(self._connection, [asked], [0, 1, errors])
+        socket.send_fds(self._connection, [asked], [0, 1, errors, network])
+        os.close(network)
         self.pid = int(self._connection.recv(_LONGEST))
         self.returncode: int | None = None
 
@@ -108,9 +113,9 @@ def fork_commands(listening: socket.socket) -> list[str]:
 
 def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[str] | None:
     connection, _ = listening.accept()
-    asked, fds, _, _ = socket.recv_fds(connection, _LONGEST, 3)
+    asked, (*fds, network), _, _ = socket.recv_fds(connection, _LONGEST, 4)
     if pid := os.fork():
-        for fd in fds:
+        for fd in (*fds, network):
             os.close(fd)
         connection.send(str(pid).encode())
         selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (connection, pid))
@@ -121,6 +126,7 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
             key.data[0].close()
     connection.close()
     listening.close()
+    _join(network)
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
@@ -133,6 +139,16 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
     time.tzset()
     found: list[str] = arguments
     return found
+
+
+def _join(network: int) -> None:
+    """Be in the network of who asks; to be there already needs no right."""
+    if not os.path.sameopenfile(network, here := os.open(_NETWORK, os.O_RDONLY)):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(network, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+    os.close(here)
+    os.close(network)
 
 
 def _tell(connection: socket.socket, pid: int) -> None:
