@@ -43,9 +43,10 @@ class ComparedClock:
         self._began_s = uptime().seconds
         self._written: datetime | None = None  # by the other's clock, what was seen last
         self._is_compared = False  # whether something was written while this process looked
-        self._kept = _read(self._kept_in)
+        self._kept, kept_at = _read(self._kept_in)
         self._newest = self._kept  # the latest instant that it has shown, before this process; None: it was wrong
-        self._newest_s = self._began_s  # how long the kernel ran then, at least
+        is_same = kept_at is not None and kept_at.boot == uptime().boot
+        self._newest_s = min(kept_at.seconds, self._began_s) if kept_at and is_same else self._began_s
         self.off: timedelta | None = None  # by how much this one is ahead; None: by no more than it may be
         self._check()
 
@@ -96,9 +97,9 @@ class ComparedClock:
             return
         with suppress(OSError):
             self._kept_in.parent.mkdir(exist_ok=True)
-            write_whole(self._kept_in, f"{format_instant(now)}\n".encode(), mode=0o640)
-            self._newest = self._kept = now
-            self._newest_s = self.up.seconds
+            up = self.up
+            write_whole(self._kept_in, f"{format_instant(now)} {up.seconds} {up.boot}\n".encode(), mode=0o640)
+            self._newest, self._newest_s, self._kept = now, up.seconds, now
 
     def _check(self) -> None:
         """Compare it with what it has shown itself before."""
@@ -118,7 +119,11 @@ class ComparedClock:
         self.off = off
 
 
-def _read(path: Path | None) -> datetime | None:
+def _read(path: Path | None) -> tuple[datetime | None, Uptime | None]:
+    """The latest instant that a clock had shown, and how long the kernel ran then; None: nobody knows."""
     with suppress(OSError, ValueError):
-        return datetime.fromisoformat(path.read_text().strip()) if path is not None else None
-    return None
+        words = path.read_text().split() if path is not None else []
+        if len(words) == 3:
+            return datetime.fromisoformat(words[0]), Uptime(words[2], float(words[1]))
+        return (datetime.fromisoformat(words[0]), None) if words else (None, None)
+    return None, None
