@@ -175,13 +175,23 @@ def running(
         instance.errors.close()
 
 
+def is_program(pid: int, name: str) -> bool:
+    """Whether a process is that part of gitboot: it was started (``gitboot.evaluate``, ``gitboot serve``) or forked."""
+    process = Path(f"/proc/{pid}")
+    try:
+        words = (process / "cmdline").read_text().split("\0")
+        return (process / "comm").read_text() == f"{name}\n" or any(word.rpartition(".")[2] == name for word in words)
+    except OSError:
+        return False  # it has ended
+
+
 def evaluators(parent: int) -> list[int]:
     """The evaluators that a process has started."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-            if int(fields["PPid"]) == parent and b"gitboot.evaluate" in (status.parent / "cmdline").read_bytes():
+            if int(fields["PPid"]) == parent and is_program(int(status.parent.name), "evaluate"):
                 found.append(int(status.parent.name))
         except (OSError, KeyError):
             continue

@@ -163,6 +163,7 @@ def main(fd: int) -> None:
     from pkgutil import walk_packages
 
     import gitboot
+    from tests.nursery import open_nursery
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this
     gc.disable()
@@ -172,6 +173,8 @@ def main(fd: int) -> None:
     gc.freeze()
     gc.enable()
     sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
+    if sys.argv[1:2] == ["run"]:
+        open_nursery()
     import_module("gitboot.__main__")
 
 

@@ -16,13 +16,13 @@ import pytest
 
 from gitboot.observe.spool import take
 from tests.fleets import SEED, policy, server
-from tests.instance import Repository, eventually, running
+from tests.instance import Repository, eventually, is_program, running
 from tests.serving import AFTER, ENTRY, LOOKUPS, ONCE, Site, get, planned, site
 
 
 def workers_of(parent: int) -> list[int]:
     """The processes that serve for another."""
-    return sorted(pid for pid in children(parent) if b"serve" in command_of(pid))
+    return sorted(pid for pid in children(parent) if is_program(pid, "serve"))
 
 
 def command_of(pid: int) -> list[bytes]:
