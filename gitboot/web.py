@@ -1,10 +1,11 @@
-"""One request for JSON to a web server: bounded in size and time, and led nowhere else."""
+"""One request to a web server, for JSON or for a stream of bytes: bounded in time, and led nowhere else."""
 
 from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException
@@ -13,6 +14,7 @@ from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
+from urllib.response import addinfourl
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, UsageError
@@ -77,21 +79,55 @@ def ask(
 
     Raises `HostUnreachable` where no answer comes that can be used.
     """
-    host = host_of(url)
-    sent = {"Accept": "application/json", "User-Agent": f"gitboot/{__version__}", **(headers or {})}
+    sent = {"Accept": "application/json", **(headers or {})}
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
         sent["Content-Type"] = "application/json"
+    with opened(opener, url, headers=sent, data=data, method=method, timeout_s=timeout_s) as answer:
+        return _reply(answer.status, answer.headers, answer.read(_MOST_BYTES + 1))
+
+
+class WebStream:
+    """An answer whose body is read as it comes; raises `HostUnreachable` where that ends too early."""
+
+    def __init__(self, answer: addinfourl, host: str) -> None:
+        self._answer, self._host = answer, host
+        self.status: int = answer.status or 0
+        self.headers: Message = answer.headers
+
+    def read(self, most_bytes: int) -> bytes:
+        """At most so many bytes; none at the end."""
+        try:
+            return self._answer.read(most_bytes)
+        except (OSError, HTTPException) as error:
+            raise _unreachable(self._host, error) from error
+
+
+@contextmanager
+def opened(
+    opener: OpenerDirector,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    data: bytes | None = None,
+    method: str | None = None,
+    timeout_s: float = 10,
+) -> Iterator[WebStream]:
+    """The answer to one request, whatever its status; raises `HostUnreachable` where none comes."""
+    host, sent = host_of(url), {"User-Agent": f"gitboot/{__version__}", **headers}
     try:
-        with opener.open(Request(url, data, sent, method=method), timeout=timeout_s) as answer:  # noqa: S310 - host_of looked at it
-            return _reply(answer.status, answer.headers, answer.read(_MOST_BYTES + 1))
+        answer = opener.open(Request(url, data, sent, method=method), timeout=timeout_s)  # noqa: S310 - host_of looked at it
     except HTTPError as error:
-        with error:
-            return _reply(error.code, error.headers, error.read(_MOST_BYTES + 1))
-    except URLError as error:
-        raise HostUnreachable(f"{host}: {error.reason}") from error
+        answer = error
     except (OSError, HTTPException) as error:
-        raise HostUnreachable(f"{host}: {str(error) or type(error).__name__}") from error
+        raise _unreachable(host, error) from error
+    with answer:
+        yield WebStream(answer, host)
+
+
+def _unreachable(host: str, error: OSError | HTTPException) -> HostUnreachable:
+    reason = error.reason if isinstance(error, URLError) else str(error) or type(error).__name__
+    return HostUnreachable(f"{host}: {reason}")
 
 
 def _reply(status: int, headers: Message, content: bytes) -> WebAnswer:
