@@ -22,7 +22,9 @@
         ├── LedgerError             the ledger cannot be read or written, or is of another version
         │   └── DamagedLedger       it does not hold together
         ├── BmcRejected             the BMC answered no: credentials, an unsupported setting
-        └── ForgeRefused            the forge answered no: a token, a project, what it may do
+        ├── ForgeRefused            the forge answered no: a token, a project, what it may do
+        └── RegistryRefused         a registry answered no, or may not be asked: a token, a host, what it has
+            └── NotInRegistry       it does not have that
 
 Anything else is a bug of gitboot's own and ends in its traceback.
 """
@@ -137,3 +139,11 @@ class BmcRejected(OperatorError):
 
 class ForgeRefused(OperatorError):
     """A forge answered no, and will again: the token, its rights, or the project."""
+
+
+class RegistryRefused(OperatorError):
+    """An OCI registry that may not be asked, answered no, or has something else than an image."""
+
+
+class NotInRegistry(RegistryRefused):
+    """An image, or a file of one, that its registry does not have."""

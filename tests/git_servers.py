@@ -33,7 +33,7 @@ def program(name: str, package: str) -> str:
 
 
 @contextmanager
-def _process(command: list[str], port: int, environment: Mapping[str, str]) -> Iterator[None]:
+def listening(command: list[str], port: int, environment: Mapping[str, str]) -> Iterator[None]:
     """A server that listens on ``port`` soon."""
     process = subprocess.Popen(command, env=dict(environment), stderr=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -59,7 +59,7 @@ def git_daemon(root: Path, environment: Mapping[str, str] = ENVIRONMENT) -> Iter
     """``git://``, without any authentication."""
     port = free_port()
     options = ["--listen=127.0.0.1", f"--port={port}", f"--base-path={root}", "--export-all", "--reuseaddr"]
-    with _process([program("git-daemon", "git"), *options], port, environment):
+    with listening([program("git-daemon", "git"), *options], port, environment):
         yield f"git://127.0.0.1:{port}"
 
 
@@ -188,7 +188,7 @@ class SshServer:
             Path("/run/sshd").mkdir(exist_ok=True)  # where sshd shuts itself in; Debian's service makes it
         sshd = program("sshd", "openssh-server")
         command = [sshd, "-D", "-f", str(self._directory / "sshd_config")]
-        with _process(command, self.port, {"PATH": os.environ["PATH"]}):
+        with listening(command, self.port, {"PATH": os.environ["PATH"]}):
             yield self
 
     @property

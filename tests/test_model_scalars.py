@@ -175,12 +175,17 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
     (
         parse_artifact_url,
         Code.URL,
-        ["assets:a\nb", "assets:ä", 'assets:"', "assets:a\\b", "oci://registry.test/a:latest"],
+        ["assets:a\nb", "assets:ä", 'assets:"', "assets:a\\b", f"oci://registry.test/../a@sha256:{SHA}"],
     ),
     (
         parse_artifact_url,
         Code.URL,
         [f"oci://@sha256:{SHA}", f"oci:///a/b@sha256:{SHA}", f"oci://registry.test/a@sha256:{SHA[1:]}"],
+    ),
+    (
+        parse_artifact_url,
+        Code.OCI_TAG,
+        ["oci://registry.test/a:latest", "oci://registry.test:5000/a", f"oci://registry.test/a:1@sha256:{SHA}"],
     ),
     (parse_instant, Code.INSTANT, ["", "2026-11-20", "2026-11-20T22:00:00", "2026-11-20 22:00:00Z", "22:00Z", "now"]),
     (parse_instant, Code.INSTANT, ["2026-02-29T00:00:00Z", "2026-11-20T24:00:01Z", "2026-13-01T00:00:00Z"]),

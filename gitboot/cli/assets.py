@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import fleet_options
+from gitboot.cli.inputs import OutputOption, document, fleet_options, output_option
+from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.errors import UsageError
+
+if TYPE_CHECKING:
+    from gitboot.oci.resolve import Resolved
 
 
 @click.group()
 def command() -> None:
-    """Place what machines fetch besides the boot files."""
+    """Place what machines fetch besides the boot files, and name what lies in registries."""
 
 
 @command.command()
@@ -72,6 +77,58 @@ def loaders(
     placed = place(out, tftp, url, report, systems=systems)
     if all(each.outcome is Placement.MISSING for each in placed):
         context.exit(Exit.PARTIAL)
+
+
+@command.command()
+@click.argument("image", metavar="oci://HOST/NAME:TAG")
+@click.option(
+    "--cname",
+    default="",
+    metavar="PREFIX",
+    help="Of an index with several images for one architecture, the one whose annotation cname begins so: metal_pxe. "
+    "Default: any.",
+)
+@click.option(
+    "--architecture",
+    type=click.Choice(["x86_64", "aarch64"]),
+    help="The only one to print; for an image without an index, the one that it is for. Default: all there are.",
+)
+@registry_options
+@output_option("yaml", "json")
+def resolve(
+    image: str,
+    cname: str,
+    architecture: str | None,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Print what a BootImage's spec says of a registry's image: each of its files by its digest.
+
+    The image is one as boot-operator takes it: its layers' media types say which is the kernel, the initrd, the
+    squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
+    """
+    from gitboot.model.server import Architecture
+    from gitboot.oci.reference import OciReference
+    from gitboot.oci.resolve import resolve as resolved
+
+    found = resolved(
+        OciReference.parse(image),
+        opened_registries(registries, registry_credentials, ca_bundle),
+        cname=cname,
+        architecture=Architecture(architecture) if architecture is not None else None,
+    )
+    for output in outputs:
+        said = document(image=str(found.image), architectures=found.architectures)
+        output.write(said if output.format == "json" else _as_yaml(found))
+
+
+def _as_yaml(found: Resolved) -> str:
+    import yaml
+
+    said = yaml.safe_dump({"architectures": found.architectures}, sort_keys=False, width=1000)
+    return f"# {found.image}\n{said}"
 
 
 def _base_url_of(path: Path, rev: str | None) -> str:

@@ -13,22 +13,34 @@ from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.problems import FORMATS, counted, prefix_of
+from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.phrases import count
 
 
 @click.command()
 @fleet_argument
 @at_option
+@registry_options
 @output_option(*FORMATS)
 @bounded
-def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
+def command(
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
     """Check the fleet repository at PATH: every problem at once, with its place and its hint.
 
     PATH is a directory, a Git work tree or a bare repository. The exit code is 3 where there are errors;
     warnings alone leave it 0. --at is the instant by which deadlines of pins and holds are judged.
-    `gitboot explain CODE` says more about a problem.
+    `gitboot explain CODE` says more about a problem. No registry is asked, unless a document names an image by its tag:
+    then those of --registries are, for the digests to write.
     """
     from gitboot.errors import InvalidRepository
+    from gitboot.problems.codes import Code
     from gitboot.problems.problem import Problem, Severity
     from gitboot.resolve.optouts import overdue
     from gitboot.resolve.reading import read
@@ -48,6 +60,10 @@ def command(path: Path, rev: str | None, at: datetime | None, outputs: tuple[Out
         summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
     except InvalidRepository as error:
         problems = error.problems
+        if registries and any(problem.code == Code.OCI_TAG for problem in problems):
+            from gitboot.oci.tags import with_digests
+
+            problems = with_digests(problems, opened_registries(registries, registry_credentials, ca_bundle))
     for output in outputs:
         output.write(FORMATS[output.format](problems, prefix_of(path)))
     if any(output.format == "text" for output in outputs):

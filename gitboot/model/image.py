@@ -75,9 +75,22 @@ ImageFormatField = Annotated[
 class Artifact(Struct):
     """One file that a machine fetches to boot."""
 
-    url: Url = Field(description="assets:PATH below the site's base, http(s)://…, or oci://…@sha256:….")
+    url: Url = Field(
+        description="assets:PATH below the site's base, http(s)://…, or oci://HOST/NAME@sha256:… of a registry's blob."
+    )
     sha256: Sha256 = Field(description="The sha256 of its content, as sha256sum prints it.")
     size: Integer | None = Field(default=None, description="Its size in bytes. Default: not checked.")
+
+    @model_validator(mode="after")
+    def _one_digest(self) -> Artifact:
+        if self.url.startswith("oci:") and not self.url.endswith(f"@sha256:{self.sha256}"):
+            raise Malformed(
+                Code.COMBINATION,
+                f"the URL's digest is not {self.sha256}: it has to be the file's own, not that of a manifest",
+                "write what `gitboot assets resolve` prints for the image",
+                ("sha256",),
+            )
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)

@@ -261,6 +261,12 @@ class Code(StrEnum):
         "Templates read variables as vars.NAME.",
         "Use letters, digits and '_', with no digit first.",
     )
+    OCI_TAG = (
+        "GB1047",
+        "A tag of a registry's image where a digest is needed",
+        "A tag may be another image tomorrow, and an image has several files; a decision names each by its digest.",
+        "Write what `gitboot assets resolve oci://HOST/NAME:TAG` prints.",
+    )
 
     # References and resolution, GB2…
 

@@ -1,6 +1,13 @@
 """One parser for each kind of scalar: source text in, a normalised value out, or `Malformed`."""
 
-from gitboot.model.scalars.artifacts import ArtifactUrl, Digest, parse_artifact_url, parse_base_url, parse_digest
+from gitboot.model.scalars.artifacts import (
+    OCI,
+    ArtifactUrl,
+    Digest,
+    parse_artifact_url,
+    parse_base_url,
+    parse_digest,
+)
 from gitboot.model.scalars.instants import format_instant, parse_instant
 from gitboot.model.scalars.machines import (
     MacAddress,
@@ -37,6 +44,7 @@ from gitboot.model.scalars.numbers import (
 from gitboot.model.scalars.texts import Malformed, nonempty, one_line, shown, text
 
 __all__ = [
+    "OCI",
     "ArtifactUrl",
     "Digest",
     "MacAddress",

@@ -26,7 +26,13 @@ def parse_digest(value: object) -> Digest:
     return Digest(found)
 
 
-_OCI: Final = re.compile(r"oci://[^\s@?#/]+/[^\s@?#]+@sha256:[0-9a-f]{64}")
+# As the OCI distribution specification writes names, tags and digests ("Pulling manifests").
+_COMPONENT: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+OCI: Final = re.compile(
+    r"oci://(?P<host>(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?)"
+    rf"/(?P<repository>{_COMPONENT}(?:/{_COMPONENT})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@sha256:(?P<digest>[0-9a-f]{64}))?"
+)
 
 
 def parse_artifact_url(value: object) -> ArtifactUrl:
@@ -38,9 +44,25 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         path = found.removeprefix("assets:")
         if not path or path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
             raise _malformed_url(found, "a path below the asset base", "write assets:DIR/FILE, without ..")
-    elif not (_OCI.fullmatch(found) if found.startswith("oci:") else _http(found)):
+    elif found.startswith("oci:"):
+        _check_oci(found, hint)
+    elif not _http(found):
         raise _malformed_url(found, "a URL of an artifact", hint)
     return ArtifactUrl(found)
+
+
+def _check_oci(found: str, hint: str) -> None:
+    """The blob of a registry: a tag is another image tomorrow, and has more than one file."""
+    parts = OCI.fullmatch(found)
+    if parts is None:
+        raise _malformed_url(found, "a URL of an artifact", hint)
+    if parts["tag"] is not None or parts["digest"] is None:
+        image = f"oci://{parts['host']}/{parts['repository']}:{parts['tag'] or 'TAG'}"
+        raise Malformed(
+            Code.OCI_TAG,
+            f"{found} names an image of a registry by its tag, where the digest of one file is needed",
+            f"`gitboot assets resolve {image}` prints what to write",
+        )
 
 
 def parse_base_url(value: object) -> str:

@@ -1,0 +1,176 @@
+"""Asking OCI registries: manifests, and blobs as streams; anonymous, by password or by token.
+
+After the OCI distribution specification, "Pulling", and Docker's "Token authentication specification".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.request import OpenerDirector
+
+from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused
+from gitboot.model.scalars import Digest
+from gitboot.oci.credentials import RegistryCredentials
+from gitboot.oci.layers import MANIFESTS
+from gitboot.oci.reference import AllowedRegistry, OciReference, origin
+from gitboot.web import WebStream, ask, opened
+
+_LARGEST_MANIFEST: Final = 4 << 20  # what registries have to take: "Pushing Manifests"
+_MOST_REDIRECTS: Final = 5
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
+
+
+class Registries:
+    """The registries that may be asked, and what it takes to be let in."""
+
+    def __init__(
+        self,
+        allowed: Sequence[AllowedRegistry],
+        opener: OpenerDirector,
+        credentials: RegistryCredentials | None = None,
+        *,
+        timeout_s: float = 30,
+    ) -> None:
+        self._allowed, self._opener, self._credentials = tuple(allowed), opener, credentials
+        self._timeout_s = timeout_s
+        self._tokens: dict[tuple[str, str], str] = {}  # Authorization, by origin and repository
+
+    def manifest(self, reference: OciReference) -> tuple[Digest, bytes]:
+        """An index or manifest and its digest, which is the one that was asked for where that was given.
+
+        Raises `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
+        """
+        with self._opened(reference, "manifests", {"Accept": ", ".join(MANIFESTS)}) as answer:
+            content = _whole(answer, reference)
+        found = Digest(sha256(content).hexdigest())
+        if reference.digest not in (None, found):
+            raise RegistryRefused(f"{reference} is not what the registry answered, which is sha256:{found}")
+        return found, content
+
+    @contextmanager
+    def blob(
+        self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
+    ) -> Iterator[WebStream]:
+        """A file as it comes; whoever reads it checks its digest. With a Range the status may be 206.
+
+        Raises as `manifest` does.
+        """
+        with self._opened(reference, "blobs", headers or {}, method) as answer:
+            yield answer
+
+    @contextmanager
+    def _opened(
+        self, reference: OciReference, what: str, headers: Mapping[str, str], method: str = "GET"
+    ) -> Iterator[WebStream]:
+        at = origin(reference, self._allowed)
+        url = f"{at}/v2/{reference.repository}/{what}/{reference.version}"
+        key = at, reference.repository
+        known = self._tokens.get(key)
+        with self._followed(url, headers, known, method) as answer:
+            if answer.status != HTTPStatus.UNAUTHORIZED:
+                yield _good(answer, reference)
+                return
+            challenge = answer.headers.get_all("WWW-Authenticate") or []
+        if (given := self._authorization(at, reference, challenge)) is None:
+            raise RegistryRefused(f"{reference} is not given to the anonymous: give --registry-credentials")
+        self._tokens[key] = given
+        with self._followed(url, headers, given, method) as answer:
+            yield _good(answer, reference)
+
+    @contextmanager
+    def _followed(
+        self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
+    ) -> Iterator[WebStream]:
+        """The answer behind redirects, which registries give for blobs; a registry's token goes to itself alone."""
+        first = urlsplit(url)
+        for _ in range(_MOST_REDIRECTS):
+            here = urlsplit(url)
+            is_own = (here.scheme, here.netloc) == (first.scheme, first.netloc)
+            sent = {**headers, "Authorization": authorization} if is_own and authorization else headers
+            with opened(self._opener, url, headers=sent, method=method, timeout_s=self._timeout_s) as answer:
+                location = answer.headers.get("Location")
+                if answer.status not in _REDIRECTS or location is None:
+                    yield answer
+                    return
+            url = urljoin(url, location)
+            if urlsplit(url).scheme != "https" and urlsplit(url).scheme != first.scheme:
+                raise RegistryRefused(f"{first.netloc} leads from {first.scheme} to {url[:100]}")
+        raise RegistryRefused(f"{first.netloc} leads from one address to the next, {_MOST_REDIRECTS} times")
+
+    def _authorization(self, at: str, reference: OciReference, challenges: Sequence[str]) -> str | None:
+        """What the registry wants to see; None: credentials that are not at hand."""
+        own = self._credentials.authorization(reference.host) if self._credentials is not None else None
+        for challenge in challenges:
+            scheme, _, rest = challenge.partition(" ")
+            if scheme.lower() == "bearer":
+                parameters = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
+                return self._token(at, reference, parameters, own)
+        return own
+
+    def _token(self, at: str, reference: OciReference, asked: Mapping[str, str], own: str | None) -> str:
+        realm = asked.get("realm", "")
+        _check_realm(realm, at)
+        query = {"scope": f"repository:{reference.repository}:pull"}
+        if "service" in asked:
+            query["service"] = asked["service"]
+        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
+        answer = ask(self._opener, url, headers={"Authorization": own} if own else {}, timeout_s=self._timeout_s)
+        _check_answered(answer.status, urlsplit(realm).netloc)
+        found = answer.json if isinstance(answer.json, dict) else {}
+        token = found.get("token") or found.get("access_token")
+        if answer.status != HTTPStatus.OK or not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            whose = "these credentials" if own else "the anonymous; give --registry-credentials"
+            raise RegistryRefused(f"{urlsplit(realm).netloc} gives no token for {reference} to {whose}")
+        return f"Bearer {token}"
+
+
+_PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
+_TOKEN: Final = re.compile(r"[!-~]+")  # it becomes part of a header
+
+
+def _check_realm(realm: str, at: str) -> None:
+    """Raise `RegistryRefused` where a token is to be asked for at a place that anybody could have named.
+
+    A registry that was asked by https may name another host, since it could ask for the credentials itself. What an
+    unencrypted answer says may be anybody's word: there it has to be the same host.
+    """
+    try:
+        found, own = urlsplit(realm), urlsplit(at)
+        is_own = (found.scheme, found.netloc) == (own.scheme, own.netloc)
+        is_good = is_own or (own.scheme == found.scheme == "https" and bool(found.hostname) and "@" not in found.netloc)
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise RegistryRefused(f"{at} wants its token asked for at {realm[:100]!r}, where credentials are not sent")
+
+
+def _good(answer: WebStream, reference: OciReference) -> WebStream:
+    if answer.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+        return answer
+    _check_answered(answer.status, reference.host)
+    if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+        raise NotInRegistry(f"{reference} is not in the registry")
+    if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise RegistryRefused(f"{reference} is not given to these credentials")
+    raise RegistryRefused(f"{reference.host} answers {answer.status} for {reference}")
+
+
+def _check_answered(status: int, host: str) -> None:
+    if status in _AGAIN:
+        raise HostUnreachable(f"{host} answers {status}: not now")
+
+
+def _whole(answer: WebStream, reference: OciReference) -> bytes:
+    content = b""
+    while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
+        content += chunk
+    if len(content) > _LARGEST_MANIFEST:
+        raise RegistryRefused(f"{reference}: a manifest of more than {_LARGEST_MANIFEST >> 20} MiB")
+    return content
