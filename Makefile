@@ -22,7 +22,7 @@ run: $(READY) ## watch gitboot work on the example fleet, on this machine only
 	scripts/run-example
 
 test: $(READY) ## run all tests but those that boot real firmware
-	$(PYTEST) $(BOOTS)
+	$(PYTEST) $(BOOTS) $(SEARCH)
 
 test-boot: WORKERS := auto
 test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root

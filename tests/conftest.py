@@ -61,7 +61,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lives", type=int, default=6, help="How many lives of a machine are searched for each BMC.")
+    parser.addoption("--lives", type=int, default=3, help="How long is searched for what chance alone finds.")
     parser.addoption("--boots", action="store_true", help="Boot real firmware as well (tests/boots).")
     parser.addoption("--write-hardware", action="store_true", help="Write what diff prints to docs/hardware.md.")
     parser.addoption("--write-boots", action="store_true", help="Write what was booted to docs/boots.md.")
@@ -98,4 +98,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def lives(request: pytest.FixtureRequest) -> int:
+    """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
     return int(request.config.getoption("--lives"))

@@ -21,7 +21,6 @@ from tests.instance import Repository, git
 from tests.serving import LOADER
 from tests.test_kill import documents
 
-COMMITS = 200
 ENTRY = f"v1/boot/{mac_of('web0').replace(':', '-')}/boot.ipxe"
 
 
@@ -60,9 +59,9 @@ def follow(fetch: Callable[[str], str | None]) -> str | None:
     return str(named) if f"web0 {named}\n" in user_data else f"mixed: {named} with {user_data!r}"
 
 
-def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path) -> None:
+def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> None:
     repository = Repository.create(tmp_path / "git")
-    commits = history(repository.bare, COMMITS)
+    commits = history(repository.bare, 20 * lives)
     done, seen = threading.Event(), {"endpoint": Counter[str | None](), "tree": Counter[str | None]()}
     at = datetime.now(UTC)  # all along: an endpoint doubts its clock where a busy machine takes long for a commit
 
@@ -107,4 +106,4 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path) -> None:
     for kind, chains in seen.items():
         wrong = [found for found in chains if found is None or not found.startswith("flatcar-")]
         assert not wrong, f"{kind}: {wrong}"
-        assert len(chains) > 20, f"{kind} saw only {len(chains)} versions"
+        assert len(chains) > 2 * lives, f"{kind} saw only {len(chains)} versions"

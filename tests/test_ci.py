@@ -255,9 +255,9 @@ JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: Host, installed: Path) -> None:
+def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: Host, programs: Path) -> None:
     fleet.change(HARMLESS)
-    ran = job(fleet, host, installed)
+    ran = job(fleet, host, programs)
     assert ran.failed == {}, ran.out
     (comment,) = host.comments
     assert comment["body"].startswith("<!-- gitboot diff -->")

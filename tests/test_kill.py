@@ -20,8 +20,6 @@ from tests.fleets import fleet, image, policy, profile, server
 from tests.inprocess import in_process
 from tests.instance import Repository, git
 
-KILLS = 200
-
 
 def documents(image_name: str) -> dict[str, str]:
     """Four servers that boot an image with user data that names it."""
@@ -76,12 +74,13 @@ def check(folder: Path, versions: dict[str, dict[str, bytes]]) -> None:
         connection.close()
 
 
-def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_path: Path) -> None:
+def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_path: Path, lives: int) -> None:
+    kills = 20 * lives
     repository = Repository.create(tmp_path / "git")
     commits = [repository.push(documents(name)) for name in ("flatcar-1", "flatcar-2")]
     versions = {commit: boot_files(repository.bare, commit) for commit in commits}
     order = random.Random(20261121)
-    for kill in range(KILLS):
+    for kill in range(kills):
         git(repository.bare, "update-ref", "refs/heads/main", commits[kill % 2])
         child = os.fork()
         if child == 0:
@@ -99,7 +98,7 @@ def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_pat
     with in_process(tmp_path, repository.bare, allow_rewind=True) as parts:
         parts.source.fetch()
         parts.reconciler.reconcile(datetime.now(UTC))
-        assert parts.reconciler.status.applied == commits[(KILLS - 1) % 2]
+        assert parts.reconciler.status.applied == commits[(kills - 1) % 2]
     boot = tmp_path / "output" / "boot"
-    for name, content in versions[commits[(KILLS - 1) % 2]].items():
+    for name, content in versions[commits[(kills - 1) % 2]].items():
         assert (boot / name).read_bytes() == content

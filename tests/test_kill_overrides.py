@@ -29,7 +29,6 @@ from tests.redfish.samples import Json
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
-KILLS = 100
 POINTS = ("the PATCH has arrived", "the PATCH was applied", "it is read back", "some instant")
 PASSES = 2
 
@@ -137,8 +136,9 @@ class Watched(Machine):
 
 
 def test_an_instance_that_is_killed_around_a_patch_sets_no_key_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: int
 ) -> None:
+    kills = 10 * lives
     monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power is cut here
     give_credentials(tmp_path, password="secret")
     chance, killed = random.Random(20261121), Counter[str]()
@@ -169,7 +169,7 @@ def test_an_instance_that_is_killed_around_a_patch_sets_no_key_twice(
             assert status in (0, -signal.SIGKILL), (tmp_path / "failure").read_text()
             return status
 
-        while killed.total() < KILLS:
+        while killed.total() < kills:
             point = chance.choice(POINTS)
             reached = live(point) == -signal.SIGKILL
             killed[point] += reached
@@ -185,5 +185,5 @@ def test_an_instance_that_is_killed_around_a_patch_sets_no_key_twice(
         assert live("") == 0
         machine.run_through()
         assert booted[-1] == machine.provision, "what was killed so often sets no more"
-    assert len(booted) == len(set(booted)) >= 10
-    assert min(killed[point] for point in POINTS) >= 5, killed
+    assert len(booted) == len(set(booted)) >= kills // 10
+    assert min(killed[point] for point in POINTS) >= kills // 20, killed
