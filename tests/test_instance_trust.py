@@ -476,7 +476,7 @@ class Witnessed:
     def __init__(self, parts: Parts, host: ForgeHost, token: Path) -> None:
         self.parts = parts
         forge = Forge(Project.parse(host.project), token, name="gitboot")
-        self.verdicts = Verdicts(forge, lambda: None, asks=True)
+        self.verdicts = Verdicts(forge, lambda: None, asks=True, first_retry_s=0.05)
         self.witness = Witness(self.verdicts, parts.source, parts.ledger.progress[0])
 
     def turn(self, at: datetime, *, fetched: bool = True, asks: bool = True) -> None:

@@ -122,10 +122,14 @@ class Verdicts:
         with self._changed:
             self._have_told_how_far(at_once=True)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting or self._telling.failure is not None, patience_s)
+            self._changed.wait_for(lambda: not self._waiting or not self._can_be_told, patience_s)
             self._ending = True
             self._changed.notify_all()
         self._thread.join(timeout=1)  # one that hangs in the network ends with the process
+
+    @property
+    def _can_be_told(self) -> bool:
+        return self._may_tell and self._telling.failure is None
 
     def _have_told(self, verdict: CommitVerdict) -> None:
         self._further = None
