@@ -6,6 +6,7 @@ machine is not a wrong result.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from contextlib import suppress
@@ -50,6 +51,7 @@ def _has_room(folder: Path) -> bool:
 
 def pytest_collection(session: pytest.Session) -> None:
     """Let each of several workers begin with other modules: what one has compiled, the others need only read."""
+    gc.disable()  # nearly all that is made stays
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
@@ -58,6 +60,11 @@ def pytest_collection(session: pytest.Session) -> None:
     for module in (*modules[first:], *modules[:first]):
         with suppress(Exception):  # the collection says so where it comes to it
             import_module(f"tests.{module}")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # it is not looked at again and again
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
