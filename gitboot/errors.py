@@ -18,7 +18,8 @@
         ├── LockedByAnother         another instance holds this directory
         ├── PublishError            the tree cannot be written
         │   └── ForeignTree         it belongs to another ledger
-        ├── AssetError              a loader cannot be built or placed
+        ├── AssetError              what machines fetch besides their boot files cannot be placed
+        │   └── ArtifactMissing     who has to have an artifact says that there is none
         ├── LedgerError             the ledger cannot be read or written, or is of another version
         │   └── DamagedLedger       it does not hold together
         ├── BmcRejected             the BMC answered no: credentials, an unsupported setting
@@ -122,7 +123,11 @@ class ForeignTree(PublishError):
 
 
 class AssetError(OperatorError):
-    """A loader cannot be built, or not be placed where machines fetch it."""
+    """A loader or an artifact cannot be had, or not be placed where machines fetch it."""
+
+
+class ArtifactMissing(AssetError):
+    """Who has to have an artifact says that there is none."""
 
 
 class LedgerError(OperatorError):

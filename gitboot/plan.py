@@ -176,6 +176,18 @@ class Boot:
         """What firmware fetches by UEFI HTTP boot, if this boot has it."""
         return getattr(self.files, self.http_boot) if self.http_boot is not None else None
 
+    @property
+    def fetched(self) -> tuple[BootFile, ...]:
+        """The files that a machine fetches by it: what its method starts, and what any text that it is given names."""
+        files, started = self.files, set[BootFile | None]()
+        if self.direct:
+            started = {self.direct_uki or files.iso}
+        else:
+            started = {files.kernel, *files.initrds, files.loader if self.http_boot is HttpBoot.LOADER else None}
+        data = self.user_data.files.values() if self.user_data is not None else ()
+        texts = (*self.kernel_arguments, *self.entries.values(), *data)
+        return tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
+
     def facts(self) -> dict[str, Any]:
         return {
             "profile": self.profile,
@@ -286,6 +298,12 @@ class Decision:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest(self.facts()))
+
+    @property
+    def boots(self) -> tuple[Boot, ...]:
+        """Whatever it may boot from the network, now or ever."""
+        found = (each.boot for each in (self.policy, *self.maintenances) if each is not None)
+        return tuple(boot for boot in found if boot is not None)
 
     @property
     def token(self) -> Digest | None:

@@ -169,9 +169,7 @@ def publishers(root: Path) -> Iterator[Killed]:
     publishers.close()
 
 
-def test_killed_at_random_instants_it_leaves_every_file_whole(
-    root: Path, publishers: Killed, lives: int
-) -> None:
+def test_killed_at_random_instants_it_leaves_every_file_whole(root: Path, publishers: Killed, lives: int) -> None:
     kills = 20 * lives
     dice = random.Random(20261120)
     with Directory.open(root, ledger="ours") as directory:

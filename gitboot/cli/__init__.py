@@ -24,7 +24,7 @@ _COMMANDS: Final = {
     "timeline": "Show what a server boots when, without another commit.",
     "images": "Show each image and stream: who boots it, who stays behind and why, who is next.",
     "diff": "Show what a range of commits changes, for whom, and whether a guard holds it.",
-    "assets": "Place the loaders that machines fetch before their boot files.",
+    "assets": "Place and verify what machines fetch besides the boot files.",
     "render": "Write the whole tree of boot files into a directory.",
     "run": "Watch a repository and publish, serve and set what its servers boot.",
     "serve": "Serve a published tree, in as many processes as wanted.",

@@ -9,7 +9,7 @@ import click
 
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_options, output_option
+from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, kept, output_option
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.errors import UsageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """Place what machines fetch besides the boot files, and name what lies in registries."""
+    """Place and verify what machines fetch besides the boot files, and name what lies in registries."""
 
 
 @command.command()
@@ -65,7 +65,7 @@ def loaders(
     GRUB is built so that it begins with grub.cfg under the base URL. What is missing is named with its package.
     Doing it twice writes nothing.
     """
-    from gitboot.assets import Placed, Placement, place
+    from gitboot.assets.placing import Placed, Placement, place
 
     url = _base_url_of(path, rev) if base_url is None else _parsed(base_url)
 
@@ -149,3 +149,50 @@ def _parsed(url: str) -> str:
         return parse_base_url(url)
     except Malformed as error:
         raise UsageError(f"--base-url {url}: {error.message}; {error.hint}") from None
+
+
+@command.command()
+@fleet_argument
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="Only what this site needs. Default: all.")
+@click.option("--head", is_flag=True, help="Take the servers' word: ask by HEAD, read nothing.")
+@click.option(
+    "--assets",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory that is served under the fleet's baseURL/assets/: its files are looked at there.",
+)
+@click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Artifacts at a time.")
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where it is remembered what was read. It can be deleted. Default: $XDG_CACHE_HOME/gitboot/artifacts.json.",
+)
+@output_option("table", "json")
+@click.pass_context
+@bounded
+def verify(
+    context: click.Context,
+    path: Path,
+    rev: str | None,
+    sites: tuple[str, ...],
+    head: bool,
+    assets: Path | None,
+    parallel: int,
+    cache: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Look at every artifact that the fleet at PATH names: it is there, and has its size and sha256.
+
+    Each is read once, and again when its server says that it is another; what firmware fetches itself must have a
+    content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
+    is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
+    """
+    from gitboot.assets.remembered import read_sightings
+    from gitboot.cli.looking import as_json, as_text, exit_of_look, fetchers_of, looked_at, named_in
+
+    decisions, found = named_in(path, rev, sites)
+    place = cache or kept("artifacts.json")
+    known = read_sightings(place) if place is not None else {}
+    seen = looked_at(fetchers_of(decisions, assets), found, known, place, read=not head, parallel=parallel)
+    for output in outputs:
+        output.write(as_json(found, seen) if output.format == "json" else as_text(found, seen))
+    context.exit(exit_of_look(found, seen))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.bounded import bounded, evaluating
-from gitboot.cli.inputs import OutputOption, document, output_option, path_option
+from gitboot.cli.inputs import OutputOption, document, kept, output_option, path_option
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,19 +55,12 @@ def _entries(history: History, server: str, number: int | None) -> list[Changed 
     from gitboot.audit.steps import Steps
 
     entries: list[Changed | Skipped] = []
-    with evaluating() as begun, Steps.open(_kept()) as steps:
+    with evaluating() as begun, Steps.open(kept("history.sqlite")) as steps:
         for entry in Lineage(history, steps, begun).of(server):
             entries.append(entry)
             if sum(map(_is_change, entries)) == number:
                 break
     return entries
-
-
-def _kept() -> Path | None:
-    """Where what was found is kept, by the XDG Base Directory Specification; None for a user without a home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    folder = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
-    return Path(folder, "gitboot", "history.sqlite") if os.path.isabs(folder) else None
 
 
 def _is_change(entry: Changed | Skipped) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -177,6 +178,13 @@ def document(**items: Any) -> str:
     from gitboot.model.envelope import API_VERSION
 
     return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)
+
+
+def kept(name: str) -> Path | None:
+    """Where a command keeps what it has found, by the XDG Base Directory Specification; None: a user without a home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    folder = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
+    return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from gitboot.assets.below import file_below
 from gitboot.render.paths import artifact_type
 from gitboot.serve.reply import NOT_FOUND, Reply, names
 
@@ -27,7 +27,7 @@ class ServedFiles:
 
     def file(self, path: str, request: Request) -> Response:
         """The answer with the file at ``path`` below the root, whatever was asked for."""
-        found = _below(self._root.resolve(), path)
+        found = file_below(self._root.resolve(), path)
         if found is None:
             return NOT_FOUND
         content_type = artifact_type(found.name)
@@ -41,7 +41,7 @@ class ServedFiles:
 
 def size_below(root: Path, path: str) -> int | None:
     """The size of the file at ``path`` that would be answered; None where there is none."""
-    found = _below(root.resolve(), path)
+    found = file_below(root.resolve(), path)
     with suppress(OSError):
         return found.stat().st_size if found is not None else None
     return None
@@ -49,14 +49,3 @@ def size_below(root: Path, path: str) -> int | None:
 
 def _sent(request: Request, name: bytes) -> Iterable[bytes]:
     return (value for key, value in request.scope["headers"] if key == name)
-
-
-def _below(root: Path, path: str) -> Path | None:
-    """The readable file that ``path`` names below ``root``, if it names one; hidden files are none."""
-    if "\\" in path or any(part == "" or part.startswith(".") for part in path.split("/")):
-        return None
-    try:
-        found = (root / path).resolve(strict=True)
-    except (OSError, RuntimeError, ValueError):  # missing or too long; a loop of symlinks; a NUL
-        return None
-    return found if found.is_relative_to(root) and found.is_file() and os.access(found, os.R_OK) else None

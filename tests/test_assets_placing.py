@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gitboot.assets import (
+from gitboot.assets.placing import (
     LOADERS,
     MANIFEST,
     Built,

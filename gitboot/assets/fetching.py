@@ -1,0 +1,259 @@
+"""Artifacts where they are: at a web server, or below a directory that is served."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import unquote, urljoin, urlsplit
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from gitboot import __version__
+from gitboot.assets.below import file_below
+from gitboot.assets.sighting import ArtifactHead
+from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.render.paths import artifact_type
+
+CHUNK: Final = 1 << 20  # bytes that are read at a time
+
+
+class Content(NamedTuple):
+    """An artifact that is being read."""
+
+    head: ArtifactHead
+    offset: int  # in the whole, at which the chunks begin: 0 where no other was to be had
+    chunks: Iterator[bytes]
+
+
+class Fetcher(Protocol):
+    """Whoever knows where the artifacts of a kind of URL are; it may be asked from many threads at once.
+
+    It says what is there, and judges nothing: sizes and digests are compared by who asks (`gitboot.assets.sighting`).
+    Both raise `ArtifactMissing` where it is known that there is none, and `HostUnreachable` where nothing is known.
+    """
+
+    def head(self, url: str) -> ArtifactHead:
+        """What is said of an artifact without reading it."""
+
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
+        """Read an artifact from an offset on, or all of it; what ends it too early is raised by the chunks."""
+
+
+class Fetchers:
+    """Several, each for the URLs that begin with its prefix; the longest that fits counts."""
+
+    def __init__(self, by_prefix: Mapping[str, Fetcher]) -> None:
+        self._by_prefix = dict(sorted(by_prefix.items(), key=lambda each: -len(each[0])))
+
+    def _of(self, url: str) -> Fetcher:
+        for prefix, fetcher in self._by_prefix.items():
+            if url.startswith(prefix):
+                return fetcher
+        raise HostUnreachable(f"nothing here can fetch {url}")
+
+    def head(self, url: str) -> ArtifactHead:
+        """What is said of an artifact without reading it."""
+        return self._of(url).head(url)
+
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
+        """Read an artifact from an offset on, or all of it."""
+        return self._of(url).read(url, offset)
+
+
+# By HTTP
+
+_MOST_REDIRECTS: Final = 5
+_GONE: Final = (404, 410)
+_NO_HEAD: Final = (405, 501)  # a server that knows GET alone
+_NO_RANGE: Final = 416
+_TIMEOUT_S: Final = 10.0  # without a byte
+_HOSTS: Final = 64  # whose connections are kept
+
+
+class WebFetcher:
+    """By http and https, as machines fetch: without a proxy, and with no more trust than this host has."""
+
+    def __init__(self, *, per_host: int = 8, timeout_s: float = _TIMEOUT_S) -> None:
+        self._pool = urllib3.PoolManager(
+            num_pools=_HOSTS,
+            maxsize=per_host,
+            block=True,  # no host is asked for more than that at a time
+            retries=False,
+            timeout=urllib3.Timeout(connect=timeout_s, read=timeout_s),
+            ssl_context=ssl.create_default_context(),
+            headers={"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity"},
+        )
+
+    def head(self, url: str) -> ArtifactHead:
+        """What the server says in answer to HEAD, or to a GET whose body is left where HEAD is not known."""
+        with self._answer("HEAD", url, {}) as (answer, led_to):
+            if answer.status not in _NO_HEAD:
+                return _head_of(answer, url, led_to)
+        with self._answer("GET", url, {}) as (answer, led_to):
+            return _head_of(answer, url, led_to)
+
+    @contextmanager
+    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
+        """Read it by GET, in a range where that is asked for and given."""
+        wanted = {"Range": f"bytes={offset}-"} if offset else {}
+        with self._answer("GET", url, wanted) as (answer, led_to):
+            if answer.status != _NO_RANGE:
+                head = _head_of(answer, url, led_to)
+                yield Content(head, _offset_of(answer, offset), _chunks(answer, url))
+                return
+        with self.read(url) as content:
+            yield content
+
+    @contextmanager
+    def _answer(
+        self, method: str, url: str, headers: Mapping[str, str]
+    ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str | None]]:
+        """What is answered in the end, and where redirects have led; the connection is kept if its body was read."""
+        at, led_to = url, None
+        for _ in range(_MOST_REDIRECTS + 1):
+            answer = self._ask(method, at, headers)
+            try:
+                where = answer.get_redirect_location()
+                if not where:
+                    yield answer, led_to
+                    return
+                at = led_to = _followed(at, where)
+            finally:
+                _let_go(answer)
+        raise HostUnreachable(f"{host_of(url)}: more than {_MOST_REDIRECTS} redirects")
+
+    def _ask(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        try:
+            return self._pool.request(
+                method,
+                url,
+                headers={**self._pool.headers, **headers},
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+            )
+        except (HTTPError, HTTPException, OSError, ValueError) as error:
+            raise HostUnreachable(f"{host_of(url)}: {_reason(error)}") from error
+
+
+def host_of(url: str) -> str:
+    """Whom a URL asks, in words for people."""
+    return urlsplit(url).netloc
+
+
+def _let_go(answer: urllib3.BaseHTTPResponse) -> None:
+    """Keep the connection where nothing is left to be read, else end it: a body may be gigabytes."""
+    if answer.length_remaining == 0:
+        answer.drain_conn()
+    else:
+        answer.close()
+    answer.release_conn()  # else the pool would count it as in use for ever
+
+
+def _reason(error: Exception) -> str:
+    """What a library says is wrong, without its own names."""
+    cause = getattr(error, "reason", None) or error
+    return str(cause).rpartition(">: ")[2].strip() or type(error).__name__
+
+
+def _followed(url: str, location: str) -> str:
+    """Where a redirect leads: by the same scheme, or from http to https."""
+    target = urljoin(url, location)
+    before, after = urlsplit(url).scheme, urlsplit(target).scheme
+    if after != before and (before, after) != ("http", "https"):
+        raise HostUnreachable(f"{host_of(url)} leads to {target}, and is not followed there")
+    return target
+
+
+def _head_of(answer: urllib3.BaseHTTPResponse, url: str, led_to: str | None) -> ArtifactHead:
+    if answer.status in _GONE:
+        raise ArtifactMissing(f"{host_of(url)} answers {answer.status}")
+    if answer.status not in (200, 206):
+        raise HostUnreachable(f"{host_of(url)} answers {answer.status}")
+    headers = answer.headers
+    size = _number(headers.get("Content-Length")) if not headers.get("Content-Encoding") else None
+    if answer.status == 206:
+        size = _number(headers.get("Content-Range", "").rpartition("/")[2])
+    named = [given for name in ("ETag", "Last-Modified") if (given := headers.get(name))]
+    return ArtifactHead(
+        size=size,
+        content_type=headers.get("Content-Type"),
+        version=" ".join((*named, str(size))) if named else None,
+        led_to=led_to,
+    )
+
+
+def _offset_of(answer: urllib3.BaseHTTPResponse, wanted: int) -> int:
+    """Where a body begins in the whole."""
+    if answer.status != 206:
+        return 0
+    first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+    if _number(first) != wanted:
+        raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given what follows {first or 'none'}")
+    return wanted
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and text.isascii() else None
+
+
+def _chunks(answer: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
+    try:
+        yield from answer.stream(CHUNK, decode_content=False)
+    except (HTTPError, HTTPException, OSError) as error:
+        raise HostUnreachable(f"{host_of(url)}: {_reason(error)}") from error
+
+
+# Below a directory
+
+
+class FolderFetcher:
+    """Of a directory that endpoints of this host serve under a URL: what they would answer."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder, self._url = folder, url
+
+    def head(self, url: str) -> ArtifactHead:
+        """What the file system says of the file."""
+        return _head_of_file(self._found(url))
+
+    @contextmanager
+    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
+        """Read the file."""
+        path = self._found(url)
+        head = _head_of_file(path)
+        chunks = _chunks_of_file(path, offset)
+        try:
+            yield Content(head, offset, chunks)
+        finally:
+            chunks.close()
+
+    def _found(self, url: str) -> Path:
+        path = unquote(urlsplit(url.removeprefix(self._url)).path)
+        if (found := file_below(self._folder.resolve(), path)) is None:
+            raise ArtifactMissing(f"there is no file {self._folder / path} that can be read")
+        return found
+
+
+def _chunks_of_file(path: Path, offset: int) -> Generator[bytes, None, None]:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK):
+                yield chunk
+    except OSError as error:
+        raise HostUnreachable(f"{path}: {error.strerror}") from error
+
+
+def _head_of_file(path: Path) -> ArtifactHead:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise HostUnreachable(f"{path}: {error.strerror}") from error
+    version = f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_size}"
+    return ArtifactHead(size=found.st_size, content_type=artifact_type(path.name), version=version)

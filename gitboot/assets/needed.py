@@ -1,0 +1,57 @@
+"""Which artifacts the decisions of a commit name, for which images, and for how many servers of which sites."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gitboot.plan import Boot, BootFile
+from gitboot.resolve import Decisions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedArtifact:
+    """One artifact, and who needs it."""
+
+    file: BootFile
+    images: tuple[str, ...]
+    sites: tuple[str, ...]  # by name; "" is the fleet itself
+    servers: int  # that may boot by it; unknown machines are none
+    by_firmware: bool  # whether UEFI HTTP boot fetches it itself
+
+
+@dataclass(slots=True)
+class _Needs:
+    images: set[str] = field(default_factory=set)
+    sites: set[str] = field(default_factory=set)
+    servers: set[str] = field(default_factory=set)
+    by_firmware: bool = False
+
+    def note(self, boot: Boot, file: BootFile, site: str, server: str | None) -> None:
+        self.images.add(boot.image)
+        self.sites.add(site)
+        self.servers |= {server} if server is not None else set()
+        self.by_firmware |= boot.http_boot_file == file
+
+
+def named_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NamedArtifact, ...]:
+    """Every artifact that any server, or an unknown machine, may be told to fetch, by URL; ``sites`` are by server."""
+    found: defaultdict[BootFile, _Needs] = defaultdict(_Needs)
+    for server, decision in decisions.servers.items():
+        for boot in decision.boots:
+            for file in boot.fetched:
+                found[file].note(boot, file, sites.get(server, ""), server)
+    for boot in (decisions.unknown or {}).values():
+        for file in boot.fetched:
+            found[file].note(boot, file, "", None)
+    return tuple(
+        NamedArtifact(
+            file=file,
+            images=tuple(sorted(needs.images)),
+            sites=tuple(sorted(needs.sites)),
+            servers=len(needs.servers),
+            by_firmware=needs.by_firmware,
+        )
+        for file, needs in sorted(found.items(), key=lambda each: (each[0].url, each[0].sha256, each[0].size or 0))
+    )

@@ -1,0 +1,152 @@
+"""Looking at a fleet's artifacts for `gitboot assets`: with a progress bar, and told as a table or JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gitboot.assets.fetching import Fetcher, Fetchers, FolderFetcher, WebFetcher
+from gitboot.assets.needed import NamedArtifact, named_artifacts
+from gitboot.assets.remembered import write_sightings
+from gitboot.assets.sighting import Sighting, unbootable_by_firmware
+from gitboot.assets.verifying import look_at_all
+from gitboot.cli.bounded import evaluating
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import document
+from gitboot.cli.table import table, wrapped
+from gitboot.errors import UsageError
+from gitboot.facts import facts
+from gitboot.phrases import count, did_you_mean
+from gitboot.plan import BootFile
+from gitboot.resolve import Decisions
+from gitboot.resolve.decide import site_of
+from gitboot.resolve.reading import read as read_decisions
+from gitboot.source import open_snapshot
+
+_SAVED_EVERY_S: Final = 2.0
+
+
+def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NamedArtifact, ...]]:
+    """The fleet at PATH, and its artifacts; raises `InvalidRepository`, and `UsageError` for an unknown site."""
+    with evaluating() as begun:
+        snapshot = open_snapshot(path, rev)
+        begun(len(snapshot.blobs))
+        decided = read_decisions(snapshot)
+    decisions, repository = decided.decisions, decided.repository
+    for site in only:
+        if site not in decisions.sites:
+            hint = did_you_mean(site, decisions.sites, "the Fleet names those that there are")
+            raise UsageError(f"there is no site {site!r}; {hint}")
+    of_servers = {name: site_of(repository, server) for name, server in repository.servers.items()}
+    named = named_artifacts(decisions, {name: site.name for name, site in of_servers.items() if site is not None})
+    return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
+
+
+def fetchers_of(decisions: Decisions, assets: Path | None) -> Fetchers:
+
+    web = WebFetcher()
+    by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web}
+    if assets is not None:
+        base = f"{decisions.base_url}/assets/"
+        by_prefix[base] = FolderFetcher(assets, base)
+    return Fetchers(by_prefix)
+
+
+def looked_at(
+    fetchers: Fetchers,
+    found: Collection[NamedArtifact],
+    known: Mapping[BootFile, Sighting],
+    cache: Path | None,
+    *,
+    read: bool,
+    parallel: int,
+) -> dict[BootFile, Sighting]:
+    """What is to be seen of each; what was seen is kept as it goes, and where it is ended early."""
+    seen: dict[BootFile, Sighting] = {}
+    saved = time.monotonic()
+    with click.progressbar(
+        length=len(found), label="artifacts", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+
+        def note(file: BootFile, sighting: Sighting) -> None:
+            nonlocal saved
+            seen[file] = sighting
+            bar.update(1)
+            if time.monotonic() - saved > _SAVED_EVERY_S:
+                _save(cache, {**known, **seen})
+                saved = time.monotonic()
+
+        try:
+            look_at_all(fetchers, [each.file for each in found], known, note, read=read, parallel=parallel)
+        finally:
+            _save(cache, {**known, **seen})
+    return seen
+
+
+def _save(cache: Path | None, sightings: Mapping[BootFile, Sighting]) -> None:
+
+    with suppress(OSError):  # it is read again then
+        if cache is not None:
+            write_sightings(cache, sightings)
+
+
+def _unbootable(each: NamedArtifact, sighting: Sighting) -> str | None:
+    """Why no machine can boot by an artifact, as far as that is known; None: nothing is."""
+    if sighting.is_absent:
+        return sighting.message
+    return unbootable_by_firmware(sighting.head) if each.by_firmware and sighting.is_there else None
+
+
+def exit_of_look(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Exit:
+    if any(_unbootable(each, seen[each.file]) is not None for each in found):
+        return Exit.PARTIAL
+    return Exit.FINE if all(seen[each.file].is_there for each in found) else Exit.SOURCE
+
+
+def as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
+
+    items = []
+    for each in found:
+        sighting = seen[each.file]
+        item: dict[str, Any] = {**facts(each), **each.file.facts(), **facts(sighting)}
+        items.append({**item, "unbootable": _unbootable(each, sighting)})
+        del items[-1]["file"]
+    return document(items=items)
+
+
+def as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
+    return "\n".join((*_troubles(found, seen), *_sums(found, seen)))
+
+
+def _troubles(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Iterator[str]:
+    """A row for each artifact by which something is not in order, with what it is below the table."""
+    rows, whys = [], []
+    for each in found:
+        sighting = seen[each.file]
+        unbootable = _unbootable(each, sighting)
+        if unbootable is None and sighting.is_there:
+            continue
+        word = click.style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
+        rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
+        whys.append(wrapped(f"{each.file.url}: {unbootable or sighting.message}"))
+    if rows:
+        yield table(("SEEN", "IMAGES", "SERVERS", "URL"), rows)
+        yield from ("", *whys, "")
+
+
+def _sums(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Iterator[str]:
+    """How many each site has of what."""
+    for site in sorted({site for each in found for site in each.sites}):
+        here = [seen[each.file] for each in found if site in each.sites]
+        counts = Counter(str(sighting.presence).lower() for sighting in here)
+        told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+        yield f"{site or 'the fleet'}: {count(len(here), 'artifact')}: {told}"
+    if not found:
+        yield "the fleet names no artifacts"
