@@ -15,6 +15,7 @@
         │   └── BmcNotTrusted       the instance does not say that a BMC may be sent its credentials
         ├── StaleDigest             an acknowledgement of changes that are not the ones at hand
         ├── SourceRefused           authentication, host key, signature
+        ├── SourceTooLarge          to fetch it takes more memory than that may
         ├── LockedByAnother         another instance holds this directory
         ├── PublishError            the tree cannot be written
         │   └── ForeignTree         it belongs to another ledger
@@ -108,6 +109,10 @@ class StaleDigest(OperatorError):
 
 class SourceRefused(OperatorError):
     """Authentication, a host key or a signature was refused."""
+
+
+class SourceTooLarge(OperatorError):
+    """What a remote has takes more memory to fetch than that may."""
 
 
 class LockedByAnother(OperatorError):

@@ -52,7 +52,10 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "RunsStarted": {"Overdue": "git grep -n 'kind: Maintenance'  # a higher run boots it once more"},
     "Serving": {"Restarting": "gitboot events --state STATE | tail"},
-    "SourceReady": {ANY: _RETRY},
+    "SourceReady": {
+        "SourceTooLarge": "gitboot run … --fetch-memory MIB  # or take the large file out of the branch's history",
+        ANY: _RETRY,
+    },
     "TreeRead": {
         "Absent": "gitboot run REPOSITORY --output OUTPUT --state STATE",
         "UnknownFormat": "gitboot version  # here, and where the instance runs: they have to be the same",

@@ -16,6 +16,7 @@ from gitboot.errors import PublishError
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
+from gitboot.frames import encode
 from gitboot.instance.commit import Commit, Evaluated, commit_of
 from gitboot.instance.evaluation import assembled
 from gitboot.instance.inbox import Bmcs
@@ -95,7 +96,7 @@ class Commits:
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
-        return assembled(base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))
+        return assembled(base, revision, (wire.answer(encode(each)) for each in told(difference)))
 
 
 @dataclass

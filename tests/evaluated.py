@@ -1,4 +1,4 @@
-"""Commits evaluated in this process, through the same words: for tests that reconcile one by one, and type commands."""
+"""Commits fetched and evaluated in this process: for tests that reconcile one by one, and type commands."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
 from gitboot.evaluate.limits import Allowance
+from gitboot.frames import encode
 from gitboot.instance import build
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation, assembled
 from gitboot.load import Revision
 from gitboot.source import Reader
+from gitboot.source.fetching import InThisProcess
 
 
 class Here(Evaluation):
@@ -31,7 +33,7 @@ class Here(Evaluation):
             difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         finally:
             self._reader.close()
-        return assembled(base, revision, (wire.answer(wire.encode(each)) for each in told(difference)))
+        return assembled(base, revision, (wire.answer(encode(each)) for each in told(difference)))
 
 
 class Slow(Here):
@@ -43,10 +45,20 @@ class Slow(Here):
 
 @contextmanager
 def evaluated_here() -> Iterator[None]:
-    """What a command that is typed in this process evaluates, is evaluated in it as well."""
+    """What a command that is typed in this process fetches and evaluates is so in it as well."""
 
     def here(state: Path, *, allowance: Allowance, waits: bool) -> Here:
         return Here(Reader(state))
 
-    with patch.object(build, "Evaluation", here):
+    with patch.object(build, "Evaluation", here), patch.object(build, "Fetcher", _FetchesHere):
         yield
+
+
+class _FetchesHere(InThisProcess):
+    """A fetcher without a process of its own."""
+
+    def __init__(self, mebibytes: int | None) -> None:
+        self.mebibytes = mebibytes
+
+    def close(self) -> None:
+        pass

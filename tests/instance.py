@@ -187,11 +187,34 @@ def is_program(pid: int, name: str) -> bool:
 
 def evaluators(parent: int) -> list[int]:
     """The evaluators that a process has started."""
+    return _children(parent, "evaluate")
+
+
+def fetchers(parent: int) -> list[int]:
+    """The processes that fetch for one."""
+    return _children(parent, "source")
+
+
+def alive(process: int) -> bool:
+    """Whether a process has not come to its end."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def peak_mib(process: int) -> int:
+    """The most memory that a process ever had."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) // 1024
+
+
+def _children(parent: int, name: str) -> list[int]:
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-            if int(fields["PPid"]) == parent and is_program(int(status.parent.name), "evaluate"):
+            if int(fields["PPid"]) == parent and is_program(int(status.parent.name), name):
                 found.append(int(status.parent.name))
         except (OSError, KeyError):
             continue

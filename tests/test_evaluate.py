@@ -21,7 +21,7 @@ from gitboot.load import Revision
 from gitboot.problems.codes import Code
 from gitboot.source import Remote, Source
 from tests.fleets import SEED, mac_of, policy, server
-from tests.instance import Repository, evaluators, eventually, running
+from tests.instance import Repository, alive, evaluators, eventually, running
 
 MANY = 3000  # servers: more memory than what is given here
 LONG = 20_000  # and more than the whole second that the kernel gives at the least, however fast the machine is
@@ -240,13 +240,6 @@ def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
 
 
 # With an instance around it
-
-
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path, repository: Repository) -> None:

@@ -16,6 +16,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.frames import encode
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import assembled
 from gitboot.load import BlobId, Revision, Snapshot
@@ -241,4 +242,4 @@ def test_a_commit_is_the_same_however_it_was_come_to(
 
 
 def _sent(answer: wire.Answer) -> wire.Answer:
-    return wire.answer(wire.encode(answer))
+    return wire.answer(encode(answer))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gitboot.evaluate import wire
 from gitboot.evaluate.encoded import Encoded
 from gitboot.evaluate.limits import Allowance
+from gitboot.frames import Buffer, read_frame, write_frame
 from gitboot.load.multimap import Multimap
 
 QUESTION = wire.Question("f" * 40, None, Allowance(seconds=2.5))
@@ -20,26 +21,26 @@ QUESTION = wire.Question("f" * 40, None, Allowance(seconds=2.5))
 def written(*messages: wire.Question | wire.Answer) -> bytes:
     stream = io.BytesIO()
     for message in messages:
-        wire.write_frame(stream, message)
+        write_frame(stream, message)
     return stream.getvalue()
 
 
 def test_a_question_comes_as_it_was_asked() -> None:
-    frame = wire.read_frame(io.BytesIO(written(QUESTION)))
+    frame = read_frame(io.BytesIO(written(QUESTION)))
     assert frame is not None
     assert wire.question(frame) == QUESTION
 
 
 @pytest.mark.parametrize("length", range(len(written(QUESTION))))
 def test_what_ends_in_the_middle_of_a_frame_is_the_end(length: int) -> None:
-    assert wire.read_frame(io.BytesIO(written(QUESTION)[:length])) is None
+    assert read_frame(io.BytesIO(written(QUESTION)[:length])) is None
 
 
 @given(files=st.lists(st.integers(0, 2**40), max_size=20), cuts=st.lists(st.integers(0, 400)))
 def test_frames_are_the_same_in_whatever_pieces_they_come(files: list[int], cuts: list[int]) -> None:
     sent = written(*map(wire.Begun, files))
     ends = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
-    buffer = wire.Buffer()
+    buffer = Buffer()
     frames = [frame for start, end in pairwise(ends) for frame in buffer.add(sent[start:end])]
     assert list(map(wire.answer, frames)) == list(map(wire.Begun, files))
 

@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Revision
-from gitboot.source import Password, Remote, Source, SshKey
+from gitboot.source import Fetcher, Password, Remote, Source, SshKey, clone
 from gitboot.source.remote import wanted
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
 from tests.repositories import ENVIRONMENT, Work
@@ -59,6 +59,19 @@ def ssh_key(ssh: SshServer, tmp_path: Path) -> SshKey:
 def https(work: Work, tmp_path: Path) -> Iterator[HttpsServer]:
     with HttpsServer(work.path.parent, tmp_path) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def fetcher() -> Iterator[Fetcher]:
+    fetcher = Fetcher()
+    yield fetcher
+    fetcher.close()
+
+
+@pytest.fixture(autouse=True)
+def fetched_apart(fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of this is fetched as an instance does it, by a process of its own; one does for all."""
+    monkeypatch.setattr(clone, "InThisProcess", lambda: fetcher)
 
 
 # What the settings may say

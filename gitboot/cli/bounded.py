@@ -70,8 +70,9 @@ def evaluating() -> Iterator[Begun]:
     if _begun is None:
         yield lambda _: None
         return
+    from gitboot.bounds import lift
     from gitboot.errors import InvalidRepository
-    from gitboot.evaluate.limits import exceeded, lift
+    from gitboot.evaluate.limits import exceeded
 
     _begun(0)
     try:
@@ -102,9 +103,9 @@ def _part(seconds: float | None, mebibytes: int | None) -> None:
 
 def _allow(allowance: Allowance, files: int) -> None:
     """Give this process from now on what a commit of so many files may take."""
-    from gitboot.evaluate.limits import Spent
+    from gitboot.bounds import Spent
 
-    Spent.now().limit(allowance, files)
+    allowance.bound(Spent.now(), files)
 
 
 def _waited(child: int) -> int:

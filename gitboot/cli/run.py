@@ -95,6 +95,13 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="Seconds without a byte.",
 )
 @click.option(
+    "--fetch-memory",
+    type=_COUNT,
+    metavar="MIB",
+    help="The memory that a fetch may take, in a process of its own: for a file that comes as a difference from "
+    "another, twice its size. Default: 512 MiB, which is enough for a history of 3 million objects.",
+)
+@click.option(
     "--poll",
     "poll_s",
     envvar="GITBOOT_POLL",
@@ -199,6 +206,7 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
         known_hosts=given.pop("known_hosts"),
         ca_bundle=given.pop("ca_bundle"),
         timeout_s=given.pop("git_timeout_s"),
+        fetch_mebibytes=given.pop("fetch_memory"),
     )
     bmc = BmcSettings(
         credentials=given.pop("credentials"),

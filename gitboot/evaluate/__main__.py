@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import IO, Final
 
+from gitboot.bounds import Spent
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
-from gitboot.evaluate.limits import Allowance, Spent
+from gitboot.evaluate.limits import Allowance
+from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import Revision
-from gitboot.processes import end_with
 from gitboot.source import Reader
 
 
 def main(state: str, parent: str) -> None:
     """Evaluate commits of the clone in ``state`` for the process ``parent``."""
-    end_with(int(parent))
-    os.nice(_NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the instance, which ends this
-    asked = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing else may come between the frames
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    asked, answers = as_child_of(parent)
     reader = Reader(Path(state))
     answering = _Answering(answers)
     evaluator = Evaluator(reader.snapshot, begun=answering.begun)
-    while (frame := wire.read_frame(asked)) is not None:
+    while (frame := read_frame(asked)) is not None:
         gc.disable()  # nearly all that is made stays
         _answer(evaluator, wire.question(frame), answering)
         reader.close()
@@ -39,7 +33,6 @@ def main(state: str, parent: str) -> None:
         gc.freeze()  # it is not looked at again and again
 
 
-_NICE: Final = 10  # machines are answered first
 _YOUNG: Final = 1  # what was made before is frozen
 
 
@@ -57,11 +50,11 @@ class _Answering:
 
     def begun(self, files: int) -> None:
         """A commit of so many files is read: give it what that may take, and say so."""
-        self._spent.limit(self._allowance, files)
+        self._allowance.bound(self._spent, files)
         self.send(wire.Begun(files))
 
     def send(self, answer: wire.Answer) -> None:
-        wire.write_frame(self._stream, answer)
+        write_frame(self._stream, answer)
 
 
 def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering) -> None:
@@ -76,7 +69,7 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
     except SourceError as error:
         answering.send(wire.Unreadable(str(error), isinstance(error, CorruptClone)))
     except MemoryError:
-        os._exit(wire.OUT_OF_MEMORY)  # what was half made is not trusted
+        os._exit(OUT_OF_MEMORY)  # what was half made is not trusted
     except BrokenPipeError:
         os._exit(0)  # whoever asked is gone
 

@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Final
 
 from gitboot.evaluate.evaluator import CommitPair, Foundation
-from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, encode
+from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts
+from gitboot.frames import encode
 from gitboot.load.machines import machine
 from gitboot.plan import Decision
 from gitboot.resolve.decide import site_of

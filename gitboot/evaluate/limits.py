@@ -1,14 +1,11 @@
-"""What evaluating a commit may take of processor, memory and time, and how a process is held to it."""
+"""What evaluating a commit may take of processor, memory and time."""
 
 from __future__ import annotations
 
-import math
-import resource
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from gitboot.bounds import Spent
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 
@@ -35,51 +32,14 @@ class Allowance:
     def wall_s(self, files: int) -> float:
         return _STARTING_S + _WALL * self.processor_s(files)
 
+    def bound(self, spent: Spent, files: int) -> None:
+        """Hold this process to what a commit of so many files may take besides ``spent``."""
+        spent.limit(memory=self.memory(files), processor_s=self.processor_s(files))
+
     def memory(self, files: int) -> int:
         """In bytes."""
         mebibytes = self.mebibytes if self.mebibytes is not None else _MEBIBYTES + _MEBIBYTES_A_FILE * files
         return int(mebibytes * 2**20)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spent:
-    """What a process had before it began with a commit: the limits are counted from there."""
-
-    processor_s: float
-    memory: int | None  # None: the system does not tell
-
-    @classmethod
-    def now(cls) -> Spent:
-        return cls(processor_s=time.process_time(), memory=_data_size())
-
-    def limit(self, allowance: Allowance, files: int) -> None:
-        """End this process, by SIGXCPU and MemoryError, where it takes more than a commit of so many files may."""
-        seconds = math.ceil(self.processor_s + allowance.processor_s(files))
-        _limit(resource.RLIMIT_CPU, seconds)
-        _limit(resource.RLIMIT_CORE, 0)
-        if self.memory is not None:
-            _limit(resource.RLIMIT_DATA, self.memory + allowance.memory(files))
-
-
-def lift() -> None:
-    """Let this process have memory again, to say that it had too much."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def _limit(what: int, limit: int) -> None:
-    """Set a soft limit; the hard one, which cannot be raised again, stays as it was given."""
-    hard = resource.getrlimit(what)[1]
-    resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-def _data_size() -> int | None:
-    """What RLIMIT_DATA counts; proc_pid_status(5), VmData."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
 
 
 def exceeded(what: str) -> Problem:

@@ -1,4 +1,4 @@
-"""What instance and evaluator say to each other: frames of msgpack behind their length.
+"""What instance and evaluator say to each other, a frame each.
 
 An instance sends `Question`. The evaluator answers with `Begun`, then any number of `ServerParts` and one `CommitEnd`;
 or, at any time, with `Refused` or `Unreadable`. A frame is never taken for one of another version: both ends are one
@@ -7,9 +7,8 @@ program.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
-from typing import IO, Final
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -98,50 +97,7 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
 
 Answer = Begun | ServerParts | CommitEnd | Refused | Unreadable
 
-OUT_OF_MEMORY: Final = 12  # the exit status of an evaluator that had to have more than it may; errno(3), ENOMEM
-
-MAX_FRAME: Final = 2**30  # bytes; what would be larger is a fault
-_LENGTH: Final = struct.Struct(">I")
-
-encode: Final = msgspec.msgpack.Encoder().encode
 answer: Final[Callable[[bytes], Answer]] = msgspec.msgpack.Decoder(Answer).decode
 question: Final[Callable[[bytes], Question]] = msgspec.msgpack.Decoder(Question).decode
 decision: Final[Callable[[bytes], Decision]] = msgspec.msgpack.Decoder(Decision).decode
 network: Final[Callable[[bytes], Host]] = msgspec.msgpack.Decoder(Host).decode
-
-
-def write_frame(stream: IO[bytes], message: Question | Answer) -> None:
-    data = encode(message)
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """The next frame; None at the end of the stream, also in the middle of a frame."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    data = stream.read(length) if length <= MAX_FRAME else b""
-    return data if len(data) == length else None
-
-
-class Buffer:
-    """Bytes as they come, until they are frames."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    def add(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are whole now."""
-        self._held += data
-        start = 0
-        while len(self._held) >= start + _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._held, start)
-            end = start + _LENGTH.size + length
-            if len(self._held) < end:
-                break
-            yield bytes(memoryview(self._held)[start + _LENGTH.size : end])
-            start = end
-        del self._held[:start]

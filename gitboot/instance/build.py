@@ -50,7 +50,7 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
-from gitboot.source import Password, Remote, Source, SshKey
+from gitboot.source import Fetcher, Password, Remote, Source, SshKey
 from gitboot.source.clone import accepted_snapshot, tag_on
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.signatures import Signatures
@@ -187,7 +187,7 @@ def running(
 
     ``wake`` is called from other threads, when a job at a BMC or the evaluation of a commit has ended. With ``wait``
     a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
-    then. ``evaluation_of`` a clone is a process of its own, if not a test's.
+    then. ``evaluation_of`` a clone is a process of its own, and so is what fetches, if not a test's.
     """
     with ExitStack() as stack:
         stack.enter_context(private(settings.state))
@@ -205,12 +205,12 @@ def running(
         if owner == ledger:
             doubt_if_behind(store, records)
         _doubt_without_marks(store, settings, owner)
-        source = Source(remote_of(settings.git), settings.state)
-        evaluation = (
-            evaluation_of(settings.state)
-            if evaluation_of is not None
-            else Evaluation(settings.state, allowance=settings.allowance, waits=wait)
-        )
+        if evaluation_of is None:
+            evaluation = Evaluation(settings.state, allowance=settings.allowance, waits=wait)
+            source = stack.enter_context(_fetched_apart(settings, settings.state))
+        else:
+            evaluation = evaluation_of(settings.state)
+            source = Source(remote_of(settings.git), settings.state)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
         outside = Outside(
@@ -254,7 +254,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             facts.accept(tx, None)  # it is not in the copy's clone
         about = facts.read(store)
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
-        source = Source(remote_of(settings.git), copy)
+        source = stack.enter_context(_fetched_apart(settings, copy))
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True)
         stack.callback(evaluation.close)
         outside = Outside(
@@ -268,6 +268,16 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         settings = replace(settings, spool=_named_as(settings.spool_folder, copy / "spool"))
         instance = stack.enter_context(assembled(settings, store, outside, tell=tell, clock=clock, dry_run=True))
         yield instance, source, looked
+
+
+@contextmanager
+def _fetched_apart(settings: Settings, state: Path) -> Iterator[Source]:
+    """What the settings follow, fetched by a process of its own, which ends with the block."""
+    fetcher = Fetcher(settings.git.fetch_mebibytes)
+    try:
+        yield Source(remote_of(settings.git), state, fetcher)
+    finally:
+        fetcher.close()
 
 
 def _named_as(spool: Path | None, empty: Path) -> Path | None:

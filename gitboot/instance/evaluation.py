@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.encoded import Encoded
 from gitboot.evaluate.limits import Allowance, exceeded
+from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
 from gitboot.model.scalars import SystemUuid
-from gitboot.processes import python, spawn
 from gitboot.resolve import Decisions
 
 V = TypeVar("V")
@@ -40,7 +37,7 @@ class Evaluation:
         self._allowance = allowance or Allowance()
         self._waits = waits  # until the answer has come, instead of giving None
         self.on_answer: Callable[[], None] = lambda: None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._asked: _Asked | None = None
         self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
 
@@ -77,16 +74,13 @@ class Evaluation:
         """Reap a process that has ended."""
         process, self._process = self._process, None
         if process is not None:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None  # noqa: S101
-                pipe.close()
+            process.put_away()
 
     def _ask(self, revision: Revision, base: Commit | None, *, is_again: bool = False) -> _Asked:
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and self._process.has_ended:
             self._put_away()
         if self._process is None:
-            self._process = _started(self._state)
+            self._process = Child("gitboot.evaluate", str(self._state))
         answer = self._conversations.submit(_converse, self._process, revision, base, self._allowance)
         self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
         answer.add_done_callback(lambda _: self.on_answer())
@@ -110,13 +104,11 @@ class _Killed(Exception):
     """Somebody killed the process: its limits do not do that."""
 
 
-def _converse(
-    process: subprocess.Popen[bytes], revision: Revision, base: Commit | None, allowance: Allowance
-) -> Evaluated:
+def _converse(process: Child, revision: Revision, base: Commit | None, allowance: Allowance) -> Evaluated:
     """Ask, and wait for the answer; where none comes, the process has ended."""
     frames = _Frames(process, allowance)
     try:
-        frames.send(wire.Question(revision, base.revision if base is not None else None, allowance))
+        process.send(wire.Question(revision, base.revision if base is not None else None, allowance))
         return assembled(base, revision, frames)
     except (EOFError, BrokenPipeError):
         raise frames.end() from None
@@ -143,48 +135,24 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
     raise EOFError
 
 
-def _started(state: Path) -> subprocess.Popen[bytes]:
-    """An evaluator, which ends with the thread that calls this."""
-    return spawn(
-        python("gitboot.evaluate", str(state), str(os.getpid())),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        process_group=0,  # Ctrl-C is for the instance, which ends it
-    )
-
-
 class _Frames:
     """What an evaluator sends, until it ends or has to be ended."""
 
-    def __init__(self, process: subprocess.Popen[bytes], allowance: Allowance) -> None:
+    def __init__(self, process: Child, allowance: Allowance) -> None:
         self._process, self._allowance = process, allowance
         self._began, self._wall_s = time.monotonic(), allowance.wall_s(0)
         self._late = False
 
-    def send(self, question: wire.Question) -> None:
-        assert self._process.stdin is not None  # noqa: S101
-        wire.write_frame(self._process.stdin, question)
-
     def __iter__(self) -> Iterator[wire.Answer]:
-        assert self._process.stdout is not None  # noqa: S101
-        pipe = self._process.stdout.fileno()
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        buffer = wire.Buffer()
-        while True:
-            left_s = self._began + self._wall_s - time.monotonic()
-            if left_s <= 0 or not poll.poll(left_s * 1000):
-                self._late = True
-                self._process.kill()
-                return
-            if not (data := os.read(pipe, _PIECE)):
-                return
-            for frame in buffer.add(data):
+        try:
+            for frame in self._process.answers(lambda: self._began + self._wall_s - time.monotonic()):
                 answer = wire.answer(frame)
                 if isinstance(answer, wire.Begun):
                     self._wall_s = self._allowance.wall_s(answer.files)
                 yield answer
+        except TimeoutError:
+            self._late = True
+            self._process.kill()
 
     def end(self) -> InvalidRepository | _Killed:
         """How the process ended, as an error."""
@@ -193,15 +161,11 @@ class _Frames:
             return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
-        if status in (wire.OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts where it can have no memory
+        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts where it can have no memory
             return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, as where a machine has no memory left")
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-        return InvalidRepository([exceeded(f"its evaluation ended {how}, a fault of gitboot's own: see its log")])
-
-
-_PIECE: Final = 2**20  # bytes
+        return InvalidRepository([exceeded(f"its evaluation ended {ended(status)}")])
 
 
 class _Assembly:

@@ -140,6 +140,8 @@ class Loop:
         try:
             fetched: tuple[Revision | None, TryAgain | OperatorError | None] = (self._source.fetch(), None)
         except (TryAgain, OperatorError) as error:
+            if self._stopping:
+                return  # it was ended, as all is
             fetched = (before[0] if before else None, error)
         if self._forge is not None:
             self._forge.ask(fetched=fetched[1] is None)

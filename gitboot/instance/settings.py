@@ -22,6 +22,7 @@ class GitSettings:
     known_hosts: Path | None = None
     ca_bundle: Path | None = None
     timeout_s: float = 60
+    fetch_mebibytes: int | None = None  # of memory that a fetch may take; None: the fetcher's default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

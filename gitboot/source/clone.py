@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import pygit2
 
-from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
+from gitboot.errors import CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
 from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.source.fetching import ACCEPTED, BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
 from gitboot.source.line import Merge, line, message_of, messages
-from gitboot.source.objects import copy, merge_packs
 from gitboot.source.remote import Remote
-from gitboot.source.repository import Stored, blaming, opened
+from gitboot.source.repository import Stored, blaming
 from gitboot.source.tree import Blobs, of_commit
 from gitboot.source.upstream import Upstream, folder_of
-
-MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
-
-_ACCEPTED: Final = "refs/gitboot/accepted"
 
 
 class Source:
@@ -34,26 +26,23 @@ class Source:
     raises `CorruptClone` where it cannot, and `restore` fixes that.
     """
 
-    def __init__(self, remote: Remote, state: Path) -> None:
-        self._upstream, self._state = Upstream(remote, state), state
-        self.clone = Stored(state / "repository.git", CorruptClone)
-        self._new = Stored(state / "repository.new", CorruptClone)
-        self._broken = state / "repository.broken"
-        # Another URL or reference is another source: what was fetched from the one before is not its commit.
-        source = hashlib.sha256(f"{remote.url}\n{remote.reference}".encode()).hexdigest()
-        self._latest = f"refs/gitboot/latest/{source[:16]}"
-        self.tag = f"refs/gitboot/tag/{source[:16]}"
-        _sweep(state, self.clone, self._new)
+    def __init__(self, remote: Remote, state: Path, fetching: Fetching | None = None) -> None:
+        self._remote, self._state = remote, state
+        self._fetching = fetching or InThisProcess()
+        self.clone = Stored(state / CLONE, CorruptClone)
+        self.tag = tag_of(remote)
+        _sweep(self.clone.path)
+        shutil.rmtree(state / NEW, ignore_errors=True)
 
     # What is there
 
     def latest(self) -> Revision | None:
         """The commit that was fetched last, before a restart too; None before the first."""
-        return _at(self.clone, self._latest)
+        return _at(self.clone, latest_of(self._remote))
 
     def accepted(self) -> Revision | None:
         """The commit that was accepted last; None where there is none, or the clone was lost."""
-        return _at(self.clone, _ACCEPTED)
+        return _at(self.clone, ACCEPTED)
 
     def accept(self, revision: Revision) -> None:
         """Make a commit the accepted one, and keep it from ever being collected as garbage.
@@ -61,7 +50,7 @@ class Source:
         Once this returns a power cut does not undo it.
         """
         with self.clone.reading() as ours:
-            _point(ours, _ACCEPTED, revision)
+            point(ours, ACCEPTED, revision)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
@@ -98,7 +87,7 @@ class Source:
 
     def watch_paths(self) -> tuple[Path, ...]:
         """The directory in which, at any depth, a local repository's refs change; nothing for another remote."""
-        return self._upstream.watch_paths()
+        return Upstream(self._remote, self._state).watch_paths()
 
     def fetch(self) -> Revision:
         """Fetch the commit that the remote's reference means now, which `latest` returns from then on.
@@ -106,32 +95,15 @@ class Source:
         Raises `SourceError` where the next try may do better, and `SourceRefused` or `UsageError` where a
         person has to act first.
         """
-        if self.clone.path.exists():
-            return self._fetch_into(self.clone)
-        fetched = self._fetch_into(_create(self._new))
-        self._replace()
+        is_there = self.clone.path.exists()
+        try:
+            fetched = self._fetching.fetch(self._remote, self._state, anew=not is_there)
+        except (TryAgain, OperatorError):
+            _sweep(self.clone.path, but="accepted.lock")  # which is no fetch's
+            raise
+        if not is_there:
+            self._replace()
         return fetched
-
-    def _replace(self) -> None:
-        """Put the new clone in the place of what is there."""
-        shutil.rmtree(self._broken, ignore_errors=True)
-        with blaming(self._state), self.clone.replacing:
-            if self.clone.path.exists():
-                self.clone.path.rename(self._broken)
-            self._new.path.rename(self.clone.path)
-
-    def _fetch_into(self, clone: Stored) -> Revision:
-        with clone.reading() as ours:
-            brought = self._upstream.bring(ours, (_ACCEPTED, self._latest))
-            if brought.tag is not None:
-                _point(ours, self.tag, brought.tag)
-            elif self.tag in ours.references:
-                ours.references.delete(self.tag)
-            _point(ours, self._latest, brought.commit)
-            merge_packs(ours, MAX_PACKS)
-        return brought.commit
-
-    # After damage
 
     def restore(self, accepted: Revision | None) -> None:
         """Make the clone anew from the remote, with the commit that was accepted last, as the ledger has it.
@@ -140,14 +112,20 @@ class Source:
         raises what `fetch` does, and changes nothing. Raises `SourceRefused` where the commit is nowhere any
         more: then the clone is whole, but nothing in it is accepted.
         """
-        self._fetch_into(_create(self._new))
-        with self._new.reading() as ours:
-            left = (self.clone.path, self._broken)
-            found = accepted is None or _recovered(ours, accepted, left, self._upstream)
+        found = self._fetching.restore(self._remote, self._state, accepted)
         self._replace()
         if not found:
-            raise SourceRefused(f"the accepted commit {accepted} is not at {self._upstream.url}, nor left here")
-        shutil.rmtree(self._broken, ignore_errors=True)
+            raise SourceRefused(f"the accepted commit {accepted} is not at {self._remote.url}, nor left here")
+        shutil.rmtree(self._state / BROKEN, ignore_errors=True)
+
+    def _replace(self) -> None:
+        """Put the new clone in the place of what is there."""
+        broken = self._state / BROKEN
+        shutil.rmtree(broken, ignore_errors=True)
+        with blaming(self._state), self.clone.replacing:
+            if self.clone.path.exists():
+                self.clone.path.rename(broken)
+            (self._state / NEW).rename(self.clone.path)
 
 
 def tag_on(source: Source, revision: Revision) -> bytes | None:
@@ -159,12 +137,12 @@ def tag_on(source: Source, revision: Revision) -> bytes | None:
         return ours.read(reference.target)[1]
 
 
-def _sweep(state: Path, clone: Stored, new: Stored) -> None:
-    """Remove what a process that was killed left behind: locks, half a pack, half a clone."""
-    with blaming(state):
-        for left in {*clone.path.rglob("*.lock"), *clone.path.glob("objects/pack/pack_*")}:
-            left.unlink()
-        shutil.rmtree(new.path, ignore_errors=True)
+def _sweep(clone: Path, but: str | None = None) -> None:
+    """Remove what a process that was killed left behind in a clone: locks, and half a pack."""
+    with blaming(clone):
+        for left in {*clone.rglob("*.lock"), *clone.glob("objects/pack/pack_*")}:
+            if left.name != but:
+                left.unlink(missing_ok=True)
 
 
 def _at(clone: Stored, name: str) -> Revision | None:
@@ -181,39 +159,11 @@ def _at(clone: Stored, name: str) -> Revision | None:
     return clone.steadily(read)
 
 
-def _create(new: Stored) -> Stored:
-    """An empty clone, beside the one that is in use."""
-    with blaming(new.path):
-        shutil.rmtree(new.path, ignore_errors=True)
-        ours = pygit2.init_repository(new.path, bare=True)
-        ours.config["gc.pruneExpire"] = "never"  # should a person run git gc
-    return new
-
-
-def _recovered(ours: pygit2.Repository, accepted: Revision, clones: Iterable[Path], upstream: Upstream) -> bool:
-    """Whether the accepted commit was found, in what is left of clones or at the remote, and brought."""
-    for old in clones:
-        with suppress(SourceError), blaming(old), opened(old) as left:
-            copy(left, ours, pygit2.Oid(hex=accepted))
-    with suppress(SourceError):
-        upstream.bring_commit(ours, accepted, ())
-    if accepted not in ours:
-        return False
-    _point(ours, _ACCEPTED, accepted)
-    return True
-
-
-def _point(ours: pygit2.Repository, name: str, tip: str) -> None:
-    reference = ours.references.get(name)
-    if reference is None or str(reference.target) != tip:
-        ours.references.create(name, tip, force=True)
-
-
 class Reader:
     """Reads commits of a state directory's clone, which another process fetches into."""
 
     def __init__(self, state: Path) -> None:
-        self._clone = Stored(state / "repository.git", CorruptClone)
+        self._clone = Stored(state / CLONE, CorruptClone)
         self._blobs = Blobs(self._clone)
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
@@ -235,10 +185,10 @@ def accepted_snapshot(state: Path) -> Snapshot:
 
     Raises `UsageError` where none was accepted yet.
     """
-    clone = Stored(state / "repository.git", CorruptClone)
+    clone = Stored(state / CLONE, CorruptClone)
     if clone.path.exists():
         with clone.reading() as ours:
-            reference, folder = ours.references.get(_ACCEPTED), folder_of(ours)
+            reference, folder = ours.references.get(ACCEPTED), folder_of(ours)
             if reference is not None:
                 return of_commit(clone, Revision(str(reference.peel(pygit2.Commit).id)), folder)
     raise UsageError(f"no commit was accepted with the state directory {state} yet: begin with `gitboot run`")

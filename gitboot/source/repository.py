@@ -53,6 +53,18 @@ def words(error: BaseException) -> str:
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
 
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether it comes of memory that could not be had; libgit2 says so by words alone."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, pygit2.GitError) and _NO_MEMORY.search(str(error))):
+            return True
+        error = error.__cause__
+    return False
+
+
+_NO_MEMORY: Final = re.compile("out of memory|cannot allocate memory|failed to mmap", re.IGNORECASE)
+
+
 def printable(text: str) -> str:
     """Text from a stranger on one line, without what a terminal would obey."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

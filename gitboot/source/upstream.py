@@ -13,7 +13,7 @@ from gitboot.errors import SourceError, UsageError
 from gitboot.load import Revision
 from gitboot.source.objects import check, check_history, copy
 from gitboot.source.remote import Conversation, Remote, wanted
-from gitboot.source.repository import blaming, containing, files_of
+from gitboot.source.repository import blaming, containing, files_of, lacks_memory
 from gitboot.source.snapshot import folder_in
 
 _ALL: Final = "refs/gitboot/all/"
@@ -107,7 +107,9 @@ class Upstream:
     def _fetch(self, conversation: Conversation, ours: pygit2.Repository, kept: Iterable[str], *refspecs: str) -> None:
         try:
             conversation.fetch(*refspecs)
-        except SourceError:
+        except SourceError as error:
+            if lacks_memory(error):
+                raise
             # Perhaps what is sent builds on something that is damaged here. Then this raises CorruptClone.
             for name in kept:
                 if (reference := ours.references.get(name)) is not None:

@@ -1,0 +1,50 @@
+"""How a process is held to what it may have of processor and memory."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What a process has had by now: its limits are counted from there."""
+
+    processor_s: float
+    memory: int | None  # None: the system does not tell
+
+    @classmethod
+    def now(cls) -> Spent:
+        return cls(processor_s=time.process_time(), memory=_data_size())
+
+    def limit(self, *, memory: int, processor_s: float | None = None) -> None:
+        """End this process, by SIGXCPU and MemoryError, where it takes so much more; ``memory`` in bytes."""
+        _limit(resource.RLIMIT_CORE, 0)
+        if processor_s is not None:
+            _limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
+        if self.memory is not None:
+            _limit(resource.RLIMIT_DATA, self.memory + memory)
+
+
+def lift() -> None:
+    """Let this process have memory again, to say that it had too much."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _limit(what: int, limit: int) -> None:
+    """Set a soft limit; the hard one, which cannot be raised again, stays as it was given."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _data_size() -> int | None:
+    """What RLIMIT_DATA counts; proc_pid_status(5), VmData."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)

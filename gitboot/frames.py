@@ -1,0 +1,133 @@
+"""Talks between two processes of gitboot: frames of msgpack behind their length, over the pipes of a child."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import IO, Final
+
+import msgspec
+
+from gitboot.processes import end_with, python, spawn
+
+OUT_OF_MEMORY: Final = 12  # the exit status of a child that had to have more than it may; errno(3), ENOMEM
+
+MAX_FRAME: Final = 2**30  # bytes; what would be larger is a fault
+_LENGTH: Final = struct.Struct(">I")
+_PIECE: Final = 2**20  # bytes
+_NICE: Final = 10  # machines are answered first
+
+encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:
+    data = encode(message)
+    stream.write(_LENGTH.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """The next frame; None at the end of the stream, also in the middle of a frame."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length) if length <= MAX_FRAME else b""
+    return data if len(data) == length else None
+
+
+class Buffer:
+    """Bytes as they come, until they are frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are whole now."""
+        self._held += data
+        start = 0
+        while len(self._held) >= start + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._held, start)
+            end = start + _LENGTH.size + length
+            if len(self._held) < end:
+                break
+            yield bytes(memoryview(self._held)[start + _LENGTH.size : end])
+            start = end
+        del self._held[:start]
+
+
+class Child:
+    """A process that runs a module of gitboot, and answers what it is asked.
+
+    It ends with the thread that starts it, at the latest. Ctrl-C is for this process, which ends it.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._process = spawn(
+            python(module, *arguments, str(os.getpid())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            process_group=0,
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def send(self, question: msgspec.Struct) -> None:
+        """Ask; raises BrokenPipeError where it has ended."""
+        assert self._process.stdin is not None  # noqa: S101
+        write_frame(self._process.stdin, question)
+
+    def answers(self, left_s: Callable[[], float] | None = None) -> Iterator[bytes]:
+        """What it answers, until it ends; raises TimeoutError where nothing has come and no seconds are left."""
+        assert self._process.stdout is not None  # noqa: S101
+        pipe = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        buffer = Buffer()
+        while True:
+            if left_s is not None and ((left := left_s()) <= 0 or not poll.poll(left * 1000)):
+                raise TimeoutError
+            if not (data := os.read(pipe, _PIECE)):
+                return
+            yield from buffer.add(data)
+
+    def kill(self) -> None:
+        """End it, whatever it is at; from any thread."""
+        self._process.kill()
+
+    def wait(self) -> int:
+        """Wait for its end; return its status, negative where a signal ended it."""
+        return self._process.wait()
+
+    def put_away(self) -> None:
+        """Reap it, once it ends, and close what led to it; from the one thread that talks with it."""
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None  # noqa: S101
+            pipe.close()
+
+
+def ended(status: int) -> str:
+    """How a child has ended that had no reason to."""
+    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+    return f"{how}, a fault of gitboot's own: see its log"
+
+
+def as_child_of(parent: str) -> tuple[IO[bytes], IO[bytes]]:
+    """Be what `Child` has started; return where it is asked, and where it answers."""
+    end_with(int(parent))
+    os.nice(_NICE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asked = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing else may come between the frames
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    return asked, answers

@@ -1,0 +1,47 @@
+"""The process that fetches: it does what standard input orders, and reports on standard output, until that ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from gitboot.bounds import Spent
+from gitboot.errors import OperatorError, TryAgain
+from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
+from gitboot.load import Revision
+from gitboot.source.fetching import InThisProcess
+from gitboot.source.repository import lacks_memory
+from gitboot.source.sending import Arrived, Order, Report, failed, order, remote_of
+
+
+def main(parent: str) -> None:
+    """Fetch for the process ``parent``."""
+    asked, reports = as_child_of(parent)
+    spent = Spent.now()
+    while (frame := read_frame(asked)) is not None:
+        try:
+            ordered = order(frame)
+            spent.limit(memory=ordered.memory)
+            write_frame(reports, _report(ordered))
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)  # what is half done is not trusted
+        except BrokenPipeError:
+            os._exit(0)  # whoever asked is gone
+
+
+def _report(ordered: Order) -> Report:
+    remote, state, fetching = remote_of(ordered), Path(ordered.state), InThisProcess()
+    try:
+        if ordered.work == "restore":
+            accepted = Revision(ordered.accepted) if ordered.accepted is not None else None
+            return Arrived(found=fetching.restore(remote, state, accepted))
+        return Arrived(revision=fetching.fetch(remote, state, anew=ordered.work == "anew"))
+    except (TryAgain, OperatorError) as error:
+        if lacks_memory(error):
+            raise MemoryError from error
+        return failed(error)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,103 @@
+"""Fetches by a process of its own: what a remote sends is unpacked there, within limits, and nowhere else."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from gitboot.errors import SourceError, SourceTooLarge
+from gitboot.frames import OUT_OF_MEMORY, Child, ended
+from gitboot.load import Revision
+from gitboot.source.remote import Remote
+from gitboot.source.sending import Arrived, Order, order_of, raised, report
+
+MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
+
+
+class Fetcher:
+    """Fetches as `InThisProcess` does; raises `SourceTooLarge`, too, where it takes more memory than it may.
+
+    A process is started at the first need, and again after it has died; for several threads at once, one each. They
+    end with the thread that started them, and with `close`.
+    """
+
+    def __init__(self, mebibytes: int | None = None) -> None:
+        self._memory = (mebibytes or MEBIBYTES) << 20
+        self._changing = Lock()  # what follows
+        self._idle: Child | None = None
+        self._busy: set[Child] = set()
+        self._is_closed = False
+
+    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> Revision:
+        return Revision(self._ask(order_of("anew" if anew else "fetch", remote, state, None, self._memory)).revision)
+
+    def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
+        return self._ask(order_of("restore", remote, state, accepted, self._memory)).found
+
+    def close(self) -> None:
+        """End the processes, whatever they are at, and start no more."""
+        with self._changing:
+            self._is_closed = True
+            idle, self._idle = self._idle, None
+            for child in self._busy:
+                child.kill()
+        if idle is not None:
+            idle.kill()
+            idle.put_away()
+
+    def _ask(self, order: Order) -> Arrived:
+        with self._asked() as child:
+            try:
+                child.send(order)
+                answered = report(next(child.answers()))
+            except (StopIteration, BrokenPipeError):
+                raise self._died(order.url, child.wait()) from None
+        if isinstance(answered, Arrived):
+            return answered
+        raise raised(answered)
+
+    @contextmanager
+    def _asked(self) -> Iterator[Child]:
+        """A process that nobody else asks meanwhile."""
+        child = self._taken()
+        try:
+            yield child
+        finally:
+            if not self._kept(child):
+                child.kill()
+                child.put_away()
+
+    def _taken(self) -> Child:
+        with self._changing:
+            if self._is_closed:
+                raise SourceError("nothing is fetched any more: this instance ends")
+            child, self._idle = self._idle, None
+            if child is not None and child.has_ended:
+                child.put_away()
+                child = None
+            child = child or Child("gitboot.source")
+            self._busy.add(child)
+            return child
+
+    def _kept(self, child: Child) -> bool:
+        """Keep one for the next time, if it can go on; say whether it is."""
+        with self._changing:
+            self._busy.remove(child)
+            if self._is_closed or child.has_ended or self._idle is not None:
+                return False
+            self._idle = child
+            return True
+
+    def _died(self, url: str, status: int) -> SourceError | SourceTooLarge:
+        if status in (OUT_OF_MEMORY, -signal.SIGABRT):
+            return SourceTooLarge(
+                f"{url}: to fetch it takes more memory than the {self._memory >> 20} MiB that it may; let it have more "
+                "(--fetch-memory), or take the large file out of the history"
+            )
+        if status in (-signal.SIGKILL, -signal.SIGTERM):
+            return SourceError(f"{url}: the fetch was killed, as where a machine has no memory left")
+        return SourceError(f"{url}: the fetch ended {ended(status)}")

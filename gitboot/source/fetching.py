@@ -1,0 +1,110 @@
+"""What a fetch does: commits from a remote into the clone, or into a new one that is to take its place."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import pygit2
+
+from gitboot.errors import CorruptClone, SourceError
+from gitboot.load import Revision
+from gitboot.source.objects import copy, merge_packs
+from gitboot.source.remote import Remote
+from gitboot.source.repository import Stored, blaming, opened
+from gitboot.source.upstream import Upstream
+
+CLONE: Final = "repository.git"  # in STATE
+NEW: Final = "repository.new"  # until it is whole, and takes the clone's place
+BROKEN: Final = "repository.broken"  # the clone before
+
+ACCEPTED: Final = "refs/gitboot/accepted"
+MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
+
+
+class Fetching(Protocol):
+    """Whoever fetches: this process, or one of its own."""
+
+    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> Revision:
+        """Fetch what the remote's reference means into the clone in ``state``, or into a new one beside it."""
+
+    def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
+        """Fetch into a new clone; say whether it has the accepted commit, which is looked for all over."""
+
+
+class InThisProcess:
+    """Fetches without limits; raises `SourceError`, `SourceRefused`, `UsageError`, and `CorruptClone`."""
+
+    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> Revision:
+        clone = _create(state) if anew else Stored(state / CLONE, CorruptClone)
+        return _fetch_into(clone, remote, Upstream(remote, state))
+
+    def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
+        new, upstream = _create(state), Upstream(remote, state)
+        _fetch_into(new, remote, upstream)
+        if accepted is None:
+            return True
+        with new.reading() as ours:
+            return _recovered(ours, accepted, (state / CLONE, state / BROKEN), upstream)
+
+
+def latest_of(remote: Remote) -> str:
+    """The reference by which a clone has what was fetched last."""
+    return f"refs/gitboot/latest/{_name(remote)}"
+
+
+def tag_of(remote: Remote) -> str:
+    """The reference by which a clone has the annotated tag that was fetched last."""
+    return f"refs/gitboot/tag/{_name(remote)}"
+
+
+def _name(remote: Remote) -> str:
+    """Another URL or reference is another source: what was fetched from the one before is not its commit."""
+    return hashlib.sha256(f"{remote.url}\n{remote.reference}".encode()).hexdigest()[:16]
+
+
+def _fetch_into(clone: Stored, remote: Remote, upstream: Upstream) -> Revision:
+    latest, tag = latest_of(remote), tag_of(remote)
+    with clone.reading() as ours:
+        brought = upstream.bring(ours, (ACCEPTED, latest))
+        if brought.tag is not None:
+            point(ours, tag, brought.tag)
+        elif tag in ours.references:
+            ours.references.delete(tag)
+        point(ours, latest, brought.commit)
+        merge_packs(ours, MAX_PACKS)
+    return brought.commit
+
+
+def _create(state: Path) -> Stored:
+    """An empty clone, beside the one that is in use."""
+    new = Stored(state / NEW, CorruptClone)
+    with blaming(new.path):
+        shutil.rmtree(new.path, ignore_errors=True)
+        ours = pygit2.init_repository(new.path, bare=True)
+        ours.config["gc.pruneExpire"] = "never"  # should a person run git gc
+    return new
+
+
+def _recovered(ours: pygit2.Repository, accepted: Revision, clones: Iterable[Path], upstream: Upstream) -> bool:
+    """Whether the accepted commit was found, in what is left of clones or at the remote, and brought."""
+    for old in clones:
+        with suppress(SourceError), blaming(old), opened(old) as left:
+            copy(left, ours, pygit2.Oid(hex=accepted))
+    with suppress(SourceError):
+        upstream.bring_commit(ours, accepted, ())
+    if accepted not in ours:
+        return False
+    point(ours, ACCEPTED, accepted)
+    return True
+
+
+def point(ours: pygit2.Repository, name: str, tip: str) -> None:
+    """Let a reference name a commit or a tag."""
+    reference = ours.references.get(name)
+    if reference is None or str(reference.target) != tip:
+        ours.references.create(name, tip, force=True)

@@ -1,0 +1,117 @@
+"""What an instance and the process that fetches for it say to each other, a frame each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from gitboot.errors import CorruptClone, GitbootError, SourceError, SourceRefused, UsageError
+from gitboot.source.remote import Password, Remote, SshKey
+
+Work = Literal["fetch", "anew", "restore"]  # into the clone; into a new one; likewise, with the accepted commit
+
+
+class SentPassword(msgspec.Struct, frozen=True, tag=True):
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        return "SentPassword()"
+
+
+class SentKey(msgspec.Struct, frozen=True, tag=True):
+    private_key: str
+    known_hosts: str
+    passphrase: str
+
+    def __repr__(self) -> str:
+        return "SentKey()"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to fetch, from where, and how much memory that may take; the credentials are in it."""
+
+    work: Work
+    state: str
+    accepted: str | None
+    memory: int  # bytes
+    url: str
+    reference: str | None
+    credentials: SentPassword | SentKey | None
+    ca_bundle: str | None
+    connect_timeout_s: float
+    timeout_s: float
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """It was fetched."""
+
+    revision: str = ""  # what the reference means
+    found: bool = True  # the accepted commit, too, where it was to be
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """It is not."""
+
+    error: str  # a name of `ERRORS`
+    message: str
+
+
+Report = Arrived | Failed
+
+order: Final[Callable[[bytes], Order]] = msgspec.msgpack.Decoder(Order).decode
+report: Final[Callable[[bytes], Report]] = msgspec.msgpack.Decoder(Report).decode
+
+# What fetching raises on purpose.
+ERRORS: Final = {each.__name__: each for each in (SourceError, CorruptClone, SourceRefused, UsageError)}
+
+
+def order_of(work: Work, remote: Remote, state: Path, accepted: str | None, memory: int) -> Order:
+    sent: SentPassword | SentKey | None = None
+    match remote.credentials:
+        case Password(user=user, password=password):
+            sent = SentPassword(user, password)
+        case SshKey(private_key=key, known_hosts=known_hosts, passphrase=passphrase):
+            sent = SentKey(str(key), str(known_hosts), passphrase)
+    return Order(
+        work=work,
+        state=str(state),
+        accepted=accepted,
+        memory=memory,
+        url=remote.url,
+        reference=remote.reference,
+        credentials=sent,
+        ca_bundle=str(remote.ca_bundle) if remote.ca_bundle is not None else None,
+        connect_timeout_s=remote.connect_timeout_s,
+        timeout_s=remote.timeout_s,
+    )
+
+
+def remote_of(order: Order) -> Remote:
+    """Where an order leads."""
+    credentials: Password | SshKey | None = None
+    match order.credentials:
+        case SentPassword(user, password):
+            credentials = Password(user=user, password=password)
+        case SentKey(key, known_hosts, passphrase):
+            credentials = SshKey(private_key=Path(key), known_hosts=Path(known_hosts), passphrase=passphrase)
+    return Remote(
+        url=order.url,
+        reference=order.reference,
+        credentials=credentials,
+        ca_bundle=Path(order.ca_bundle) if order.ca_bundle is not None else None,
+        connect_timeout_s=order.connect_timeout_s,
+        timeout_s=order.timeout_s,
+    )
+
+
+def failed(error: GitbootError) -> Failed:
+    return Failed(type(error).__name__, str(error))
+
+
+def raised(failure: Failed) -> GitbootError:
+    """An error, as it was before it was sent."""
+    return ERRORS[failure.error](failure.message)
