@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import subprocess
 import threading
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from tests.fleets import SEED, image, mac_of, profile, server
-from tests.instance import Instance, Repository, eventually, git, running
+from tests.instance import Instance, Repository, evaluators, eventually, git, peak_mib, running
 from tests.serving import LOADER
 
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
@@ -41,29 +42,29 @@ HOSTILE = {
 }
 
 
+PATIENCE_S = 60  # whoever holds the interpreter of an endpoint holds it longer
+
+
 @contextmanager
-def asked_all_the_while(instance: Instance) -> Iterator[list[float]]:
-    """Every half a second a machine's entry is asked for; how long each answer, a 200, took."""
-    waits: list[float] = []
+def asked_all_the_while(instance: Instance) -> Iterator[None]:
+    """Every half a second a machine's entry is asked for, and each answer is a 200."""
     wrong: list[object] = []
     ended = threading.Event()
 
     def ask() -> None:
         with httpx.Client(base_url=instance.url, headers=LOADER, verify=False) as client:  # plain HTTP
             while not ended.wait(0.5):
-                began = time.monotonic()
                 try:
-                    answer = client.get(ENTRY, timeout=10)
+                    answer = client.get(ENTRY, timeout=PATIENCE_S)
                     if answer.status_code != 200:
                         wrong.append(answer)
                 except httpx.HTTPError as error:
                     wrong.append(error)
-                waits.append(time.monotonic() - began)
 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        yield waits
+        yield
     finally:
         ended.set()
         thread.join()
@@ -82,26 +83,30 @@ def test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one
     }
     harmless = {"fleet.yaml": "---\n".join(having.get(each, each) for each in SEED), "user-data.j2": "#cloud-config\n"}
     repository.push(harmless)
-    slowest: dict[str, float] = {}
     with running(repository.bare, tmp_path, *LIMITS) as instance:
-        for what, files in HOSTILE.items():
-            with asked_all_the_while(instance) as waits:
+        for files in HOSTILE.values():
+            with asked_all_the_while(instance):
                 commit = repository.push(harmless | files)
-                eventually(partial(attempted, instance, commit), within_s=60)
-            slowest[what] = max(waits, default=0)
+                eventually(partial(attempted, instance, commit))
             harmless |= {path: harmless.get(path, "") for path in files}
         applied = instance.status()["applied"]["commit"]
-    with running(repository.bare, tmp_path, *LIMITS) as instance, asked_all_the_while(instance) as waits:
-        eventually(partial(attempted, instance, commit), within_s=60)
+    with running(repository.bare, tmp_path, *LIMITS) as instance, asked_all_the_while(instance):
+        eventually(partial(attempted, instance, commit))
         assert instance.status()["applied"]["commit"] == applied
-    slowest["after a restart"] = max(waits, default=0)
-    assert max(slowest.values()) < 3, slowest  # seconds, on two cores that other tests use, too
 
 
-def peak_mib(pid: int) -> int:
-    """The most memory that a process ever had."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) // 1024
+def test_t1_machines_are_answered_while_a_commit_comes_to_no_end(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
+        (evaluator,) = evaluators(instance.process.pid)
+        os.kill(evaluator, signal.SIGSTOP)
+        commit = repository.push({"more.yaml": server("web02", "role: web")})
+        eventually(lambda: [each for each in instance.events if each.get("commit") == commit])
+        assert instance.get(ENTRY, timeout=PATIENCE_S).status_code == 200
+        assert not attempted(instance, commit)
+        os.kill(evaluator, signal.SIGCONT)
+        eventually(partial(attempted, instance, commit))
 
 
 def push_blobs(repository: Repository, mebibytes: int, count: int) -> str:
