@@ -17,7 +17,7 @@ from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation, assembled
 from gitboot.load import Revision
 from gitboot.source import Reader
-from gitboot.source.fetching import InThisProcess
+from gitboot.source.bringing import InThisProcess
 
 
 class Here(Evaluation):
@@ -50,7 +50,7 @@ def evaluated_here() -> Iterator[None]:
     def here(state: Path, *, allowance: Allowance, waits: bool) -> Here:
         return Here(Reader(state))
 
-    with patch.object(build, "Evaluation", here), patch.object(build, "Fetcher", _FetchesHere):
+    with patch.object(build, "Evaluation", here), patch.object(build, "FetchProcess", _FetchesHere):
         yield
 
 

@@ -19,7 +19,7 @@ import watchfiles
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Irregular, Oversized, Revision
-from gitboot.source import Reader, Remote, Source, fetching
+from gitboot.source import Reader, Remote, Source, bringing
 from gitboot.source.repository import opened
 from tests.repositories import ENVIRONMENT, Work
 
@@ -357,7 +357,7 @@ def test_only_a_local_repository_can_be_watched(work: Work, state: Path) -> None
 
 
 def test_packs_are_merged_and_nothing_is_lost(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "MAX_PACKS", 4)
+    monkeypatch.setattr(bringing, "MAX_PACKS", 4)
     source = follow(work.path, state)
     texts = {}
     for number in range(12):
@@ -461,7 +461,7 @@ def test_t4_a_pack_with_what_is_too_large_stays_as_it_is(
     work: Work, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a network remote sends it, and a first clone takes it."""
-    monkeypatch.setattr(fetching, "MAX_PACKS", 3)
+    monkeypatch.setattr(bringing, "MAX_PACKS", 3)
     source = follow(work.path, state)
     source.fetch()
     packs = state / "repository.git/objects/pack"
@@ -491,7 +491,7 @@ def test_fetching_leaks_no_descriptors(work: Work, state: Path) -> None:
 def test_an_earlier_snapshot_still_reads_after_packs_were_merged(
     work: Work, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "MAX_PACKS", 2)
+    monkeypatch.setattr(bringing, "MAX_PACKS", 2)
     source = follow(work.path, state)
     snapshots = []
     for number in range(6):
@@ -525,7 +525,7 @@ def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: p
         os.rename(path, target)
         time.sleep(0.02)
 
-    monkeypatch.setattr(fetching, "MAX_PACKS", 3)
+    monkeypatch.setattr(bringing, "MAX_PACKS", 3)
     monkeypatch.setattr(Path, "rename", rename_slowly)
     source = follow(work.path, state)
     revision = source.fetch()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.frames import encode
 from gitboot.load import Revision
-from gitboot.source import Fetcher, Password, Remote, Source, SshKey, sending
+from gitboot.source import FetchProcess, Password, Remote, Source, SshKey, sending
 from tests.fleets import SEED, server
 from tests.git_servers import HttpsServer, Relay, git_daemon
 from tests.instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
@@ -41,8 +41,8 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fetcher() -> Iterator[Fetcher]:
-    fetcher = Fetcher()
+def fetcher() -> Iterator[FetchProcess]:
+    fetcher = FetchProcess()
     yield fetcher
     fetcher.close()
     assert fetchers(os.getpid()) == []
@@ -122,7 +122,7 @@ def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_behind(tmp_path: 
 # By itself
 
 
-def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Path, fetcher: Fetcher) -> None:
+def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Path, fetcher: FetchProcess) -> None:
     with HttpsServer(work.path.parent, tmp_path) as https:
         remote = Remote(
             url=f"{https.url}/private/fleet",
@@ -136,7 +136,7 @@ def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Pat
     assert Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-3:-1] == [b"gitboot.source", b"%d" % os.getpid()]
 
 
-def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: Fetcher) -> None:
+def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: FetchProcess) -> None:
     source = Source(Remote(url=str(work.path)), state, fetcher)
     source.fetch()
     (child,) = fetchers(os.getpid())
@@ -149,7 +149,7 @@ def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: F
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV], ids=str)
 def test_a_fetch_that_dies_has_failed_leaves_nothing_and_the_next_one_goes_on(
-    work: Work, state: Path, fetcher: Fetcher, number: signal.Signals
+    work: Work, state: Path, fetcher: FetchProcess, number: signal.Signals
 ) -> None:
     with git_daemon(work.path.parent) as url:
         first = Source(Remote(url=f"{url}/fleet"), state, fetcher).fetch()
@@ -173,7 +173,7 @@ def test_a_fetch_that_dies_has_failed_leaves_nothing_and_the_next_one_goes_on(
         assert (source.has(first), source.fetch()) == (True, second)
 
 
-def test_one_that_died_while_nobody_asked_is_not_missed(work: Work, state: Path, fetcher: Fetcher) -> None:
+def test_one_that_died_while_nobody_asked_is_not_missed(work: Work, state: Path, fetcher: FetchProcess) -> None:
     source = Source(Remote(url=str(work.path)), state, fetcher)
     source.fetch()
     (child,) = fetchers(os.getpid())
@@ -182,7 +182,7 @@ def test_one_that_died_while_nobody_asked_is_not_missed(work: Work, state: Path,
     assert source.fetch() == work.head
 
 
-def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path, fetcher: Fetcher) -> None:
+def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path, fetcher: FetchProcess) -> None:
     with git_daemon(work.path.parent) as url:
         source = Source(Remote(url=f"{url}/fleet"), state, fetcher)
         accepted = source.fetch()
@@ -216,7 +216,7 @@ def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path,
             source.fetch()
 
 
-def test_an_accepted_commit_that_is_nowhere_is_told_apart(work: Work, state: Path, fetcher: Fetcher) -> None:
+def test_an_accepted_commit_that_is_nowhere_is_told_apart(work: Work, state: Path, fetcher: FetchProcess) -> None:
     source = Source(Remote(url=str(work.path)), state, fetcher)
     with pytest.raises(SourceRefused, match=f"the accepted commit {'1' * 40} is not at"):
         source.restore(Revision("1" * 40))

@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Revision
-from gitboot.source import Fetcher, Password, Remote, Source, SshKey, clone
+from gitboot.source import FetchProcess, Password, Remote, Source, SshKey, clone
 from gitboot.source.remote import wanted
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
 from tests.repositories import ENVIRONMENT, Work
@@ -62,14 +62,14 @@ def https(work: Work, tmp_path: Path) -> Iterator[HttpsServer]:
 
 
 @pytest.fixture(scope="module")
-def fetcher() -> Iterator[Fetcher]:
-    fetcher = Fetcher()
+def fetcher() -> Iterator[FetchProcess]:
+    fetcher = FetchProcess()
     yield fetcher
     fetcher.close()
 
 
 @pytest.fixture(autouse=True)
-def fetched_apart(fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def fetched_apart(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of this is fetched as an instance does it, by a process of its own; one does for all."""
     monkeypatch.setattr(clone, "InThisProcess", lambda: fetcher)
 

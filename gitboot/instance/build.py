@@ -50,7 +50,7 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
-from gitboot.source import Fetcher, Password, Remote, Source, SshKey
+from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
 from gitboot.source.clone import accepted_snapshot, tag_on
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.signatures import Signatures
@@ -273,7 +273,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
 @contextmanager
 def _fetched_apart(settings: Settings, state: Path) -> Iterator[Source]:
     """What the settings follow, fetched by a process of its own, which ends with the block."""
-    fetcher = Fetcher(settings.git.fetch_mebibytes)
+    fetcher = FetchProcess(settings.git.fetch_mebibytes)
     try:
         yield Source(remote_of(settings.git), state, fetcher)
     finally:

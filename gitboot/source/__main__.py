@@ -10,7 +10,7 @@ from gitboot.bounds import Spent
 from gitboot.errors import OperatorError, TryAgain
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import Revision
-from gitboot.source.fetching import InThisProcess
+from gitboot.source.bringing import InThisProcess
 from gitboot.source.repository import lacks_memory
 from gitboot.source.sending import Arrived, Order, Report, failed, order, remote_of
 

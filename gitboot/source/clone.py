@@ -10,7 +10,7 @@ import pygit2
 
 from gitboot.errors import CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
 from gitboot.load import BlobId, Revision, Snapshot
-from gitboot.source.fetching import ACCEPTED, BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
+from gitboot.source.bringing import ACCEPTED, BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
 from gitboot.source.line import Merge, line, message_of, messages
 from gitboot.source.remote import Remote
 from gitboot.source.repository import Stored, blaming

@@ -18,7 +18,7 @@ from gitboot.source.sending import Arrived, Order, order_of, raised, report
 MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
 
 
-class Fetcher:
+class FetchProcess:
     """Fetches as `InThisProcess` does; raises `SourceTooLarge`, too, where it takes more memory than it may.
 
     A process is started at the first need, and again after it has died; for several threads at once, one each. They
