@@ -6,10 +6,9 @@ and no repository.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,8 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from gitboot.authorship import Signer
-from gitboot.errors import SourceError, UsageError
-from gitboot.processes import Ended, ask
+from gitboot.errors import UsageError
+from gitboot.openpgp import Distrusted, Keyring, Unlisted, ask_alone
+from gitboot.processes import Ended
 from gitboot.source.repository import printable
 from gitboot.source.signed import Signed
 
@@ -40,22 +40,14 @@ class TrustedKeys:
         return self.of_people or bool(self.forge_keys)
 
 
-class Distrusted(Exception):
-    """A signature that proves nothing: why, in words that follow "it is"."""
-
-
-class _Unlisted(Distrusted):
-    """It may be as good as any, but its key is not among these."""
-
-
 class SignatureKeys:
     """The trusted keys, as their files have them now; what gpg needs of them lies below ``folder``."""
 
     def __init__(self, trusted: TrustedKeys, folder: Path) -> None:
         self._trusted, self._folder = trusted, folder
         self._mark = ""
-        self._of_people: tuple[_AllowedSigners | _Keyring, ...] = ()
-        self._of_forges: dict[str, _AllowedSigners | _Keyring] = {}
+        self._of_people: tuple[_AllowedSigners | Keyring, ...] = ()
+        self._of_forges: dict[str, _AllowedSigners | Keyring] = {}
 
     def mark(self) -> str:
         """What is another as soon as a key comes or goes; raises `UsageError` where they cannot be read."""
@@ -76,16 +68,16 @@ class SignatureKeys:
         A key has to be valid now: when a commit was made only says who has made it.
         """
         self.mark()
-        unlisted = _Unlisted("signed by a key that is not listed")
+        unlisted = Unlisted("signed by a key that is not listed")
         for keys in self._of_people:
             try:
-                return keys.signer(signed)
-            except _Unlisted as error:
+                return _signer(keys, signed)
+            except Unlisted as error:
                 unlisted = error
         for name, keys in self._of_forges.items():
             try:
-                found = keys.signer(signed)
-            except _Unlisted:
+                found = _signer(keys, signed)
+            except Unlisted:
                 continue
             if not is_merge:
                 raise Distrusted(f"signed by the forge {name} and no merge, which is all that a forge's key counts for")
@@ -96,21 +88,21 @@ class SignatureKeys:
         """Make anew what the programs read."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700, parents=True)
-        people: list[_AllowedSigners | _Keyring] = []
+        people: list[_AllowedSigners | Keyring] = []
         if (path := self._trusted.allowed_signers) is not None:
             people.append(_AllowedSigners(path, self._folder))
         if (path := self._trusted.openpgp_keys) is not None:
-            people.append(_Keyring.made(_key_files(path), self._folder / "people"))
+            people.append(Keyring.made(_key_files(path), self._folder / "people"))
         self._of_people = tuple(people)
         self._of_forges = {
             name: self._of_forge(path, number) for number, (name, path) in enumerate(self._trusted.forge_keys)
         }
 
-    def _of_forge(self, path: Path, number: int) -> _AllowedSigners | _Keyring:
+    def _of_forge(self, path: Path, number: int) -> _AllowedSigners | Keyring:
         folder = self._folder / f"forge-{number}"
         lines = path.read_bytes().split(b"\n")
         if not any(_SSH_KEY.match(line) for line in lines):
-            return _Keyring.made([path], folder)
+            return Keyring.made([path], folder)
         folder.with_suffix(".signers").write_bytes(
             b"".join(b'forge namespaces="git" %b\n' % line for line in lines if _SSH_KEY.match(line))
         )
@@ -145,7 +137,7 @@ class _AllowedSigners:
 
     def signer(self, signed: Signed) -> Signer:
         if not signed.signature.startswith(b"-----BEGIN SSH SIGNATURE-----"):
-            raise _Unlisted("signed by an OpenPGP key, and none is listed")
+            raise Unlisted("signed by an OpenPGP key, and none is listed")
         with TemporaryDirectory(dir=self._scratch) as folder:
             signature = Path(folder, "signature")
             signature.write_bytes(signed.signature)
@@ -163,89 +155,19 @@ class _AllowedSigners:
             raise Distrusted(f"signed by the key {key[1]}, which has expired")
         if known.status == 0:
             raise Distrusted(f"signed by the key {key[1]}, which is listed for other things than Git")
-        raise _Unlisted(f"signed by the key {key[1]}, which is not listed")
+        raise Unlisted(f"signed by the key {key[1]}, which is not listed")
 
     def _keygen(self, what: str, *arguments: str | Path, given: bytes = b"") -> Ended:
-        return _asked(["ssh-keygen", "-Y", what, *map(str, arguments)], given, self._scratch)
+        return ask_alone(["ssh-keygen", "-Y", what, *map(str, arguments)], given, self._scratch)
 
 
 _FINGERPRINT: Final = re.compile(r" key (SHA256:\S+)")
 
 
-class _Keyring:
-    """OpenPGP keys, in a home of gpg's that nobody else uses."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-
-    @classmethod
-    def made(cls, files: Sequence[Path], home: Path) -> _Keyring:
-        """A keyring of the public keys in these files."""
-        home.mkdir(mode=0o700)
-        keyring = cls(home)
-        for path in files:
-            if "IMPORT_OK" not in keyring._gpg("--import", str(path.absolute())).output:
-                raise UsageError(f"{path} has no OpenPGP public key that gpg can read")
-        return keyring
-
-    def signer(self, signed: Signed) -> Signer:
-        if not signed.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
-            raise _Unlisted("signed by an SSH key, and no file of allowed signers is given")
-        with TemporaryDirectory(dir=self._home) as folder:
-            signature = Path(folder, "signature")
-            signature.write_bytes(signed.signature)
-            found = self._gpg("--verify", str(signature), "-", given=signed.payload)
-        return _judged(found)
-
-    def _gpg(self, *arguments: str, given: bytes = b"") -> Ended:
-        return _asked(["gpg", "--homedir", str(self._home), *_OF_ITS_OWN, *arguments], given, self._home)
-
-
-# Of gpg(1): nothing is asked, fetched or started; each key that is there is trusted, for that is why it is there.
-_OF_ITS_OWN: Final = (
-    *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
-    *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
-)
-
-
-def _judged(found: Ended) -> Signer:
-    """What gpg says by its status lines: DETAILS in GnuPG's doc, "Format of the --status-fd output"."""
-    said = [line.removeprefix("[GNUPG:] ").split(" ") for line in found.output.splitlines()]
-    verdicts = [words for words in said if words[0] in _VERDICTS]
-    if len(verdicts) != 1:
-        raise Distrusted("signed in a way that gpg cannot read")
-    (verdict,) = verdicts
-    key = verdict[1] if len(verdict) > 1 else "?"
-    if verdict[0] == "ERRSIG" and verdict[6:7] == ["9"]:
-        raise _Unlisted(f"signed by the key {key}, which is not listed")
-    if verdict[0] != "GOODSIG":
-        raise Distrusted(_VERDICTS[verdict[0]].format(key=key))
-    valid = [words for words in said if words[0] == "VALIDSIG"]
-    if found.status != 0 or len(valid) != 1:
-        raise Distrusted("signed in a way that gpg does not take as valid")
-    return Signer(printable(" ".join(verdict[2:])), valid[0][-1])
-
-
-_VERDICTS: Final = {
-    "GOODSIG": "",
-    "EXPSIG": "signed by the key {key}, and the signature has expired",
-    "EXPKEYSIG": "signed by the key {key}, which has expired",
-    "REVKEYSIG": "signed by the key {key}, which was revoked",
-    "BADSIG": "not what its signature is of: it was changed after it was signed",
-    "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
-}
-
-
-def _asked(command: Sequence[str], given: bytes, home: Path) -> Ended:
-    """What a program says in a world of its own."""
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LC_ALL": "C", "TZ": "UTC"}
-    try:
-        return ask(command, given=given, environment=environment, patience_s=_PATIENCE_S)
-    except FileNotFoundError:
-        package = {"ssh-keygen": "OpenSSH", "gpg": "GnuPG"}[command[0]]
-        raise UsageError(f"{command[0]} is not installed: signatures are checked by {package}") from None
-    except (OSError, TimeoutError) as error:
-        raise SourceError(f"{command[0]} could not check a signature: {error}") from error
-
-
-_PATIENCE_S: Final = 30
+def _signer(keys: _AllowedSigners | Keyring, signed: Signed) -> Signer:
+    if isinstance(keys, _AllowedSigners):
+        return keys.signer(signed)
+    if not signed.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
+        raise Unlisted("signed by an SSH key, and no file of allowed signers is given")
+    found = keys.signer(signed.signature, signed.payload)
+    return found._replace(person=printable(found.person))

@@ -10,9 +10,10 @@ import pygit2
 from gitboot.authorship import Message, Signer, Verify
 from gitboot.errors import SourceError, UsageError
 from gitboot.load import Revision
+from gitboot.openpgp import Distrusted
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.source.keys import Distrusted, SignatureKeys
+from gitboot.source.keys import SignatureKeys
 from gitboot.source.line import MAX_STEPS, leading_from
 from gitboot.source.repository import Stored
 from gitboot.source.signed import AmbiguousSignature, Signed, of_commit, of_tag

@@ -1,0 +1,102 @@
+"""OpenPGP keys in a ring of gitboot's own, and what gpg says of signatures made with them.
+
+The program gets what it needs as arguments and files: no configuration, keyring or agent of a user.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from gitboot.authorship import Signer
+from gitboot.errors import SourceError, UsageError
+from gitboot.processes import Ended, ask
+
+
+class Distrusted(Exception):
+    """A signature that proves nothing: why, in words that follow "it is"."""
+
+
+class Unlisted(Distrusted):
+    """It may be as good as any, but its key is not among these."""
+
+
+class Keyring:
+    """OpenPGP keys, in a home of gpg's that nobody else uses."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    @classmethod
+    def made(cls, files: Sequence[Path], home: Path) -> Keyring:
+        """A keyring of the public keys in these files."""
+        home.mkdir(mode=0o700)
+        keyring = cls(home)
+        for path in files:
+            if "IMPORT_OK" not in keyring._gpg("--import", str(path.absolute())).output:
+                raise UsageError(f"{path} has no OpenPGP public key that gpg can read")
+        return keyring
+
+    def signer(self, signature: bytes, payload: bytes | Path) -> Signer:
+        """Whose key has signed these bytes, or this file; raises `Distrusted`. The name is as the key has it."""
+        of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
+        with TemporaryDirectory(dir=self._home) as folder:
+            detached = Path(folder, "signature")
+            detached.write_bytes(signature)
+            return _judged(self._gpg("--verify", str(detached), of, given=given))
+
+    def _gpg(self, *arguments: str, given: bytes = b"") -> Ended:
+        return ask_alone(["gpg", "--homedir", str(self._home), *_OF_ITS_OWN, *arguments], given, self._home)
+
+
+# Of gpg(1): nothing is asked, fetched or started; each key that is there is trusted, for that is why it is there.
+_OF_ITS_OWN: Final = (
+    *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
+    *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
+)
+
+
+def _judged(found: Ended) -> Signer:
+    """What gpg says by its status lines: DETAILS in GnuPG's doc, "Format of the --status-fd output"."""
+    said = [line.removeprefix("[GNUPG:] ").split(" ") for line in found.output.splitlines()]
+    verdicts = [words for words in said if words[0] in _VERDICTS]
+    if len(verdicts) != 1:
+        raise Distrusted("signed in a way that gpg cannot read")
+    (verdict,) = verdicts
+    key = verdict[1] if len(verdict) > 1 else "?"
+    if verdict[0] == "ERRSIG" and verdict[6:7] == ["9"]:
+        raise Unlisted(f"signed by the key {key}, which is not listed")
+    if verdict[0] != "GOODSIG":
+        raise Distrusted(_VERDICTS[verdict[0]].format(key=key))
+    valid = [words for words in said if words[0] == "VALIDSIG"]
+    if found.status != 0 or len(valid) != 1:
+        raise Distrusted("signed in a way that gpg does not take as valid")
+    return Signer(" ".join(verdict[2:]), valid[0][-1])
+
+
+_VERDICTS: Final = {
+    "GOODSIG": "",
+    "EXPSIG": "signed by the key {key}, and the signature has expired",
+    "EXPKEYSIG": "signed by the key {key}, which has expired",
+    "REVKEYSIG": "signed by the key {key}, which was revoked",
+    "BADSIG": "not what its signature is of: it was changed after it was signed",
+    "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
+}
+
+
+def ask_alone(command: Sequence[str], given: bytes, home: Path) -> Ended:
+    """What a program that checks signatures says, in a world of its own; raises `UsageError` and `SourceError`."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LC_ALL": "C", "TZ": "UTC"}
+    try:
+        return ask(command, given=given, environment=environment, patience_s=_PATIENCE_S)
+    except FileNotFoundError:
+        package = {"ssh-keygen": "OpenSSH", "gpg": "GnuPG", "minisign": "minisign"}[command[0]]
+        raise UsageError(f"{command[0]} is not installed: signatures are checked by {package}") from None
+    except (OSError, TimeoutError) as error:
+        raise SourceError(f"{command[0]} could not check a signature: {error}") from error
+
+
+_PATIENCE_S: Final = 600  # an image of gigabytes on a slow disk
