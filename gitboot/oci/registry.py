@@ -58,7 +58,7 @@ class Registries:
     def blob(
         self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
     ) -> Iterator[WebStream]:
-        """A file as it comes; whoever reads it checks its digest. With a Range the status may be 206.
+        """A file as it comes; whoever reads it checks its digest. With a Range the status may be 206 or 416.
 
         Raises as `manifest` does.
         """
@@ -152,7 +152,7 @@ def _check_realm(realm: str, at: str) -> None:
 
 
 def _good(answer: WebStream, reference: OciReference) -> WebStream:
-    if answer.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+    if answer.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
         return answer
     _check_answered(answer.status, reference.host)
     if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):

@@ -187,7 +187,7 @@ def _boot_files(artifacts: Artifacts, base_url: str) -> BootFiles:
     def file(artifact: Artifact | None) -> BootFile | None:
         if artifact is None:
             return None
-        return BootFile(url=_url(artifact.url, base_url), sha256=artifact.sha256, size=artifact.size)
+        return BootFile(url=fetched_from(artifact.url, base_url), sha256=artifact.sha256, size=artifact.size)
 
     return BootFiles(
         kernel=file(artifacts.kernel),
@@ -199,5 +199,6 @@ def _boot_files(artifacts: Artifacts, base_url: str) -> BootFiles:
     )
 
 
-def _url(url: str, base_url: str) -> str:
+def fetched_from(url: str, base_url: str) -> str:
+    """Where an artifact lies that a document names below a base URL."""
     return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url
