@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from gitboot.load import KINDS, Resource
 from gitboot.model import scalars
 from gitboot.model.fleet import Provisioning
-from gitboot.model.image import Artifact, Artifacts
+from gitboot.model.image import Artifact, Artifacts, Signature
 from gitboot.model.policy import BootProfileSpec, Window
 from gitboot.model.scalars import format_instant
 from gitboot.model.selectors import MatchExpression, Selector
@@ -206,6 +206,10 @@ def _selector(drawn: Document) -> Document:
     return by_label or {"servers": drawn.get("servers") or ["web01"]}
 
 
+def _signature(drawn: Document) -> Document:
+    return dict([*drawn.items(), ("minisign", "assets:minisig")][:1])
+
+
 def _artifact(drawn: Document) -> Document:
     digest = str(drawn["url"]).partition("@sha256:")[2] if str(drawn["url"]).startswith("oci:") else ""
     return drawn | {"sha256": digest or drawn["sha256"]}
@@ -231,6 +235,7 @@ def _window(drawn: Document) -> Document:
 
 
 _FITTING: Final[Mapping[type, Callable[[Document], Document]]] = {
+    Signature: _signature,
     Artifact: _artifact,
     Artifacts: _artifacts,
     Bmc: _bmc,

@@ -1,4 +1,4 @@
-"""People with keys, SSH and OpenPGP, and what they sign: made by ssh-keygen, gpg and git themselves."""
+"""People with keys, and what they sign: made by ssh-keygen, gpg, minisign and git themselves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gitboot.load import Revision
+from tests.git_servers import program
 from tests.repositories import ENVIRONMENT, Work
 
 
@@ -120,3 +121,26 @@ def stored(work: Work, raw: bytes) -> Revision:
     ).stdout.decode()
     work.git("reset", "--quiet", "--hard", made.strip())
     return work.head
+
+
+def by_gpg(person: Person, file: Path, *how: str) -> bytes:
+    """A person's signature of a file: detached and binary, unless told otherwise."""
+    command = [person.options[1].removeprefix("gpg.program="), "--local-user", f"{person.name}@example.net"]
+    done = subprocess.run([*command, *(how or ("--detach-sign",)), "-o", "-", file], capture_output=True, check=True)
+    return done.stdout
+
+
+class Minisign:
+    """A key of minisign without a password, and what it signs."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.public, self._private = folder / f"{name}.pub", folder / f"{name}.key"
+        self._minisign("-G", "-W", "-p", self.public, "-s", self._private)
+
+    def sign(self, file: Path, *how: str) -> bytes:
+        signature = self._private.with_suffix(".minisig")
+        self._minisign("-S", "-s", self._private, "-m", file, "-x", signature, *how)
+        return signature.read_bytes()
+
+    def _minisign(self, *arguments: str | Path) -> None:
+        subprocess.run([program("minisign", "minisign"), *arguments], check=True, capture_output=True, input=b"")

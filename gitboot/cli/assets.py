@@ -11,6 +11,7 @@ from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, kept, output_option
 from gitboot.cli.registries import opened_registries, registry_options
+from gitboot.cli.vouching import signatures
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 @click.group()
 def command() -> None:
     """Place and verify what machines fetch besides the boot files, and name what lies in registries."""
+
+
+command.add_command(signatures)
 
 
 @command.command()
@@ -192,7 +196,7 @@ def verify(
     decisions, found = named_in(path, rev, sites)
     place = cache or kept("artifacts.json")
     known = read_sightings(place) if place is not None else {}
-    seen = looked_at(fetchers_of(decisions, assets), found, known, place, read=not head, parallel=parallel)
+    seen = looked_at(fetchers_of(decisions.base_url, assets), found, known, place, read=not head, parallel=parallel)
     for output in outputs:
         output.write(as_json(found, seen) if output.format == "json" else as_text(found, seen))
     context.exit(exit_of_look(found, seen))

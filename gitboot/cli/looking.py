@@ -14,6 +14,7 @@ import click
 
 from gitboot.assets.fetching import Fetcher, Fetchers, FolderFetcher, WebFetcher
 from gitboot.assets.needed import NamedArtifact, named_artifacts
+from gitboot.assets.registries import RegistryFetcher
 from gitboot.assets.remembered import write_sightings
 from gitboot.assets.sighting import Sighting, unbootable_by_firmware
 from gitboot.assets.verifying import look_at_all
@@ -23,6 +24,7 @@ from gitboot.cli.inputs import document
 from gitboot.cli.table import table, wrapped
 from gitboot.errors import UsageError
 from gitboot.facts import facts
+from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean
 from gitboot.plan import BootFile
 from gitboot.resolve import Decisions
@@ -49,13 +51,15 @@ def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisi
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
 
 
-def fetchers_of(decisions: Decisions, assets: Path | None) -> Fetchers:
-
+def fetchers_of(base_url: str, assets: Path | None, registries: Registries | None = None) -> Fetchers:
+    """Whoever fetches from web servers, from a directory that is served below the base URL, and from registries."""
     web = WebFetcher()
     by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web}
     if assets is not None:
-        base = f"{decisions.base_url}/assets/"
+        base = f"{base_url}/assets/"
         by_prefix[base] = FolderFetcher(assets, base)
+    if registries is not None:
+        by_prefix["oci://"] = RegistryFetcher(registries)
     return Fetchers(by_prefix)
 
 

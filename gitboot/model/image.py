@@ -72,6 +72,29 @@ ImageFormatField = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Signature(Struct):
+    """Where a detached signature of a file is, of one kind; whose key counts is not for documents to say."""
+
+    openpgp: Url | None = Field(default=None, description="An OpenPGP signature: .sig, .asc, .gpg. Default: none.")
+    minisign: Url | None = Field(default=None, description="A minisign signature: .minisig. Default: none.")
+    sigstore: Url | None = Field(default=None, description="A sigstore bundle: .sigstore.json. Default: none.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Signature:
+        if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
+            raise Malformed(Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "name one of them")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Checksums(Struct):
+    """A list of digests that somebody has signed: SHA256SUMS."""
+
+    url: Url = Field(description="Where the list is, as sha256sum prints it.")
+    signature: Signature = Field(description="Its signature.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class Artifact(Struct):
     """One file that a machine fetches to boot."""
 
@@ -80,6 +103,7 @@ class Artifact(Struct):
     )
     sha256: Sha256 = Field(description="The sha256 of its content, as sha256sum prints it.")
     size: Integer | None = Field(default=None, description="Its size in bytes. Default: not checked.")
+    signature: Signature | None = Field(default=None, description="A signature of the file itself. Default: none.")
 
     @model_validator(mode="after")
     def _one_digest(self) -> Artifact:
@@ -105,6 +129,10 @@ class Artifacts(Struct):
     loader: Artifact | None = Field(
         default=None,
         description="An EFI program of one's own that asks for the entry: iPXE, GRUB. Default: none.",
+    )
+    checksums: Checksums | None = Field(
+        default=None,
+        description="A signed list of digests, for the files that have no signature of their own. Default: none.",
     )
 
     @model_validator(mode="after")

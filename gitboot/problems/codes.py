@@ -466,6 +466,12 @@ class Code(StrEnum):
         "The first boot would stop at it.",
         "Correct the template; the message names what is wrong with its output.",
     )
+    NOT_VOUCHED_FOR = (
+        "GB4006",
+        "A file of an image that no listed key has signed",
+        "Its digest says which bytes are meant; a signature says whose they are.",
+        "Name the vendor's signature under `signature` or `checksums`, and give its key by --image-keys.",
+    )
 
     # The source, GB5…
 
