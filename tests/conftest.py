@@ -18,13 +18,10 @@ import pytest
 from hypothesis import settings
 
 from gitboot.storage import filesystem_of
+from tests import searching
 from tests.boots import page
 
 _BOOTS: Final = Path(__file__).parent / "boots"
-
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("dev", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
 
@@ -37,6 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Machines that boot have images that are too big. What a disk may do is for tests that make one (`failing_disk`).
     """
+    searching.lives = config.getoption("lives")
+    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=searching.examples(100))
+    settings.register_profile("gitboot", how)
+    settings.load_profile("gitboot")
     if "TMPDIR" not in os.environ and not config.getoption("boots") and _has_room(_MEMORY):
         os.environ["TMPDIR"] = str(_MEMORY)
         tempfile.tempdir = None  # is found anew
@@ -104,6 +105,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture
-def lives(request: pytest.FixtureRequest) -> int:
+def lives() -> int:
     """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
-    return int(request.config.getoption("--lives"))
+    return searching.lives

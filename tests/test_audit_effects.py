@@ -9,6 +9,7 @@ from gitboot.audit.effects import Change, EffectKind, ServerEffect, effects
 from tests import generated
 from tests.fleets import SEED, decided, document, fleet, image, maintenance, policy, server, uuid_of
 from tests.generated import GeneratedFleet, fleets
+from tests.searching import examples
 
 
 def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
@@ -94,7 +95,7 @@ def test_what_changes_no_decision_has_no_effect(case: str, more: str) -> None:
     assert between(SEED, (*SEED, more)) == {}, case
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(fleets(), fleets())
 def test_there_is_an_effect_exactly_where_a_digest_differs(one: GeneratedFleet, other: GeneratedFleet) -> None:
     old, new = generated.decided(one.documents).servers, generated.decided(other.documents).servers

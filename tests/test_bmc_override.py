@@ -53,6 +53,7 @@ from gitboot.bmc.quirks import boot_patch
 from gitboot.model.scalars import SystemUuid
 from tests.redfish.double import Machine
 from tests.redfish.profiles import PROFILES, Profile
+from tests.searching import examples
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE)
@@ -560,7 +561,7 @@ EVENTS: dict[str, Callable[[_Instance], object]] = {
 }
 
 
-@settings(max_examples=800)
+@settings(max_examples=examples(800))
 @given(
     profile=st.sampled_from(list(PROFILES.values())),
     events=st.lists(st.sampled_from(list(EVENTS)), min_size=4, max_size=24),

@@ -24,9 +24,10 @@ from gitboot.review.causes import Causes
 from gitboot.review.groups import groups
 from tests.fleets import snapshot
 from tests.generated import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json
+from tests.searching import examples
 
 LAWS = settings(
-    max_examples=25,
+    max_examples=examples(25),
     suppress_health_check=[HealthCheck.too_slow],
     phases=[step for step in Step if step is not Step.explain],
 )

@@ -38,6 +38,7 @@ from gitboot.resolve.instant import has_run
 from gitboot.resolve.records import carried
 from tests.fleets import SHA, at, document, image, maintenance, policy, uuid_of
 from tests.reviewed import FLEET, SERVERS, Files, compared
+from tests.searching import examples
 
 NOON = at("20T12:00")
 
@@ -248,7 +249,7 @@ def _comes_to_it(old: Decision, instants: list[datetime]) -> bool:
     )
 
 
-LAWS = settings(max_examples=400, deadline=None)
+LAWS = settings(max_examples=examples(400), deadline=None)
 
 
 @LAWS

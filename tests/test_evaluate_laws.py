@@ -22,9 +22,10 @@ from gitboot.instance.evaluation import assembled
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.problems.problem import Problem
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
+from tests.searching import examples
 
 LAWS = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     phases=[step for step in Step if step is not Step.explain],

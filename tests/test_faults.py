@@ -23,6 +23,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot
 from gitboot.problems.problem import Problem
 from gitboot.resolve.reading import read
+from tests.searching import examples
 
 FOLDER: Final = Path(__file__).parent / "faults"
 FLEET: Final = {
@@ -156,7 +157,7 @@ def test_what_is_no_file_is_found_by_its_path(irregular: Irregular, code: str) -
 DOCUMENTS: Final = [fault for name in ("yaml", "envelope", "scalars", "combinations") for fault in FAULTS[name]]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.sampled_from(DOCUMENTS), min_size=2, max_size=12))
 def test_faults_of_several_documents_are_all_found_sorted_and_none_twice(drawn: list[Fault]) -> None:
     faults: list[Fault] = []

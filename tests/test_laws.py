@@ -49,10 +49,11 @@ from tests.generated import (
     shuffled,
     tree,
 )
+from tests.searching import examples
 
 # Whole fleets take a while to draw, which says nothing about a law, and much longer to explain.
 LAWS = settings(
-    max_examples=25,
+    max_examples=examples(25),
     suppress_health_check=[HealthCheck.too_slow],
     phases=[step for step in Step if step is not Step.explain],
 )

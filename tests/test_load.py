@@ -18,6 +18,7 @@ from gitboot.problems.problem import Problem
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.linear import AT_MOST, TIMES, growth
+from tests.searching import examples
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
@@ -498,7 +499,7 @@ def test_names_that_lead_nowhere_are_compared_with_others_only_so_often() -> Non
 # Any document
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(documents(), LAYOUTS)
 def test_any_document_is_read_as_it_is_written_in_any_layout(drawn: Document, layout: dict[str, Any]) -> None:
     parsed = parse_blob(written(drawn, **layout).encode(), "a.yaml")
@@ -530,7 +531,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
             yield from _places(each, (*path, step))
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(documents(), st.data())
 def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, data: st.DataObject) -> None:
     *way, last = data.draw(st.sampled_from([path for path in _places(drawn) if path]))
@@ -549,7 +550,7 @@ def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, da
         assert (problem.message + problem.hint).isprintable()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.dictionaries(
         st.sampled_from(["a.yaml", "b.yml", ".gitbootignore"]),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gitboot.load.ignore import Ignore, read_ignore
 from gitboot.load.patterns import lines, parse_pattern
 from tests.linear import AT_MOST, growth
+from tests.searching import examples
 
 
 def leaves_out(patterns: str, path: str) -> bool:
@@ -80,7 +81,7 @@ def _ignored_by_git(work_tree: Path, data: bytes, paths: set[str]) -> set[str]:
     return set(child.stdout.decode().split("\0")) - {""}
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(patterns, paths)
 @example(["**/****/[^b-c]**/b"], {"ab/b", "b"})
 @example(["a**/b"], {"ab", "a/b", "ac/d/b"})  # the literal beginning is compared apart: "**/" may follow it

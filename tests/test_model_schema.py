@@ -19,6 +19,7 @@ from gitboot.load import KINDS, parse_blob
 from gitboot.model.schema import main
 from tests.documents import Document, documents
 from tests.fleets import document
+from tests.searching import examples
 
 ROOT: Final = Path(__file__).parent.parent
 SCHEMAS: Final = {
@@ -105,7 +106,7 @@ def test_what_pages_show_is_valid(page: str, text: str) -> None:
     assert faults(text) == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(documents())
 def test_what_gitboot_takes_the_schemas_take(drawn: Document) -> None:
     for name in ("any", drawn["kind"]):

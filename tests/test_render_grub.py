@@ -19,6 +19,7 @@ from gitboot.resolve import Decisions, plan
 from tests import generated
 from tests.fleets import SEED, at, decided, document, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.generated import GeneratedFleet
+from tests.searching import examples
 
 NOON = at("20T12:00")
 ALL = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid], unknownServers: {profile: repair}"
@@ -31,7 +32,7 @@ def tree(decisions: Decisions) -> dict[str, File]:
     return files
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(made=generated.fleets())
 def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: GeneratedFleet) -> None:
     spec = made.of("Fleet")[0]["spec"] | {"outputs": ["ipxe", "grub", "pxelinux", "uuid", "serial"]}

@@ -21,6 +21,7 @@ from gitboot.resolve.leaks import secrets
 from gitboot.resolve.tokens import TOKENS, TokenRule
 from tests.fleets import decided, fleet, image, policy, profile, server
 from tests.linear import AT_MOST, TIMES, growth
+from tests.searching import examples
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\\nb3BlbnNzaC1rZXk\\n-----END OPENSSH PRIVATE KEY-----"
 
@@ -264,7 +265,7 @@ def test_t8_what_only_looks_alike_is_passed(text: str) -> None:
 
 
 @pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=examples(10), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_t8_what_a_rule_finds_has_one_of_its_words(rule: TokenRule, data: st.DataObject) -> None:
     found = data.draw(st.from_regex(re.compile(rule.pattern, re.ASCII), fullmatch=True))

@@ -17,12 +17,13 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Failure, InstallAttempt, Record, Run, Seen
 from gitboot.resolve.records import adopted, ahead, exported, first_records, imported
 from tests.fleets import SEED, at, decision, policy, profile, server, uuid_of
+from tests.searching import examples
 from tests.test_ledger import RECORDS
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(st.sampled_from([WEB01, WEB02]), RECORDS))
 def test_what_is_exported_is_imported_as_it_was(records: dict[SystemUuid, Record]) -> None:
     assert imported(exported(records), "records.json") == records
@@ -98,7 +99,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.just("repa
 KEYS = st.sampled_from(sorted(json.loads(item())["items"][0]))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.dictionaries(KEYS, VALUES, max_size=2))
 def test_no_json_at_all_ends_in_anything_but_records_or_their_refusal(changed: dict[str, Any]) -> None:
     with suppress(UsageError):
