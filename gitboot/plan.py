@@ -46,6 +46,7 @@ class BootFile:
     url: str
     sha256: Digest
     size: int | None
+    source: str | None = field(default=None, compare=False)  # whence a mirror takes it; None: it is not mirrored
 
     def facts(self) -> dict[str, Any]:
         return {"url": self.url, "sha256": self.sha256, "size": self.size}

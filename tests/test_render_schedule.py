@@ -16,7 +16,7 @@ from gitboot.render.paths import is_immutable
 from gitboot.render.schedule import AHEAD, About, ServerState, server_state
 from gitboot.render.state import Need, Turn, parse, render, turn_of
 from gitboot.status import Condition, Status
-from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.fleets import SEED, SHA, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
 NOON = at("20T12:00")
 SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22, 23, 24)]
@@ -161,6 +161,15 @@ def test_what_writes_a_disk_has_something_to_answer_instead(
         assert "in place of a boot that writes a disk" in text
         assert (f"{instead}/kernel" if instead != "disk" else "boots its local disk") in text
         assert "flatcar-1/kernel" not in text
+
+
+def test_what_is_mirrored_has_to_be_there_before_it_is_given() -> None:
+    mirrors = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
+    mirrored = image("flatcar-1").replace("assets:flatcar-1/kernel", "http://vendor.test/vmlinuz")
+    found = state(mirrors, *(mirrored if each == image("flatcar-1") else each for each in SEED[1:]), record=Record())
+    version = at_entry(found, NOON)
+    assert version is not None and version.writes is not None
+    assert version.writes.needs == (Need("assets/flatcar-1/initrd", None), Need(f"o/{SHA}/kernel", None))
 
 
 def test_a_parked_server_has_no_entry_that_proves_anything() -> None:

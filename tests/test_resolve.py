@@ -12,6 +12,7 @@ from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
 from tests.fleets import (
     SEED,
+    SHA,
     at,
     decided,
     decision,
@@ -635,9 +636,32 @@ def test_unknown_servers_never_boot_what_writes_disks(unknown: str, expected: li
     assert codes(*seed, profile("disk", "", method="Disk")) == expected
 
 
-@pytest.mark.parametrize("output", ["mirror", "pages"])
-def test_an_output_that_this_version_does_not_make_is_refused(output: str) -> None:
-    assert codes(fleet(f"baseURL: 'http://boot.test', outputs: [ipxe, {output}]"), *SEED[1:]) == ["GB2017"]
+def test_an_output_that_this_version_does_not_make_is_refused() -> None:
+    assert codes(fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]"), *SEED[1:]) == ["GB2017"]
+
+
+MIRRORS = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
+IN_REGISTRY = image("flatcar-1").replace("assets:flatcar-1/kernel", f"oci://registry.test/os/linux@sha256:{SHA}")
+
+
+def test_what_is_mirrored_is_fetched_below_its_digest_whatever_it_was_called() -> None:
+    elsewhere = image("flatcar-1").replace("assets:flatcar-1/kernel", "https://vendor.test/a/vmlinuz?b=c")
+    for text, url in [
+        (IN_REGISTRY, f"oci://registry.test/os/linux@sha256:{SHA}"),
+        (elsewhere, "https://vendor.test/a/vmlinuz?b=c"),
+    ]:
+        found = decided(MIRRORS, *(text if each == image("flatcar-1") else each for each in SEED[1:]))
+        (boot,) = found.servers["web01"].boots
+        assert {file.url: file.source for file in boot.files.all()} == {
+            f"http://boot.test/o/{SHA}/kernel": url,
+            "http://boot.test/assets/flatcar-1/initrd": None,
+        }
+
+
+def test_what_lies_in_a_registry_has_to_be_mirrored() -> None:
+    documents = [IN_REGISTRY if each == image("flatcar-1") else each for each in SEED[1:]]
+    assert codes(fleet(), *documents) == ["GB4007"]
+    assert codes(MIRRORS, *documents) == []
 
 
 @pytest.mark.parametrize(

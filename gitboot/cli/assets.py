@@ -10,6 +10,7 @@ import click
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, kept, output_option
+from gitboot.cli.mirroring import mirror
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.cli.vouching import signatures
 from gitboot.errors import UsageError
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """Place and verify what machines fetch besides the boot files, and name what lies in registries."""
+    """Place, mirror and verify what machines fetch besides the boot files, and name what lies in registries."""
 
 
+command.add_command(mirror)
 command.add_command(signatures)
 
 

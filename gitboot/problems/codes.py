@@ -473,6 +473,13 @@ class Code(StrEnum):
         "Name the vendor's signature under `signature` or `checksums`, and give its key by --image-keys.",
     )
 
+    NOT_MIRRORED = (
+        "GB4007",
+        "A file in a registry that is not mirrored",
+        "Firmware, iPXE and GRUB fetch by HTTP or TFTP; none of them speaks to an OCI registry.",
+        "Add `mirror` to the Fleet's outputs, and let `gitboot assets mirror` bring the files into the published tree.",
+    )
+
     # The source, GB5…
 
     SUBMODULE = (

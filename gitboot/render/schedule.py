@@ -363,9 +363,10 @@ def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
     """Of what a boot consists, the files that this text names and an endpoint may have itself."""
     text, needed = file.content.decode(), set[Need]()
     if base_url is not None:
+        own = (f"{base_url}/assets/", f"{base_url}/o/")
         for each in boot.files.all():
             path = each.url.removeprefix(f"{base_url}/")
-            if each.url.startswith(f"{base_url}/assets/") and f"/{path}" in text:
+            if each.url.startswith(own) and f"/{path}" in text:
                 needed.add(Need(path, each.size))
     if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
         needed |= {Need(f"{data.folder}/{name}", None) for name in data.files}  # whose digest is in its path

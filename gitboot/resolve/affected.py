@@ -10,7 +10,7 @@ from gitboot.load import FleetRepository, Id
 from gitboot.load.multimap import Multimap
 from gitboot.load.register import Register
 from gitboot.load.successor import Delta
-from gitboot.model.fleet import FleetSpec
+from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.image import ImageStream
 from gitboot.resolve.choice import choose_image, pools
 from gitboot.resolve.decide import Decided, Made
@@ -61,8 +61,9 @@ def struck(reach: Reach, made: Mapping[str, Made], servers: Iterable[str]) -> No
 def _for_all(fleet: FleetSpec) -> tuple[object, ...]:
     """What of the Fleet goes into each server's decision."""
     stopped, provisioning = fleet.stopped is not None, fleet.provisioning
-    counts = provisioning.evidence, provisioning.attempts
-    return fleet.base_url, fleet.endpoint, fleet.sites, fleet.serving.restrict, counts, fleet.require_policy, stopped
+    counts, mirrors = (provisioning.evidence, provisioning.attempts), Output.MIRROR in fleet.outputs
+    urls = fleet.base_url, fleet.endpoint, fleet.sites, mirrors
+    return urls, fleet.serving.restrict, counts, fleet.require_policy, stopped
 
 
 def _selectors(name: str, *both: Mapping[str, Any]) -> list[Any]:

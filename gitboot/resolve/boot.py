@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Final
 
 from gitboot.load import FleetRepository, Id
+from gitboot.model.fleet import Output
 from gitboot.model.image import Artifact, Artifacts
 from gitboot.model.policy import BootProfile, UserData
 from gitboot.model.scalars import Digest, Malformed
@@ -40,7 +41,8 @@ class Composer:
 
     def compose(self, source: BootSource) -> Boot:
         """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""
-        files = _boot_files(artifacts_of(source), source.base_url)
+        mirrors = Output.MIRROR in self._repository.fleet.spec.outputs
+        files = _boot_files(artifacts_of(source, mirrors=mirrors), source.base_url, mirrors=mirrors)
         profile = source.profile.spec
         boot = Boot(
             profile=source.profile.metadata.name,
@@ -183,19 +185,27 @@ class Composer:
             ) from None
 
 
-def _boot_files(artifacts: Artifacts, base_url: str) -> BootFiles:
-    def file(artifact: Artifact | None) -> BootFile | None:
+# What mirrored files are called below their digest; the name says as what one is served.
+MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
+_KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
+
+
+def _boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFiles:
+    def file(artifact: Artifact | None, name: str) -> BootFile | None:
         if artifact is None:
             return None
-        return BootFile(url=fetched_from(artifact.url, base_url), sha256=artifact.sha256, size=artifact.size)
+        url, source = fetched_from(artifact.url, base_url), None
+        if mirrors and not artifact.url.startswith("assets:"):
+            url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
+        return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source)
 
     return BootFiles(
-        kernel=file(artifacts.kernel),
-        initrds=tuple(found for initrd in artifacts.initrds if (found := file(initrd)) is not None),
-        rootfs=file(artifacts.rootfs),
-        uki=file(artifacts.uki),
-        iso=file(artifacts.iso),
-        loader=file(artifacts.loader),
+        kernel=file(artifacts.kernel, _KERNEL),
+        initrds=tuple(found for initrd in artifacts.initrds if (found := file(initrd, _INITRD)) is not None),
+        rootfs=file(artifacts.rootfs, _ROOTFS),
+        uki=file(artifacts.uki, _UKI),
+        iso=file(artifacts.iso, _ISO),
+        loader=file(artifacts.loader, _LOADER),
     )
 
 

@@ -17,8 +17,8 @@ from gitboot.resolve.merging import ArgumentLists
 from gitboot.resolve.source import BootSource, Unbootable
 
 
-def artifacts_of(source: BootSource) -> Artifacts:
-    """What the image has for the machine, if that suits the method; `Unbootable` if not."""
+def artifacts_of(source: BootSource, *, mirrors: bool) -> Artifacts:
+    """What the image has for the machine, if that suits the method and machines can fetch it; `Unbootable` if not."""
     image = source.image.metadata.name
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
@@ -29,12 +29,13 @@ def artifacts_of(source: BootSource) -> Artifacts:
             "add the architecture to the image, or narrow who boots it",
         )
     _check_complete(source, artifacts)
-    if any(artifact is not None and artifact.url.startswith("oci:") for artifact in _all(artifacts)):
-        raise _wrong_method(
-            source,
-            Code.NOT_YET,
-            f"BootImage/{image} names an artifact by oci://, which no machine fetches and this version does not mirror",
-            "serve the file by http and name that URL",
+    if not mirrors and any(artifact is not None and artifact.url.startswith("oci:") for artifact in _all(artifacts)):
+        raise Unbootable(
+            Code.NOT_MIRRORED,
+            f"BootImage/{image} has files in a registry, from which no machine fetches",
+            Code.NOT_MIRRORED.hint,
+            Id("BootImage", image),
+            *("spec", "architectures", str(source.architecture)),
         )
     return artifacts
 

@@ -16,7 +16,7 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
     fleet = repository.fleet
     key = Id("Fleet", fleet.metadata.name)
     for number, output in enumerate(fleet.spec.outputs):
-        if output in (Output.MIRROR, Output.PAGES):
+        if output is Output.PAGES:
             yield _later(repository, f"the output {output}", key, "spec", "outputs", number)
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together

@@ -1,0 +1,103 @@
+"""`gitboot assets mirror`: what images name elsewhere is brought into the published tree."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gitboot.cli.bounded import bounded
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option
+from gitboot.cli.registries import opened_registries, registry_options
+from gitboot.errors import AssetError, UsageError
+
+if TYPE_CHECKING:
+    from gitboot.assets.mirroring import MirroredArtifact
+
+
+@click.command()
+@fleet_argument
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="What machines see under the base URL: OUTPUT/boot, or a site's mirror of it. Artifacts go below its o/.",
+)
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="Only what this site needs. Default: all.")
+@click.option("--parallel", type=click.IntRange(min=1), default=4, show_default=True, help="Artifacts at a time.")
+@click.option(
+    "--keep-days",
+    type=click.IntRange(min=0),
+    default=7,
+    show_default=True,
+    help="How long what no decision names any more is kept, so that boots that have begun end well.",
+)
+@registry_options
+@output_option("table", "json")
+@click.pass_context
+@bounded
+def mirror(
+    context: click.Context,
+    path: Path,
+    rev: str | None,
+    out: Path,
+    sites: tuple[str, ...],
+    parallel: int,
+    keep_days: int,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Bring what the fleet's images name at web servers and in registries below OUT, each under its digest.
+
+    For fleets with `mirror` among their outputs, whose machines are told to fetch it there. What is there is whole:
+    where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/
+    are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
+    """
+    from gitboot.assets.mirroring import Mirroring, mirror_all, mirrored_path, prune
+    from gitboot.cli.looking import fetchers_of, named_in
+    from gitboot.model.fleet import Output
+
+    decisions, found = named_in(path, rev, sites)
+    if Output.MIRROR not in decisions.outputs:
+        raise UsageError("the Fleet's outputs do not have mirror: machines fetch each artifact where it is")
+    files = [each.file for each in found if each.file.source is not None]
+    fetchers = fetchers_of(decisions.base_url, None, opened_registries(registries, registry_credentials, ca_bundle))
+    done: list[MirroredArtifact] = []
+    with click.progressbar(
+        length=len({mirrored_path(file) for file in files}),
+        label="artifacts",
+        file=sys.stderr,
+        hidden=not sys.stderr.isatty(),
+    ) as bar:
+
+        def note(each: MirroredArtifact) -> None:
+            done.append(each)
+            bar.update(1)
+
+        mirror_all(fetchers, files, out, note, parallel=parallel)
+    done.sort(key=lambda each: each.path)
+    pruned = []
+    if not sites:  # else it is not known what the others need
+        before = (now() - timedelta(days=keep_days)).timestamp()
+        try:
+            pruned = prune(out, {mirrored_path(file) for file in files}, before)
+        except OSError as error:
+            raise AssetError(f"{error.filename}: {error.strerror}") from error
+    for output in outputs:
+        output.write(document(items=done, pruned=pruned) if output.format == "json" else _as_table(done, pruned))
+    if any(each.outcome is Mirroring.FAILED for each in done):
+        context.exit(Exit.PARTIAL)
+
+
+def _as_table(done: list[MirroredArtifact], pruned: list[str]) -> str:
+    from gitboot.cli.table import table
+
+    rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
+    rows += [("pruned", path, "-", "-") for path in pruned]
+    return table(("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else ""
