@@ -56,6 +56,12 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "SourceTooLarge": "gitboot run … --fetch-memory MIB  # or take the large file out of the branch's history",
         ANY: _RETRY,
     },
+    "TargetsCurrent": {
+        "Behind": "gitboot events --state STATE | tail",
+        "ForeignTree": _ADOPT,
+        "NoEndpoint": "endpoint: http://…  # in the Fleet: who gives boots that are made once",
+        ANY: "gitboot status --state STATE  # it is tried again by itself",
+    },
     "TreeRead": {
         "Absent": "gitboot run REPOSITORY --output OUTPUT --state STATE",
         "UnknownFormat": "gitboot version  # here, and where the instance runs: they have to be the same",

@@ -150,6 +150,15 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="How long an installation may show nothing new, from its boot on, until the condition BootsProven says so.",
 )
+@click.option(
+    "--target",
+    "targets",
+    envvar="GITBOOT_TARGET",
+    multiple=True,
+    metavar="URL",
+    help="Besides OUTPUT, what machines fetch goes to git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX, "
+    "with settings in its query: docs/mirrors.md. As often as wanted. Default: nowhere.",
+)
 @trust_options
 @access_options
 @accept_filesystem_option
@@ -194,6 +203,7 @@ def command(**given: Any) -> None:
 def _settings(*, repository: str, reference: str | None, listen: str | None, poll_s: float, **given: Any) -> Settings:
     from gitboot.evaluate.limits import Allowance
     from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+    from gitboot.targets.address import parse_target
 
     limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}
     allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
@@ -223,6 +233,7 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
         limits=limits_of(limits, **allowed),
         listen=listen,
         poll_s=poll_s,
+        targets=tuple(map(parse_target, given.pop("targets"))),
         **given,
     )
 

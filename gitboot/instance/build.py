@@ -21,6 +21,7 @@ from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority,
 from gitboot.instance.bookkeeping import known, looked_around, write
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
+from gitboot.instance.following import Followed, followers_of
 from gitboot.instance.inbox import Bmcs, Inbox
 from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
@@ -56,6 +57,7 @@ from gitboot.source.keys import SignatureKeys
 from gitboot.source.signatures import Signatures
 from gitboot.status import Event, Status
 from gitboot.storage import check_output, check_spool, check_state
+from gitboot.targets.follower import Followers
 from gitboot.timekeeping import Uptime
 
 Tell = Callable[[Event], None]
@@ -74,6 +76,7 @@ class Outside:
     source: CommitSource
     evaluation: Evaluating
     target: Target
+    followers: Followers = field(default_factory=Followers)  # the targets that follow it
     published: Revision | None = None  # the commit that the target was made of before
     owner: str | None = None  # the ledger whose tree lies there
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what that tree knows of servers
@@ -157,7 +160,7 @@ def assembled(
         accepting=accepting,
         inbox=inbox,
         store=store,
-        target=outside.target,
+        target=Followed(outside.target, outside.followers),
         bmcs=bmcs,
         tell=tell,
         report=report,
@@ -217,6 +220,7 @@ def running(
             source=source,
             evaluation=evaluation,
             target=tree,
+            followers=stack.enter_context(followers_of(settings, store, source, clock, wake).running()),
             published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
             owner=owner,
             records=records,

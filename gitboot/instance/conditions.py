@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from heapq import nsmallest
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from gitboot.phrases import count, more
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
-from gitboot.status import Condition, Endpoints, Event, Telling
+from gitboot.status import Condition, Endpoints, Event, Following, Telling
 from gitboot.stoppage import Halt
 from gitboot.timekeeping import Keeping
 
@@ -56,6 +56,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_bmcs(standing.schedule, at),
         *_of_endpoints(standing.serving, at),
         *_of_the_forge(standing.telling, at),
+        *_of_targets(standing.following, at),
         *_of_what_was_asked_for(standing, at),
     ]
     told = (each if each.status else replace(each, remedy=_remedy(each, standing, at)) for each in found)
@@ -135,6 +136,35 @@ def _of_the_forge(telling: Telling | None, at: datetime) -> Iterator[Condition]:
     elif telling is not None:
         told = f"{telling.commit[:12]}: {telling.says}" if telling.commit is not None else "nothing yet"
         yield _condition("VerdictTold", True, "Told", f"the forge was told: {told}", at)
+
+
+def _of_targets(following: Collection[Following], at: datetime) -> Iterator[Condition]:
+    """Whether the targets hold what is published, but for what they take a while to follow; the worst says why not."""
+    if not following:
+        return
+    failing = [each for each in following if each.failure is not None]
+    late = [each for each in following if each.behind_since is not None and each.behind_since + _LATE <= at]
+    lacking = [each for each in following if each.withheld]
+    if failing:
+        reason, message = failing[0].failure or ("", "")
+        since = f"; behind since {format_instant(failing[0].behind_since)}" if failing[0].behind_since else ""
+        others = f"; and {count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
+        yield _condition("TargetsCurrent", False, reason, f"{message}{since}{others}", at)
+    elif late:
+        message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
+        yield _condition("TargetsCurrent", False, "Behind", f"not all that is published is there: {message}", at)
+    elif lacking:
+        message = (
+            f"{lacking[0].name} has no boots that are made once, for {count(lacking[0].withheld, 'server')}: it cannot "
+            "record who was given one, and the Fleet names no endpoint that can"
+        )
+        yield _condition("TargetsCurrent", False, "NoEndpoint", message, at)
+    else:
+        message = f"{count(len(following), 'target')} hold what is published, or take it over just now"
+        yield _condition("TargetsCurrent", True, "Current", message, at)
+
+
+_LATE: Final = timedelta(minutes=5)
 
 
 def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Condition]:
@@ -356,6 +386,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "MaintenanceOverdue"
         case "Published", _:
             return "PublishFailed"
+        case "TargetsCurrent", _:
+            return "TargetBehind"
         case "BmcsReachable", _:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
         case "BootsGiven", _:

@@ -159,12 +159,14 @@ def arranged(
     changed: Collection[SystemUuid],
     *,
     may_set: bool,
+    late: Collection[str | None] = frozenset(),
 ) -> tuple[Schedule, frozenset[SystemUuid]]:
     """Who is to be asked for what now, and of whom that may be another than before.
 
     ``changed`` are the machines of which anything is different.
 
-    Without ``may_set`` nothing new is set; what is no longer wanted is withdrawn all the same. An override on a BMC
+    Without ``may_set`` nothing new is set, nor for who finds its files under one of the base URLs ``late``, where they
+    are not yet what was planned; what is no longer wanted is withdrawn all the same. An override on a BMC
     that no document names any more for its machine is withdrawn there, before anything else is set on that BMC.
     """
     uuids = {*changed, *schedule.blocked}
@@ -184,15 +186,24 @@ def arranged(
     blocked = set()
     for uuid in uuids - left_behind:
         asks.pop(uuid, None)
-        ask = _ask(uuid, commit, servers, knowledge, may_set=may_set)
+        waits = _finds_files_under(uuid, commit, servers) in late if late else False
+        ask = _ask(uuid, commit, servers, knowledge, may_set=may_set and not waits)
         if ask is not None and ask.bmc.place in taken:
             blocked.add(uuid)
         elif ask is not None:
             asks[uuid] = ask
+        if waits:
+            blocked.add(uuid)
     schedule = replace(
         schedule, may_set=may_set, asks=asks, left_behind=frozenset(left_behind), blocked=frozenset(blocked)
     )
     return schedule.with_appointments({uuid: None for uuid in uuids if uuid not in asks}), frozenset(uuids)
+
+
+def _finds_files_under(uuid: SystemUuid, commit: Commit, servers: Mapping[str, ServerState]) -> str | None:
+    machine = commit.machines.get(uuid)
+    state = servers.get(machine.name) if machine is not None else None
+    return state.decision.base_url if state is not None else None
 
 
 def _ask(

@@ -14,13 +14,14 @@ from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
+from gitboot.instance.following import Followed
 from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.planning import Plans, changed_by, replanned
-from gitboot.instance.publishing import Target, as_it_lies, published
+from gitboot.instance.publishing import as_it_lies, published
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
@@ -49,7 +50,7 @@ class Reconciler:
         accepting: Accepting,
         inbox: Inbox,
         store: Store,
-        target: Target,
+        target: Followed,
         bmcs: Bmcs,
         tell: Callable[[Event], None],
         report: Callable[[Status, datetime], None],
@@ -110,6 +111,8 @@ class Reconciler:
         else:
             now, different = _planned(now, commit, at)
             now = self._published(now, commit, different, at)
+            if wait:
+                self._target.settle()
             now = self._asked(now, commit, at)
             now = self._waited(now, at) if wait else now
         return self._reported(now, at)
@@ -216,8 +219,9 @@ class Reconciler:
         knowledge, suspension = now.knowledge, now.knowledge.facts.suspension
         may_set = now.acts and now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
         may_set = may_set and is_clock_trusted(knowledge.facts, now.keeping, at)
+        late = frozenset(each.serves for each in self._target.following if each.behind_since is not None)
         schedule, machines = arranged(
-            now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set
+            now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set, late=late
         )
         self._bmcs.forget(machines - schedule.asks.keys())
         schedule = hurried(schedule, self._with_other_credentials(schedule), at)
@@ -236,7 +240,7 @@ class Reconciler:
 
     def _reported(self, now: Standing, at: datetime) -> datetime | None:
         """Say where the instance stands; return when something is due next."""
-        now = replace(now, refused=self._inbox.refused(at))
+        now = replace(now, refused=self._inbox.refused(at), following=self._target.following)
         found = conditions(now, at)
         events = (*now.publication.events, *announcements(now.conditions, found, now, at))
         try:

@@ -9,6 +9,7 @@ from gitboot.authorship import ReinstallsNeed, Verify
 from gitboot.diff.guard import Limits
 from gitboot.evaluate.limits import Allowance
 from gitboot.source.keys import TrustedKeys
+from gitboot.targets.address import BranchAddress, BucketAddress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +76,7 @@ class Settings:
     poll_s: float = 60
     accepted_filesystems: tuple[str, ...] = ()  # on which state may lie although it may be lost there
     forge: ForgeSettings | None = None
+    targets: tuple[BranchAddress | BucketAddress, ...] = ()  # that follow what is published
     step_minutes: float = 30  # how long a step of an installation may last, until somebody should look
 
     @property

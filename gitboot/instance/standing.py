@@ -20,7 +20,7 @@ from gitboot.plan import InstallAttempt, Run
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
-from gitboot.status import Condition, Endpoints, Event, Status, Telling
+from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling
 from gitboot.timekeeping import Keeping
 
 
@@ -69,6 +69,7 @@ class Standing:
     longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
     serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
     telling: Telling | None = None  # how it fares to tell the forge; None: there is none
+    following: tuple[Following, ...] = ()  # how the targets fare that follow what is published
     opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
     was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -14,6 +15,7 @@ import pygit2
 from pygit2.enums import CredentialType
 
 from gitboot.errors import SourceError, SourceRefused, UsageError
+from gitboot.files import write_whole
 from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
 from gitboot.source.repository import printable, words
 from gitboot.source.semver import highest, is_range, parse_range
@@ -162,13 +164,30 @@ class Conversation:
         with self._translated():
             return {str(head.name): str(head.oid) for head in self._link.list_heads(self._callbacks)}
 
+    def default_branch(self) -> str | None:
+        """The ref that the remote's HEAD names; None where it says none."""
+        with self._translated():
+            heads = self._link.list_heads(self._callbacks)
+            return next((head.symref_target for head in heads if head.name == "HEAD"), None)
+
     def fetch(self, *refspecs: str) -> None:
         with self._translated():
             self._link.fetch(list(refspecs), callbacks=self._callbacks)
 
+    def push(self, refspec: str, expected: str | None) -> None:
+        """Push one ref that the remote is to have at ``expected``, if at all.
+
+        Raises `SourceRefused` where the remote does not take it, `SourceError` where it has it elsewhere by now.
+        """
+        with self._translated():
+            self._callbacks.expected = expected
+            self._link.push([refspec], callbacks=self._callbacks)
+        if self._callbacks.rejected is not None:
+            raise SourceRefused(f"{self._remote.url} does not take {refspec}: {self._callbacks.rejected}")
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        self._callbacks.answered = False
+        self._callbacks.answered, self._callbacks.rejected = False, None
         try:
             yield
         except (pygit2.AuthError, pygit2.CertificateError) as error:
@@ -191,6 +210,20 @@ class _Callbacks(pygit2.RemoteCallbacks):
         super().__init__()
         self._remote = remote
         self.answered = False
+        self.expected: str | None = None  # where the remote has what is pushed to
+        self.rejected: str | None = None  # why the remote did not take what was pushed
+
+    def push_negotiation(self, updates: list[pygit2.remotes.PushUpdate]) -> None:
+        for each in updates:
+            found = str(each.src) if any(each.src.raw) else None
+            if found != self.expected:
+                raise SourceError(
+                    f"{self._remote.url}: {each.dst_refname} was moved from {self.expected} to {found} by another"
+                )
+
+    def push_update_reference(self, _refname: str, message: str | None) -> None:
+        if message is not None:
+            self.rejected = printable(message)
 
     def credentials(
         self, url: str, username_from_url: str | None, allowed_types: CredentialType
@@ -242,7 +275,15 @@ def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
         raise UsageError(f"{known_hosts}: {error.strerror}") from error
     if not keys:
         raise SourceRefused(f"{known_hosts} has no key of {host} port {port}; get it from the host's operator")
-    file = home / ".ssh" / "known_hosts"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(f"[{host}]:{port} {key}\n" for key in keys))
-    pygit2.settings.homedir = str(home)
+    with _expecting:
+        _expected[host, port] = keys
+        file = home / ".ssh" / "known_hosts"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = (f"[{host}]:{port} {key}\n" for (host, port), keys in _expected.items() for key in keys)
+        write_whole(file, "".join(lines).encode())
+        pygit2.settings.homedir = str(home)
+
+
+# libssh2 looks into one file, whichever remotes several threads talk to: it has the keys of all of them.
+_expecting: Final = Lock()
+_expected: Final[dict[tuple[str, int], tuple[str, ...]]] = {}

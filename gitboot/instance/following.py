@@ -1,0 +1,157 @@
+"""The targets of an instance: who follows its published directory, and what waits for them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gitboot.bmc.pool import read_credentials
+from gitboot.errors import UsageError
+from gitboot.instance.publishing import Target
+from gitboot.instance.settings import GitSettings, Settings
+from gitboot.ledger import facts
+from gitboot.ledger.store import Store
+from gitboot.publish.directory import Published
+from gitboot.render.tree import File, Files
+from gitboot.source import Password, Remote, Source, SshKey
+from gitboot.source.branch import OwnedBranch, authorship_of
+from gitboot.source.remote import address
+from gitboot.status import Following
+from gitboot.targets.address import BranchAddress, BucketAddress
+from gitboot.targets.follower import FollowedBy, Follower, Followers
+from gitboot.targets.git import BranchTarget
+from gitboot.targets.holding import digest_of
+from gitboot.targets.published import FollowedTree
+
+PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
+
+
+class Followed:
+    """A target that others follow: `publish` has them brought up to it, and does not wait for them."""
+
+    def __init__(self, target: Target, followers: Followers) -> None:
+        self._target, self._followers = target, followers
+
+    @property
+    def is_as_left(self) -> bool:
+        return self._target.is_as_left
+
+    @property
+    def following(self) -> tuple[Following, ...]:
+        """How each that follows fares."""
+        return self._followers.following
+
+    def publish(
+        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+    ) -> Published:
+        """As the target does."""
+        done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at)
+        self._followers.publish()
+        return done
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        """As the target does."""
+        return self._target.dated(path, file, at)
+
+    def settle(self) -> None:
+        """Wait until all that follow hold what was published, if that takes no longer than a minute."""
+        self._followers.wait(PATIENCE_S)
+
+
+def followers_of(
+    settings: Settings, store: Store, source: Source, clock: Callable[[], datetime], wake: Callable[[], None]
+) -> Followers:
+    """Whoever follows the directory that settings name; raises `UsageError` where one cannot be meant."""
+    names = [each.name for each in settings.targets]
+    if doubled := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"--target {min(doubled)} is given twice")
+    return Followers(
+        [
+            Follower(
+                _target(each, settings, store, source, clock),
+                FollowedTree(settings.output),
+                following=Following(name=each.name, serves=each.serves, behind_since=clock()),
+                clock=clock,
+                wake=wake,
+            )
+            for each in settings.targets
+        ]
+    )
+
+
+def _target(
+    where: BranchAddress | BucketAddress,
+    settings: Settings,
+    store: Store,
+    source: Source,
+    clock: Callable[[], datetime],
+) -> FollowedBy:
+    if isinstance(where, BranchAddress):
+        return _branch(where, settings, store, source, clock)
+    from gitboot.targets.claim import Claim  # obstore is an extra
+    from gitboot.targets.s3 import BucketTarget
+
+    claim = Claim(
+        where.name,
+        ledger=facts.read(store).identity,
+        heir_of=lambda: facts.read(store).heir_of,
+        writer=secrets.token_hex(8),
+    )
+    return BucketTarget(where, claim, _keys)
+
+
+def _branch(
+    where: BranchAddress, settings: Settings, store: Store, source: Source, clock: Callable[[], datetime]
+) -> BranchTarget:
+    is_followed_there = _is_same(where.url, settings.git.repository)
+    reference = settings.git.reference
+    if is_followed_there and reference in (where.branch, where.ref):
+        raise UsageError(f"--target {where.name} is the branch that this instance follows; name another")
+    remote_of = partial(_remote_of, where, settings.git)
+    remote_of()  # what cannot be meant is said at the start
+    folder = settings.state / "targets" / f"{digest_of(where.name.encode())[:16]}.git"
+    return BranchTarget(
+        where.name,
+        OwnedBranch(remote_of, where.ref, folder, home=settings.state / "home"),
+        ledger=facts.read(store).identity,
+        heir_of=lambda: facts.read(store).heir_of,
+        follows_default=is_followed_there and reference is None,
+        author_of=partial(authorship_of, source.clone),
+        clock=clock,
+    )
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two URLs mean one repository, whichever way it is reached."""
+    return _place(one) == _place(other)
+
+
+def _place(url: str) -> tuple[str | None, str]:
+    parts = address(url)
+    if parts.scheme in ("", "file"):
+        return None, str(Path(parts.path).resolve()).removesuffix("/.git")
+    return parts.hostname, parts.path.strip("/").removesuffix(".git")
+
+
+def _remote_of(where: BranchAddress, git: GitSettings) -> Remote:
+    credentials: Password | SshKey | None = None
+    if where.ssh_key is not None:
+        if where.known_hosts is None:
+            raise UsageError(
+                f"--target {where.name}: a host key that nobody checks proves nothing: ssh-key needs known-hosts"
+            )
+        credentials = SshKey(private_key=where.ssh_key, known_hosts=where.known_hosts)
+    elif where.credentials is not None:
+        user, password = _keys(where.credentials)
+        credentials = Password(user=user, password=password)
+    return Remote(url=where.url, credentials=credentials, ca_bundle=where.ca_bundle, timeout_s=git.timeout_s)
+
+
+def _keys(folder: Path) -> tuple[str, str]:
+    """What stands in username and password of a directory."""
+    found = read_credentials(folder.parent, folder.name)
+    return found.username, found.password

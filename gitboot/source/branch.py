@@ -1,0 +1,116 @@
+"""A branch that one instance owns: fetched into a bare repository, built upon commit by commit, and pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pygit2
+from pygit2.enums import FileMode
+
+from gitboot.load import Revision
+from gitboot.source.remote import Conversation, Remote
+from gitboot.source.repository import Stored, blaming, opened
+
+_FETCHED: Final = "refs/gitboot/fetched"
+_MADE: Final = "refs/gitboot/made"
+
+
+class Authorship(NamedTuple):
+    """Who wrote a commit, and when."""
+
+    name: str
+    email: str
+    time: int  # in seconds since 1970
+    offset: int  # from UTC, in minutes
+
+
+class OwnedBranch:
+    """One branch of one remote, with a bare repository at ``path`` in which its commits are made.
+
+    What is pushed is built on the commit that `fetch` found: a remote that has moved since refuses it.
+    """
+
+    def __init__(self, remote_of: Callable[[], Remote], ref: str, path: Path, *, home: Path) -> None:
+        self._remote_of, self._ref, self._path, self._home = remote_of, ref, path, home
+
+    def fetch(self) -> str | None:
+        """The commit that the branch is at; None where there is no such branch."""
+        with self._opened() as ours:
+            conversation = self._conversation(ours)
+            tip = conversation.heads().get(self._ref)
+            if tip is not None and tip not in ours:
+                conversation.fetch(f"+{self._ref}:{_FETCHED}")
+            return tip
+
+    def is_default(self) -> bool:
+        """Whether the remote's HEAD names the branch."""
+        with self._opened() as ours:
+            return self._conversation(ours).default_branch() == self._ref
+
+    def read(self, commit: str, path: str) -> bytes | None:
+        """A file of a commit; None where it has none there."""
+        with self._opened() as ours, blaming(self._path):
+            try:
+                found = ours[commit].peel(pygit2.Tree)[path]
+            except KeyError:
+                return None
+            return found.data if isinstance(found, pygit2.Blob) else None
+
+    def commit(
+        self,
+        parent: str | None,
+        changes: Mapping[str, Callable[[], bytes] | None],
+        message: str,
+        author: Authorship,
+        at: datetime,
+    ) -> str:
+        """A commit with these files changed, or removed where there is None; the branch does not have it yet."""
+        with self._opened() as ours, blaming(self._path):
+            index = pygit2.Index()
+            if parent is not None:
+                index.read_tree(ours[parent].peel(pygit2.Tree))
+            for path, content in changes.items():
+                if content is not None:
+                    index.add(pygit2.IndexEntry(path, ours.create_blob(content()), FileMode.BLOB))
+                elif path in index:
+                    index.remove(path)
+            wrote = pygit2.Signature(author.name, author.email, author.time, author.offset)
+            committer = pygit2.Signature("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
+            parents: list[str | pygit2.Oid] = [parent] if parent is not None else []
+            return str(ours.create_commit(None, wrote, committer, message, index.write_tree(ours), parents))
+
+    def push(self, expected: str | None, commit: str) -> None:
+        """Bring the branch from ``expected`` to a commit, or raise `SourceError` where it is not there any more."""
+        with self._opened() as ours:
+            with blaming(self._path):
+                ours.references.create(_MADE, commit, force=True)
+            self._conversation(ours).push(f"{_MADE}:{self._ref}", expected)
+
+    def _conversation(self, ours: pygit2.Repository) -> Conversation:
+        return Conversation(self._remote_of(), None, ours, self._home)  # with the credentials of this moment
+
+    @contextmanager
+    def _opened(self) -> Iterator[pygit2.Repository]:
+        with blaming(self._path):
+            if not (self._path / "HEAD").exists():
+                pygit2.init_repository(str(self._path), bare=True).free()
+        with opened(self._path) as ours:
+            yield ours
+
+
+def authorship_of(clone: Stored, revision: Revision) -> Authorship | None:
+    """Who wrote a commit of a clone, and when; None where it is not there."""
+    with clone.reading() as ours:
+        if revision not in ours:
+            return None
+        author = ours[revision].peel(pygit2.Commit).author
+        texts = ((raw or b"").decode(errors="replace") for raw in (author.raw_name, author.raw_email))
+        name, email = (" ".join(text.translate(_UNWRITABLE).split()) for text in texts)
+        return Authorship(name or "unknown", email or "unknown", max(author.time, 0), author.offset)
+
+
+_UNWRITABLE: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")

@@ -1,0 +1,147 @@
+"""Objects below a prefix of an S3-compatible store, by obstore: whose errors and types stay here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gitboot.errors import HostUnreachable, PublishError, UsageError
+from gitboot.targets.address import BucketAddress
+
+try:
+    import obstore
+    from obstore import exceptions
+    from obstore.store import S3Store
+except ImportError as _error:
+    raise UsageError("a target s3:// needs obstore: pip install 'gitboot[s3]'") from _error
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config
+
+_PARALLEL: Final = 16
+_RETRIES: Final = 2  # of one request; whoever follows has patience
+_LONGEST_DETAIL: Final = 200
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+
+
+class ObjectConflict(Exception):
+    """An object is another than the one that was to be replaced, or is there although none was to be."""
+
+
+class StoredObject(NamedTuple):
+    content: bytes
+    etag: str | None
+
+
+class Bucket:
+    """The objects of one target. Each is written by a single request, so none is ever there in part.
+
+    Requests are signed with ``key``, an id and a secret; without one with what the environment has.
+    """
+
+    def __init__(self, address: BucketAddress, key: tuple[str, str] | None) -> None:
+        self._name = address.name
+        config: S3Config = {
+            "region": address.region,
+            "virtual_hosted_style_request": not address.path_style,
+            "checksum_algorithm": "SHA256",
+            "disable_tagging": True,
+        }
+        client: ClientConfig = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=60)}
+        retry: RetryConfig = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=60)}
+        if address.endpoint is not None:
+            config["endpoint"] = address.endpoint
+            client["allow_http"] = address.endpoint.startswith("http:")
+        if key is not None:
+            config["access_key_id"], config["secret_access_key"] = key
+        if address.ca_bundle is not None:
+            try:
+                client["root_certificate"] = address.ca_bundle.read_bytes()
+            except OSError as error:
+                raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
+        with self._translated():
+            self._store = S3Store(
+                address.bucket, prefix=address.prefix or None, config=config, client_options=client, retry_config=retry
+            )
+
+    def get(self, path: str) -> StoredObject | None:
+        """An object; None where there is none."""
+        with self._translated():
+            try:
+                found = obstore.get(self._store, path)
+                return StoredObject(bytes(found.bytes()), found.meta["e_tag"])
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+        return None
+
+    def create(self, path: str, content: bytes, headers: Mapping[str, str]) -> str | None:
+        """Write an object that is not there yet, and return its ETag; raises `ObjectConflict` where one is."""
+        with self._translated():
+            done = obstore.put(self._store, path, content, attributes=dict(headers), mode="create", use_multipart=False)
+            return done["e_tag"]
+
+    def replace(self, path: str, content: bytes, headers: Mapping[str, str], etag: str | None = None) -> str | None:
+        """Write an object in the place of what is there, of this ETag if one is given; or raise `ObjectConflict`."""
+        with self._translated():
+            mode = {"e_tag": etag} if etag is not None else "overwrite"
+            done = obstore.put(
+                self._store,
+                path,
+                content,
+                attributes=dict(headers),
+                mode=mode,  # type: ignore[arg-type]
+                use_multipart=False,
+            )
+            return done["e_tag"]
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove objects; one that is not there is no failure."""
+        each_at_once(self._remove, paths)
+
+    def _remove(self, path: str) -> None:
+        with self._translated():
+            try:
+                obstore.delete(self._store, path)
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+
+    def names(self, folder: str) -> list[str]:
+        """The paths of all objects below a folder, sorted."""
+        with self._translated():
+            return sorted(each["path"] for page in obstore.list(self._store, folder) for each in page)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            raise ObjectConflict(str(error)) from None
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            raise PublishError(
+                f"{self._name}: it refuses the credentials, or what they may do: {_words(error)}"
+            ) from None
+        except FileNotFoundError as error:
+            raise PublishError(f"{self._name}: there is no such bucket: {_words(error)}") from None
+        except (exceptions.BaseError, OSError, ValueError) as error:
+            raise HostUnreachable(f"{self._name}: {_words(error)}") from None
+
+
+def each_at_once(do: Callable[[str], None], paths: Iterable[str]) -> None:
+    """Do it for each path, several at a time; the first failure is raised when no more is under way."""
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        list(pool.map(do, paths))
+
+
+def _words(error: Exception) -> str:
+    """What went wrong, on one line: a store's code where it says one, and nothing of how the request was signed."""
+    text = str(error).partition("\n\nDebug source")[0]
+    code = _CODE.search(text)
+    head = text.partition("<?xml")[0].partition("\n")[0]
+    words = " ".join(f"{head} {code[1] if code else ''}".split())
+    return words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"

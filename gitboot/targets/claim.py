@@ -1,0 +1,84 @@
+"""The head in a bucket, by which one process says that it writes there, and notices whoever else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from gitboot import __version__
+from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError
+from gitboot.targets.bucket import Bucket, ObjectConflict, StoredObject
+from gitboot.targets.holding import HEAD, TargetHead, parse_head, render_head
+
+RECORD: Final = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
+
+
+class Claim:
+    """The head as this process has written it last. Each replaces exactly that one."""
+
+    def __init__(self, name: str, *, ledger: str, heir_of: Callable[[], str | None], writer: str) -> None:
+        self._name, self._ledger, self._heir_of, self._writer = name, ledger, heir_of, writer
+        self._stands: StoredObject | None = None
+
+    def make(self, bucket: Bucket) -> TargetHead:
+        """The head that lies there, with this process as its writer. Raises `ForeignTree` and `LockedByAnother`."""
+        found = bucket.get(HEAD)
+        if found is None:
+            return self._begin(bucket)
+        head = self._parse(found.content)
+        if head.ledger not in (self._ledger, self._heir_of()):
+            raise ForeignTree(
+                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (choose another prefix, or "
+                "take it over with gitboot records begin)"
+            )
+        if self._stands is not None and head.writer != self._writer:
+            raise self._contended(head)
+        self._stands = found
+        return self.write(bucket, replace(head, ledger=self._ledger, writer=self._writer))
+
+    def _begin(self, bucket: Bucket) -> TargetHead:
+        head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
+        data = render_head(head)
+        with suppress(ObjectConflict):  # of another, or of this one, whose first try was answered too late
+            bucket.create(HEAD, data, RECORD)
+        self._stands = bucket.get(HEAD)
+        if self._stands is None or self._stands.content != data:
+            self._stands = None
+            raise HostUnreachable(f"{self._name}: another has just begun to write there")
+        return head
+
+    def check(self, bucket: Bucket) -> None:
+        """See that nobody else has written the head since."""
+        found = bucket.get(HEAD)
+        if found is None or self._stands is None or found.content != self._stands.content:
+            raise self._contended(self._parse(found.content) if found is not None else None)
+
+    def write(self, bucket: Bucket, head: TargetHead) -> TargetHead:
+        """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
+        data, stands = render_head(head), self._stands
+        if stands is None or stands.content != data:
+            with suppress(ObjectConflict):
+                bucket.replace(HEAD, data, RECORD, stands.etag if stands is not None else None)
+            found = bucket.get(HEAD)
+            if found is None or found.content != data:
+                raise self._contended(self._parse(found.content) if found is not None else None)
+            self._stands = found
+        return head
+
+    def _contended(self, head: TargetHead | None) -> OperatorError:
+        if head is None:
+            return PublishError(f"{self._name}: somebody has removed {HEAD}")
+        if head.ledger != self._ledger:
+            return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
+        return LockedByAnother(
+            f"{self._name}: another process with this ledger writes there ({head.writer}; this is {self._writer}): end "
+            "one of the two, then start this one anew"
+        )
+
+    def _parse(self, content: bytes) -> TargetHead:
+        try:
+            return parse_head(content)
+        except ValueError as error:
+            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another prefix)") from error

@@ -1,0 +1,184 @@
+"""Whoever brings a target up to the published directory, in a thread of its own, again and again, until it is there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Final, Protocol
+
+from gitboot.errors import LockedByAnother, OperatorError, TryAgain
+from gitboot.status import Following
+from gitboot.targets.holding import Holding, Shard, TargetHead
+from gitboot.targets.published import FollowedTree, Glance, Overtaken
+from gitboot.targets.step import TargetStep, after, next_step
+
+_FIRST_RETRY_S: Final = 5.0
+_LONGEST_RETRY_S: Final = 300.0
+_SOON_S: Final = 0.5  # until what was overtaken is read again
+_PERIOD_S: Final = 3600.0  # until content that nobody names any more is looked for, where nothing else happens
+
+
+class FollowedBy(Protocol):
+    """A target: what it holds, and how that changes. What is raised is a TryAgain or an OperatorError."""
+
+    @property
+    def most(self) -> int:
+        """How many servers are brought up in one step."""
+
+    def load(self) -> Holding:
+        """What it holds, wherever a change of it may have been cut short."""
+
+    def shard(self, head: TargetHead, number: str) -> Shard:
+        """The shard of this number that the head means; an empty one where it means none."""
+
+    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
+        """Make the step; where that fails it holds what `load` says, and is brought up from there."""
+
+
+class Follower:
+    """One target and its thread. `publish` never waits for it."""
+
+    def __init__(
+        self,
+        target: FollowedBy,
+        tree: FollowedTree,
+        *,
+        following: Following,
+        clock: Callable[[], datetime],
+        wake: Callable[[], None],
+        first_retry_s: float = _FIRST_RETRY_S,
+    ) -> None:
+        self._target, self._tree, self._clock, self._wake = target, tree, clock, wake
+        self._first_retry_s = first_retry_s
+        self._following = following
+        self._changed = threading.Condition()
+        self._published = 0  # how often something was published
+        self._ending = False
+        self._held: Holding | None = None  # None: what it holds is to be read
+        self._thread = threading.Thread(target=self._run, name=following.name, daemon=True)
+
+    @property
+    def following(self) -> Following:
+        """How it fares."""
+        return self._following
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def publish(self) -> None:
+        """Have the target brought up to what was just published."""
+        with self._changed:
+            self._published += 1
+            if self._following.behind_since is None:
+                self._following = replace(self._following, behind_since=self._clock())
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the target holds all that was published, or for so long; say whether it does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._following.behind_since is None, timeout_s)
+
+    def end(self) -> None:
+        """End after the request that is under way; one that hangs in the network ends with the process."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join(timeout=1)
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._ending:
+            published = self._published
+            wait_s, failures = self._tried(published, failures)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_due(published, failures), wait_s)  # noqa: B023 - it ends here
+
+    def _is_due(self, published: int, failures: int) -> bool:
+        """Whether not to wait any longer; what has failed waits its time, whatever is published meanwhile."""
+        return self._ending or (failures == 0 and self._published != published)
+
+    def _tried(self, published: int, failures: int) -> tuple[float, int]:
+        """Bring it up once; return after how many seconds again, and how often in a row that has failed."""
+        try:
+            glance = self._bring_up()
+        except Overtaken:
+            return _SOON_S, 0
+        except (TryAgain, OperatorError) as error:
+            self._held = None
+            self._note(failure=(type(error).__name__, str(error)))
+            if isinstance(error, LockedByAnother):  # it would take back what the other has just taken
+                return threading.TIMEOUT_MAX, failures + 1
+            return min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S), failures + 1
+        self._note(commit=glance.commit if glance is not None else None, reached=published)
+        return _PERIOD_S, 0
+
+    def _bring_up(self) -> Glance | None:
+        """Make steps until the target holds all that is published."""
+        glance = self._tree.look()
+        while glance is not None and not self._ending:
+            if self._held is None:
+                self._held = self._target.load()
+            held = self._held
+            shard = partial(self._target.shard, held.head)
+            step = next_step(self._tree, glance, held, shard, self._target.most)
+            if step is None:
+                break
+            self._held = None  # whatever ends it now, it is read anew
+            self._target.apply(step, held, self._tree)
+            self._held = after(held, step)
+            glance = self._tree.look()
+        return glance
+
+    def _note(
+        self, *, failure: tuple[str, str] | None = None, commit: str | None = None, reached: int | None = None
+    ) -> None:
+        with self._changed:
+            before = self._following
+            now = replace(before, failure=failure, commit=commit or before.commit)
+            if self._held is not None:
+                now = replace(now, withheld=len(self._held.withheld))
+            if reached is not None and reached == self._published and not self._ending:
+                now = replace(now, behind_since=None)
+            self._following = now
+            self._changed.notify_all()
+        if now != before:
+            self._wake()
+
+
+class Followers:
+    """All targets of an instance."""
+
+    def __init__(self, followers: Sequence[Follower] = ()) -> None:
+        self._followers = tuple(followers)
+
+    @property
+    def following(self) -> tuple[Following, ...]:
+        """How each fares, in the order of the settings."""
+        return tuple(each.following for each in self._followers)
+
+    def publish(self) -> None:
+        """Have all of them brought up to what was just published."""
+        for each in self._followers:
+            each.publish()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all of them are, or for so long."""
+        until = time.monotonic() + timeout_s
+        for each in self._followers:
+            each.wait(max(until - time.monotonic(), 0))
+
+    @contextmanager
+    def running(self) -> Iterator[Followers]:
+        """Let them follow until the block ends."""
+        for each in self._followers:
+            each.start()
+        try:
+            yield self
+        finally:
+            for each in self._followers:
+                each.end()

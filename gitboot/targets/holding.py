@@ -1,0 +1,145 @@
+"""What a target says of itself: whose it is, and which files of which servers it holds.
+
+``ops/manifest.json``, the head, names ledger, commit and writer, and the digests of up to 256 shards. A shard lists the
+servers whose name's sha256 begins with its two digits, each with the digest of the state that its files were made of,
+and the sha256 of each. ``ops/unlisted.json`` has the paths that no shard vouches for: those that are being changed, and
+content that stays until no boot can ask for it any more. A path is gitboot's if one of the two has it; what else lies
+beside them is not touched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from gitboot.canonical import canonical
+
+HEAD: Final = "ops/manifest.json"
+UNLISTED: Final = "ops/unlisted.json"
+SHARED: Final = ""  # stands for a server where files are no server's
+_FORMAT: Final = 1
+
+
+class Unit(NamedTuple):
+    """The files of one server, or of nobody, which change together."""
+
+    state: str  # the digest of what they were made of
+    files: Mapping[str, str]  # sha256 by path below the output directory
+    withheld: bool = False  # whether a boot that is made once was left out: nobody could record it
+
+
+Shard = Mapping[str, Unit]  # by server
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetHead:
+    """What is read first, and written last."""
+
+    ledger: str
+    commit: str
+    gitboot: str  # its version
+    writer: str  # the process that writes there, by a number that it has drawn
+    shards: Mapping[str, str] = field(default_factory=dict)  # sha256 by number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """What a target holds, as far as deciding needs it."""
+
+    head: TargetHead
+    states: Mapping[str, str]  # by server; one that is in doubt is missing
+    known: frozenset[str]  # the servers that shards list
+    withheld: frozenset[str]  # those of them of whom a boot was left out
+    unlisted: frozenset[str]
+
+
+def number_of(server: str) -> str:
+    """The shard that lists a server."""
+    return sha256(server.encode()).hexdigest()[:2]
+
+
+def held(head: TargetHead, shards: Iterable[Shard], unlisted: Iterable[str], *, gitboot: str) -> Holding:
+    """What all of that comes to. Whose files another version of gitboot has made, or a change that was cut short has
+    touched, is in doubt.
+    """
+    units = {server: unit for shard in shards for server, unit in shard.items()}
+    doubted = frozenset(unlisted)
+    is_known = head.gitboot == gitboot
+    return Holding(
+        head=head,
+        states={
+            server: unit.state for server, unit in units.items() if is_known and doubted.isdisjoint(unit.files.keys())
+        },
+        known=frozenset(units),
+        withheld=frozenset(server for server, unit in units.items() if unit.withheld),
+        unlisted=doubted,
+    )
+
+
+def digest_of(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def render_head(head: TargetHead) -> bytes:
+    value = {
+        "commit": head.commit,
+        "format": _FORMAT,
+        "gitboot": head.gitboot,
+        "ledger": head.ledger,
+        "shards": dict(head.shards),
+        "writer": head.writer,
+    }
+    return canonical(value) + b"\n"
+
+
+def parse_head(data: bytes) -> TargetHead:
+    """What ``render_head`` wrote; ValueError for anything else."""
+    found: Any = json.loads(data)
+    match found:
+        case {
+            "commit": str(commit),
+            "format": int(format),
+            "gitboot": str(gitboot),
+            "ledger": str(ledger),
+            "shards": dict(shards),
+            "writer": str(writer),
+        } if format == _FORMAT:
+            return TargetHead(ledger=ledger, commit=commit, gitboot=gitboot, writer=writer, shards=shards)
+    raise ValueError(f"not what a target of format {_FORMAT} says of itself")
+
+
+def render_units(shard: Shard) -> bytes:
+    value = {
+        server: {"state": unit.state, "files": dict(unit.files), **({"withheld": True} if unit.withheld else {})}
+        for server, unit in shard.items()
+    }
+    return canonical(value) + b"\n"
+
+
+def parse_units(data: bytes) -> dict[str, Unit]:
+    """What ``render_units`` wrote; ValueError for anything else."""
+    try:
+        return {
+            server: Unit(each["state"], dict(each["files"]), each.get("withheld", False))
+            for server, each in json.loads(data).items()
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("not a shard of a target") from error
+
+
+def render_unlisted(paths: Iterable[str]) -> bytes:
+    return canonical(sorted(paths)) + b"\n"
+
+
+def parse_unlisted(data: bytes) -> frozenset[str]:
+    """What ``render_unlisted`` wrote; ValueError for anything else."""
+    found = json.loads(data)
+    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        raise ValueError("not a list of paths")
+    return frozenset(found)
+
+
+ReadShard = Callable[[str], Shard]  # by number; an empty one where there is none

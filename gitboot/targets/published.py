@@ -1,0 +1,106 @@
+"""The published directory as a target follows it: read while it is published to, and believed only where it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gitboot.errors import TryAgain
+from gitboot.publish.manifest import (
+    MANIFEST,
+    digest_of,
+    leaf_path,
+    node_path,
+    parse_digests,
+    parse_head,
+    parse_listing,
+    render_listing,
+)
+from gitboot.publish.manifest import SHARED as SHARED_LISTING
+from gitboot.render.paths import BOOT
+from gitboot.render.state import parse, state_path
+from gitboot.targets.holding import SHARED
+from gitboot.targets.served import Served, served
+
+_MORE_TRIES: Final = 3
+
+
+class Overtaken(TryAgain):
+    """The directory was published to while it was read: what comes of that is read the next time."""
+
+
+class Glance(NamedTuple):
+    """A published tree at a glance."""
+
+    commit: str
+    manifest: str  # the digest of its head
+    states: Mapping[str, str]  # the digest of each server's state, and of what is nobody's
+
+
+class FollowedTree:
+    """The directory at ``root``; what the manifest says has not changed is not read again."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._nodes: dict[str, tuple[str, dict[str, str]]] = {}  # by name: its digest, and the servers below it
+        self._shared: dict[str, str] = {}  # sha256 by path of what is nobody's and for machines
+
+    def look(self) -> Glance | None:
+        """What is published; None where nothing is. Raises `Overtaken`."""
+        for _ in range(_MORE_TRIES):
+            try:
+                return self._look()
+            except Overtaken:
+                continue
+        return self._look()
+
+    def _look(self) -> Glance | None:
+        try:
+            data = (self._root / MANIFEST).read_bytes()
+            head = parse_head(data)
+        except (FileNotFoundError, ValueError):  # of an older gitboot: what this one publishes will be read
+            return None
+        for node, digest in head.nodes.items():
+            if self._nodes.get(node, ("",))[0] != digest:
+                self._nodes[node] = digest, self._servers(node, digest)
+        for node in self._nodes.keys() - head.nodes.keys():
+            del self._nodes[node]
+        states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
+        if head.shared is not None:
+            listing = parse_listing(self._part(SHARED_LISTING, head.shared))
+            listing = {path: each for path, each in listing.items() if path.startswith(BOOT)}
+            self._shared = {path: each.sha256 for path, each in listing.items()}
+            states[SHARED] = digest_of(render_listing(listing))
+        return Glance(commit=head.stamp.commit, manifest=digest_of(data), states=states)
+
+    def _servers(self, node: str, digest: str) -> dict[str, str]:
+        leaves = parse_digests(self._part(node_path(node), digest))
+        return {
+            server: state
+            for leaf, expected in leaves.items()
+            for server, state in parse_digests(self._part(leaf_path(node, leaf), expected)).items()
+        }
+
+    def served(self, server: str, digest: str) -> Served:
+        """What a target has of a server whose state has this digest. Raises `Overtaken`."""
+        if server == SHARED:
+            return Served(self._shared, {}, frozenset())
+        return served(parse(self._part(state_path(server), digest)))
+
+    def content(self, path: str, digest: str) -> bytes:
+        """The content of a file that is to have this digest. Raises `Overtaken`."""
+        return self._part(path, digest)
+
+    def stands(self, path: str) -> bool:
+        """Whether a file is published there, by whomever."""
+        return (self._root / path).is_file()
+
+    def _part(self, path: str, digest: str) -> bytes:
+        try:
+            data = (self._root / path).read_bytes()
+        except OSError as error:
+            raise Overtaken(f"{path}: {error.strerror}") from error
+        if digest_of(data) != digest:
+            raise Overtaken(f"{path} is being published")
+        return data

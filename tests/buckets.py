@@ -1,0 +1,118 @@
+"""A real S3 server, whose requests can be counted, refused, dropped, or cut off for good."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+import boto3
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.s3.models import s3_backends
+from werkzeug.serving import make_server
+
+KEY: Final = {"aws_access_key_id": "AKIDTESTS", "aws_secret_access_key": "not-to-be-seen"}
+_WRITING: Final = ("PUT", "DELETE", "POST")
+
+
+class Stored(NamedTuple):
+    content: bytes
+    content_type: str
+    cache_control: str
+
+
+class Store:
+    """moto's server, over HTTP: it honours conditional requests. What is between it and its clients is up to tests.
+
+    ``fails(number, method, path)`` says of each request that writes what becomes of it. ``None``: it passes;
+    ``before``: it is dropped, and ``after``: it passes, and its answer is dropped; a number is the status that is
+    answered in its place. ``cut``: it and all after it never get there. ``seen`` is called when a write has passed, and
+    before the next one does.
+    """
+
+    def __init__(self) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
+        self.reset()
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._client = boto3.client("s3", endpoint_url=self.url, region_name="us-east-1", **KEY)
+
+    def reset(self) -> None:
+        """Let everything pass."""
+        self.writes: list[str] = []
+        self.fails: Callable[[int, str, str], str | int | None] = lambda *_: None
+        self.seen: Callable[[], None] = lambda: None
+        self.wrong: list[Exception] = []  # that ``seen`` has raised
+        self.is_cut = False
+
+    def __enter__(self) -> Store:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    # As others see it, past what is between
+
+    def make(self, bucket: str) -> None:
+        self._client.create_bucket(Bucket=bucket)
+
+    def put(self, bucket: str, path: str, content: bytes) -> None:
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(bucket, path, content)
+
+    def get(self, bucket: str, path: str) -> Stored:
+        found = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(bucket, path)
+        assert found is not None, path
+        headers = {name.lower(): value for name, value in found.metadata.items()}
+        return Stored(found.value, headers.get("content-type", ""), headers.get("cache-control", ""))
+
+    def paths(self, bucket: str, prefix: str = "") -> list[str]:
+        return sorted(
+            path for path in s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys if path.startswith(prefix)
+        )
+
+    # What is between
+
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if method not in _WRITING:
+            return self._dropped(environ) if self.is_cut else self._app(environ, start)
+        with self._lock:
+            decided = self._decided(method, path)
+            if decided == "before":
+                return self._dropped(environ)
+            if isinstance(decided, int):
+                start(f"{decided} Refused", [("Content-Type", "application/xml")])
+                return [b"<Error><Code>SlowDown</Code></Error>"]
+            answered = list(self._app(environ, start))
+            try:
+                self.seen()
+            except Exception as error:  # noqa: BLE001 - the server would only log it
+                self.wrong.append(error)
+        return self._dropped(environ) if decided == "after" else answered
+
+    def _decided(self, method: str, path: str) -> str | int | None:
+        self.writes.append(f"{method} {path}")
+        decided = self.fails(len(self.writes), method, path) if not self.is_cut else None
+        self.is_cut |= decided == "cut"
+        return "before" if self.is_cut else decided
+
+    def _dropped(self, environ: dict[str, Any]) -> Iterable[bytes]:
+        with suppress(OSError):
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        return []
+
+
+@contextmanager
+def s3_server() -> Iterator[Store]:
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    with Store() as store:
+        yield store

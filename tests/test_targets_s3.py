@@ -1,0 +1,420 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
+from gitboot.publish.directory import Directory
+from gitboot.render.tree import File, Files
+from gitboot.targets import bucket as bucket_module
+from gitboot.targets.address import BucketAddress
+from gitboot.targets.claim import Claim
+from gitboot.targets.holding import HEAD, UNLISTED, parse_head, parse_unlisted, render_head
+from gitboot.targets.published import FollowedTree
+from gitboot.targets.s3 import BucketTarget
+from gitboot.targets.step import after, next_step
+from tests.buckets import KEY, Store, s3_server
+from tests.trees import server_files
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+ENTRY = "boot/v1/boot/52-54-00-00-00-{:02x}/boot.ipxe"
+_buckets = count(1)
+
+
+def fleet(version: int, servers: tuple[int, ...] = (0, 1, 2)) -> dict[str, File]:
+    """Entries that name the user data of their own version."""
+    files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
+    for server in servers:
+        data = f"user data {version} of {server}\n".encode()
+        content = f"boot/o/{sha256(data).hexdigest()}/user-data"
+        files[content] = File(data)
+        files[ENTRY.format(server)] = File(f"{version:04} {content}\n".encode())
+    return files
+
+
+def split(files: Mapping[str, File]) -> tuple[dict[str, Files], Files]:
+    """Each server's files, its entry and what that names; and those that are shared."""
+    servers: dict[str, Files] = {}
+    for path, file in files.items():
+        if path.startswith("boot/v1/"):
+            content = file.content.decode().split()[1]
+            name = f"server-{path.split('/')[3]}"
+            servers[name] = server_files(name, {path: file, content: files[content]})
+    owned = {path for each in servers.values() for path in each}
+    return servers, {path: file for path, file in files.items() if path not in owned}
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with s3_server() as found:
+        yield found
+
+
+@pytest.fixture
+def bucket(store: Store) -> Iterator[str]:
+    name = f"boots-{next(_buckets)}"
+    store.reset()
+    store.make(name)
+    store.writes.clear()
+    yield name
+    assert store.wrong == []
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that fail are not tried again: the next try is the target's own."""
+    monkeypatch.setattr(bucket_module, "_RETRIES", 0)
+
+
+class Site:
+    """A published directory, and what follows it into one bucket."""
+
+    def __init__(self, root: Path, url: str, bucket: str, *, ledger: str = "ours", heir_of: str | None = None) -> None:
+        self.root, self.url, self.bucket, self.ledger, self.heir_of = root, url, bucket, ledger, heir_of
+        self.tree = FollowedTree(root)
+        self.target = self.begin()
+
+    def begin(self, writer: str = "me") -> BucketTarget:
+        """A process that knows nothing of what was before."""
+        address = BucketAddress(
+            bucket=self.bucket, prefix="site", endpoint=self.url, path_style=True, credentials=Path("keys")
+        )
+        claim = Claim(address.name, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer)
+        self.target = BucketTarget(address, claim, lambda _: (KEY["aws_access_key_id"], KEY["aws_secret_access_key"]))
+        return self.target
+
+    def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
+        servers, shared = split(files)
+        with Directory.open(self.root, ledger="ours") as directory:
+            directory.publish(servers, shared, complete=True, commit=commit, at=at)
+
+    def follow(self) -> int:
+        """Bring the target up; return in how many steps."""
+        held = self.target.load()
+        for steps in count():
+            glance = self.tree.look()
+            assert glance is not None
+            step = next_step(self.tree, glance, held, partial(self.target.shard, held.head), 2)
+            if step is None:
+                return steps
+            self.target.apply(step, held, self.tree)
+            held = after(held, step)
+        raise AssertionError
+
+
+@pytest.fixture
+def site(tmp_path: Path, store: Store, bucket: str) -> Site:
+    return Site(tmp_path / "out", store.url, bucket)
+
+
+def machines_see(store: Store, bucket: str) -> dict[str, bytes]:
+    found = store.paths(bucket, "site/boot/")
+    return {path.removeprefix("site/"): store.get(bucket, path).content for path in found}
+
+
+def assert_holds(store: Store, bucket: str, files: Mapping[str, File]) -> None:
+    """Assert that entries are these and no others, and that what they name is there."""
+    seen = machines_see(store, bucket)
+    wanted = {path: file.content for path, file in files.items() if path.startswith("boot/")}
+    assert {path: content for path, content in seen.items() if "/o/" not in path or path in wanted} == wanted
+
+
+def assert_no_chain_is_mixed(store: Store, bucket: str) -> None:
+    """What a client reads that fetches an entry, and then what that names."""
+    seen = machines_see(store, bucket)
+    for path, content in seen.items():
+        if path.startswith("boot/v1/"):
+            named = re.fullmatch(rb"\d{4} (\S+)\n", content)
+            assert named is not None, (path, content)
+            data = seen.get(named[1].decode(), b"")
+            assert sha256(data).hexdigest().encode() in named[1], (path, content, data)
+
+
+def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
+    site: Site, store: Store, bucket: str
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    assert_holds(store, bucket, fleet(1))
+    (content,) = (path for path in fleet(1, (1,)) if "/o/" in path)
+    found = {path: store.get(bucket, f"site/{path}")[1:] for path in (content, ENTRY.format(1), "boot/boot.ipxe")}
+    assert found == {
+        content: ("text/cloud-config; charset=utf-8", "public, max-age=31536000, immutable"),
+        ENTRY.format(1): ("text/plain; charset=utf-8", "no-store"),
+        "boot/boot.ipxe": ("text/plain; charset=utf-8", "no-cache"),
+    }
+    head = parse_head(store.get(bucket, f"site/{HEAD}").content)
+    assert (head.ledger, head.commit) == ("ours", "c0ffee")
+
+
+def test_nothing_is_written_that_stands_already(site: Site, store: Store) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    store.writes.clear()
+    assert site.follow() == 0
+    assert store.writes == []
+
+
+def test_a_restart_writes_no_more_than_that_it_is_there(site: Site, store: Store) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    store.writes.clear()
+    site.begin("another process")
+    assert site.follow() == 0
+    assert [each.rpartition("/")[2] for each in store.writes] == ["manifest.json"]
+
+
+def test_one_server_costs_what_its_files_cost(site: Site, store: Store) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    store.writes.clear()
+    site.publish({**fleet(1, (0, 2)), **fleet(2, (1,))})
+    site.follow()
+    entries = [each for each in store.writes if "/boot/v1/" in each]
+    assert len(entries) == 1
+    assert len(store.writes) < 12
+
+
+def test_content_stays_as_long_as_it_stays_in_the_tree_and_entries_go_at_once(
+    site: Site, store: Store, bucket: str
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    (old,) = (path for path in fleet(1, (2,)) if "/o/" in path)
+    site.publish(fleet(1, (0, 1)), AT + DAY)
+    site.follow()
+    assert ENTRY.format(2) not in machines_see(store, bucket)
+    assert old in machines_see(store, bucket)
+    site.begin()
+    site.follow()
+    assert old in machines_see(store, bucket)
+    site.publish(fleet(1, (0, 1)), AT + 9 * DAY)
+    site.follow()
+    assert old not in machines_see(store, bucket)
+    assert parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content) == frozenset()
+
+
+def test_a_path_that_another_server_takes_over_stays(site: Site, store: Store, bucket: str) -> None:
+    """Whichever of the two comes first, and in whichever step."""
+    entry, other = ENTRY.format(7), "boot/v1/boot/52-54-00-00-00-99/boot.ipxe"
+    for gives, takes in (("a", "b"), ("b", "a")):
+        with Directory.open(site.root, ledger="ours") as directory:
+            before = {
+                gives: server_files(gives, {entry: File(b"1"), other: File(b"1")}),
+                takes: server_files(takes, {}),
+            }
+            directory.publish(before, {}, complete=True, commit="1", at=AT)
+            site.follow()
+            now = {gives: server_files(gives, {other: File(b"1")}), takes: server_files(takes, {entry: File(b"2")})}
+            directory.publish(now, {}, complete=True, commit="2", at=AT)
+        held = site.target.load()
+        for _ in range(3):
+            glance = site.tree.look()
+            assert glance is not None
+            step = next_step(site.tree, glance, held, partial(site.target.shard, held.head), 1)
+            if step is not None:
+                site.target.apply(step, held, site.tree)
+                held = after(held, step)
+        assert machines_see(store, bucket) == {entry: b"2", other: b"1"}
+
+
+def test_what_others_keep_beside_it_is_not_touched(site: Site, store: Store, bucket: str) -> None:
+    theirs = {"site/boot/README": b"theirs", "site/ops/notes": b"theirs", "elsewhere": b"theirs"}
+    for path, content in theirs.items():
+        store.put(bucket, path, content)
+    for version in (1, 2):
+        site.publish(fleet(version))
+        site.follow()
+    site.publish(fleet(3, ()), AT + 9 * DAY)
+    site.begin()
+    site.follow()
+    assert {path: store.get(bucket, path).content for path in theirs} == theirs
+
+
+def test_what_stands_in_the_way_is_named_and_left(site: Site, store: Store, bucket: str) -> None:
+    store.put(bucket, f"site/{ENTRY.format(1)}", b"theirs")
+    site.publish(fleet(1))
+    with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRY.format(1)}, found something"):
+        site.follow()
+    assert store.get(bucket, f"site/{ENTRY.format(1)}").content == b"theirs"
+
+
+def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
+    site: Site, store: Store, bucket: str, tmp_path: Path
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    before = {path: store.get(bucket, path).content for path in store.paths(bucket)}
+    other = Site(tmp_path / "out", store.url, bucket, ledger="theirs")
+    with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
+        other.follow()
+    assert {path: store.get(bucket, path).content for path in store.paths(bucket)} == before
+    other.heir_of = "ours"
+    other.publish(fleet(2))
+    other.follow()
+    assert_holds(store, bucket, fleet(2))
+    site.begin("the first again")
+    with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
+        site.follow()
+
+
+def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    first = site.target
+    site.begin("a copy of this instance")
+    site.follow()
+    site.target = first
+    site.publish(fleet(2))
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+        site.follow()
+    assert_holds(store, bucket, fleet(1))
+
+
+def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_says_more(
+    site: Site, store: Store, bucket: str
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2))
+    head = parse_head(store.get(bucket, f"site/{HEAD}").content)
+
+    def other_comes(_: int, method: str, path: str) -> None:
+        if method == "PUT" and "/boot/v1/" in path:
+            store.put(bucket, f"site/{HEAD}", render_head(replace(head, writer="other")))
+
+    store.fails = other_comes
+    with pytest.raises(LockedByAnother, match="other; this is me"):
+        site.follow()
+    assert parse_head(store.get(bucket, f"site/{HEAD}").content).writer == "other"
+
+
+def test_of_two_that_begin_at_once_only_one_writes_entries(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+
+    def other_is_first(number: int, *_: str) -> None:
+        if number == 1:
+            store.put(
+                bucket,
+                f"site/{HEAD}",
+                b'{"commit":"","format":1,"gitboot":"0","ledger":"theirs","shards":{},"writer":"x"}\n',
+            )
+
+    store.fails = other_is_first
+    with pytest.raises(HostUnreachable, match="another has just begun to write there"):
+        site.follow()
+    with pytest.raises(ForeignTree, match="theirs"):
+        site.follow()
+    assert store.paths(bucket) == [f"site/{HEAD}"]
+
+
+def _writes_of_a_change(site: Site, store: Store, version: int) -> int:
+    store.writes.clear()
+    site.publish(fleet(version, (0, 1 + version % 2)), AT + version * 3 * DAY, commit=str(version))
+    site.begin()
+    with suppress(GitbootError):
+        site.follow()
+    return len(store.writes)
+
+
+def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it(
+    site: Site, store: Store, bucket: str
+) -> None:
+    """``cut`` is a kill, or a network that goes; ``after`` a write that is made, of which nobody hears."""
+    site.publish(fleet(0))
+    site.follow()
+    store.seen = lambda: assert_no_chain_is_mixed(store, bucket)
+    version = 1
+    for at in count(1):
+        what = ("cut", "after", 503)[at % 3]
+        store.fails = lambda number, *_, at=at, what=what: what if number == at else None
+        writes = _writes_of_a_change(site, store, version)
+        store.fails, store.is_cut = lambda *_: None, False
+        assert_no_chain_is_mixed(store, bucket)
+        if writes < at:
+            break
+        if at % 2:  # meanwhile something else is wanted
+            version += 1
+            site.publish(fleet(version, (0, 1 + version % 2)), AT + version * 3 * DAY, commit=str(version))
+        site.begin()
+        site.follow()
+        assert_holds(store, bucket, fleet(version, (0, 1 + version % 2)))
+        unlisted = parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content)
+        head = parse_head(store.get(bucket, f"site/{HEAD}").content)
+        assert head.commit == str(version)
+        assert not [path for path in unlisted if not (site.root / path).exists()]
+        assert len(store.paths(bucket, "site/ops/shards/")) == len(head.shards)
+        version += 1
+    assert at > 10
+
+
+def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_is_written_again(
+    site: Site, store: Store, bucket: str
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2))
+    store.fails = lambda _, method, path: "cut" if path.endswith(HEAD) and method == "PUT" else None
+    with pytest.raises(HostUnreachable):
+        site.follow()
+    store.fails, store.is_cut = lambda *_: None, False
+    site.publish(fleet(1), AT + DAY)
+    site.begin()
+    site.follow()
+    assert_holds(store, bucket, fleet(1))
+
+
+def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2), commit="2")
+    path = f"site/{ENTRY.format(0)}"
+
+    def other_overwrites() -> None:
+        if store.get(bucket, path).content.startswith(b"0002"):
+            store.put(bucket, path, b"theirs")
+
+    store.seen = other_overwrites
+    with pytest.raises(HostUnreachable, match="was written, and is read as something else"):
+        site.follow()
+    assert parse_head(store.get(bucket, f"site/{HEAD}").content).commit != "2"
+    store.seen = lambda: None
+    site.follow()
+    assert_holds(store, bucket, fleet(2))
+
+
+def test_what_was_damaged_there_is_named(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    shard = store.paths(bucket, "site/ops/shards/")[0]
+    store.put(bucket, shard, b"{}")
+    site.begin()
+    with pytest.raises(PublishError, match=r"ops/shards/\w+\.json is not what gitboot wrote"):
+        site.follow()
+
+
+@pytest.mark.parametrize(("status", "error"), [(403, PublishError), (503, HostUnreachable)])
+def test_errors_name_the_target_and_no_secret(site: Site, store: Store, status: int, error: type[Exception]) -> None:
+    site.publish(fleet(1))
+    store.fails = lambda *_: status
+    with pytest.raises(error, match=r"^s3://boots-") as raised:
+        site.follow()
+    assert KEY["aws_secret_access_key"] not in str(raised.value)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+def test_a_bucket_that_is_not_there_is_an_operators_matter(site: Site, store: Store, tmp_path: Path) -> None:
+    missing = Site(tmp_path / "out", store.url, "no-such-bucket")
+    site.publish(fleet(1))
+    with pytest.raises(PublishError, match="there is no such bucket"):
+        missing.follow()
