@@ -25,7 +25,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
-from gitboot.status import Condition
+from gitboot.status import Condition, Following
 from gitboot.stoppage import Stoppage
 from tests.doubles import Commits
 from tests.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
@@ -61,6 +61,7 @@ FINE = Standing(
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
     fetched=Fetched(),
 )
+TARGET = Following(name="s3://boots", commit="c0ffee")
 STOPPED = Knowledge(facts=replace(FINE.knowledge.facts, stoppage=Stoppage("ada", "fire", everything=False)))
 DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
@@ -114,6 +115,32 @@ def same(standing: Standing) -> Standing:
             with_(attempt=replace(accepted(COMMIT), trouble=("CorruptClone", "broken"))),
             "SourceReady",
             (False, "CorruptClone"),
+        ),
+        ("no target", same, "TargetsCurrent", None),
+        ("a target that holds everything", with_(following=(TARGET,)), "TargetsCurrent", (True, "Current")),
+        (
+            "a target that is just brought up",
+            with_(following=(replace(TARGET, behind_since=NOON - timedelta(seconds=299)),)),
+            "TargetsCurrent",
+            (True, "Current"),
+        ),
+        (
+            "a target that is long behind",
+            with_(following=(TARGET, replace(TARGET, behind_since=NOON - timedelta(minutes=5)))),
+            "TargetsCurrent",
+            (False, "Behind"),
+        ),
+        (
+            "a target that cannot be reached",
+            with_(following=(TARGET, replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")))),
+            "TargetsCurrent",
+            (False, "HostUnreachable"),
+        ),
+        (
+            "a target that nobody can record for",
+            with_(following=(replace(TARGET, withheld=2),)),
+            "TargetsCurrent",
+            (False, "NoEndpoint"),
         ),
         ("no suspension", same, "Accepting", (True, "Accepting")),
         (

@@ -97,7 +97,8 @@ def test_what_no_target_can_be_is_said_without_its_secret(text: str, message: st
 
 # What a plain file server may serve
 
-IPXE, GRUB = "boot/v1/boot/52-54-00-00-00-01/boot.ipxe", "boot/v1/boot/52-54-00-00-00-01/grub.cfg"
+HERE = "boot/v1/boot/52-54-00-00-00-01"
+IPXE = f"{HERE}/boot.ipxe"
 HTTPBOOT = "boot/httpboot/00000000-0000-4000-8000-000000000001.json"
 IGNITION = "boot/ignition/00000000-0000-4000-8000-000000000001"
 
@@ -159,11 +160,11 @@ def test_e29_a_target_has_no_boot_that_is_made_once(
         (f"boot/o/{'a' * 64}/user-data", "text/cloud-config; charset=utf-8", "public, max-age=31536000, immutable"),
         (f"boot/o/{'a' * 64}/shim.efi", "application/efi", "public, max-age=31536000, immutable"),
         (
-            f"boot/v1/boot/52-54-00-00-00-01/data/{'a' * 64}/config.ign",
+            f"{HERE}/data/{'a' * 64}/config.ign",
             "application/vnd.coreos.ignition+json",
             "no-store",
         ),
-        (f"boot/v1/boot/52-54-00-00-00-01/provisioned/{'a' * 64}", "text/plain; charset=utf-8", "no-store"),
+        (f"{HERE}/provisioned/{'a' * 64}", "text/plain; charset=utf-8", "no-store"),
     ],
 )
 def test_objects_are_kept_and_typed_as_the_mirrors_configurations_say(
@@ -294,8 +295,9 @@ def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_u
     other = Shelf()
     with Followers([follower(tmp_path / "out", shelf), follower(tmp_path / "out", other)]).running() as followers:
         assert eventually(lambda: shelf.loads > 3)
-        down, up = followers.following
-        assert down == Following(name="shelf", behind_since=AT, failure=("HostUnreachable", "shelf: no route"))
+        assert followers.following[0] == Following(
+            name="shelf", behind_since=AT, failure=("HostUnreachable", "shelf: no route")
+        )
         assert eventually(lambda: followers.following[1] == Following(name="shelf", commit="c0ffee"))
         shelf.fails = None
         followers.wait(60)

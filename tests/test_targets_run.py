@@ -1,0 +1,180 @@
+"""Targets as their users have them: a running instance, a Git remote, a bucket; and what waits for them."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pygit2
+import pytest
+
+from tests.buckets import KEY, Store, s3_server
+from tests.credentials import give_credentials
+from tests.fleets import SEED, image, mac_of, policy, profile, uuid_of
+from tests.instance import Repository, eventually, git, running
+from tests.rack import Rack, until_condition
+
+ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+BY_UUID = f"ipxe/{uuid_of('web01')}"
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with s3_server() as found:
+        for bucket in ("boots", "killed", "waits"):
+            found.make(bucket)
+        yield found
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    give_credentials(tmp_path / "keys", "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    return tmp_path / "keys" / "store"
+
+
+def with_user_data(number: int) -> dict[str, str]:
+    """A fleet whose one server boots an image of this number, with user data that says it."""
+    documents = (
+        *SEED,
+        image(f"next-{number}", "userData: CloudInit"),
+        profile("next", f"next-{number}", "userData: {format: CloudInit, template: t.j2}"),
+        policy("next", "All", "priority: 1", boots="next"),
+    )
+    return {"fleet.yaml": "---\n".join(documents), "t.j2": "#cloud-config\n# {{ image.name }}\n"}
+
+
+def assert_no_chain_is_mixed(seen: dict[str, bytes]) -> None:
+    """What a machine is told to boot, and the user data that this names, are of one commit."""
+    for path in (f"boot/{ENTRY}", f"boot/{BY_UUID}"):
+        script = seen.get(path, b"").decode()
+        images = set(re.findall(r"/assets/(next-\d)/", script))
+        for digest, name in re.findall(r"/o/([0-9a-f]{64})/([\w-]+)?", script):
+            found = {content for at, content in seen.items() if at.startswith(f"boot/o/{digest}/")}
+            assert found, (path, digest, name)
+            assert all(any(each.encode() in content for content in found) for each in images)
+
+
+def contents(store: Store, bucket: str) -> dict[str, bytes]:
+    return {path: store.get(bucket, path).content for path in store.paths(bucket, "boot/")}
+
+
+def test_a_branch_and_a_bucket_follow_what_is_published(tmp_path: Path, store: Store, keys: Path) -> None:
+    store.reset()
+    repository = Repository.create(tmp_path / "git")
+    repository.push(with_user_data(1))
+    boots = tmp_path / "boots.git"
+    pygit2.init_repository(str(boots), bare=True).free()
+    targets = (
+        *("--target", f"git+file://{boots}#boot"),
+        *("--target", f"s3://boots?endpoint={store.url}&credentials={keys}"),
+    )
+    with running(repository.bare, tmp_path, "--max-reinstalls", "9", *targets) as instance:
+        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        eventually(lambda: b"next-1" in contents(store, "boots").get(f"boot/{ENTRY}", b""))
+        commit = repository.push(with_user_data(2))
+        eventually(lambda: b"next-2" in contents(store, "boots")[f"boot/{ENTRY}"])
+        eventually(lambda: commit in git(boots, "log", "-1", "--format=%B", "boot"))
+        output = tmp_path / "output"
+        published = {
+            str(each.relative_to(output)): each.read_bytes() for each in output.glob("boot/**/*") if each.is_file()
+        }
+        assert contents(store, "boots") == published
+        listed = git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/").splitlines()
+        assert {path: git(boots, "rev-parse", f"boot:{path}") for path in listed} == {
+            path: str(pygit2.hash(content)) for path, content in published.items()
+        }
+        assert git(boots, "log", "-1", "--format=%an <%ae>", "boot") == "A <a@example.net>"
+        said = f"{instance.status()} {instance.events}"
+    assert KEY["aws_secret_access_key"] not in said
+
+
+def test_an_instance_that_is_killed_at_any_write_leaves_whole_chains_and_the_next_one_completes_them(
+    tmp_path: Path, store: Store, keys: Path
+) -> None:
+    store.reset()
+    repository = Repository.create(tmp_path / "git")
+    repository.push(with_user_data(1))
+    target = ("--max-reinstalls", "9", "--target", f"s3://killed?endpoint={store.url}&credentials={keys}")
+    with running(repository.bare, tmp_path, *target):
+        eventually(lambda: b"next-1" in contents(store, "killed").get(f"boot/{ENTRY}", b""))
+    store.seen = lambda: assert_no_chain_is_mixed(contents(store, "killed"))
+    for number, dies_at in enumerate((3, 6, 9), 2):
+        store.writes.clear()
+        with pytest.raises(AssertionError, match="-9"), running(repository.bare, tmp_path, *target) as instance:
+
+            def kill(number: int, *_: str) -> str | None:
+                if number < dies_at:  # noqa: B023 - it is over with this turn
+                    return None
+                instance.process.send_signal(signal.SIGKILL)
+                return "cut"
+
+            store.fails = kill
+            repository.push(with_user_data(number))
+            assert instance.process.wait(60) == -signal.SIGKILL
+        store.fails, store.is_cut = lambda *_: None, False
+        assert_no_chain_is_mixed(contents(store, "killed"))
+    with running(repository.bare, tmp_path, *target) as instance:
+        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        eventually(lambda: b"next-4" in contents(store, "killed")[f"boot/{ENTRY}"])
+    assert store.wrong == []
+
+
+def test_an_override_waits_for_the_target_from_which_its_machine_boots(
+    tmp_path: Path, store: Store, keys: Path
+) -> None:
+    """It would boot what is not wanted any more, and be consumed; who boots from elsewhere does not wait."""
+    store.reset()
+    store.fails = lambda *_: 503
+    with Rack(tmp_path, settings=f"baseURL: '{store.url}/waits/boot', endpoint: 'http://boot.test'") as rack:
+        blade = rack.add("web01", provision=1)
+        rack.push()
+        query = f"endpoint={store.url}&credentials={keys}&serves={store.url}/waits/boot"
+        with rack.running("--target", f"s3://waits?{query}", records="fresh") as instance:
+            until_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
+            assert "s3://waits: " in str(instance.status()["conditions"])
+            eventually(lambda: (rack.output / "boot" / blade.entry[1:]).exists())
+            assert not blade.stands
+            assert blade.times_set == 0
+            store.fails = lambda *_: None
+            eventually(lambda: blade.stands)
+            assert store.get("waits", f"boot{blade.entry}").content == (rack.output / f"boot{blade.entry}").read_bytes()
+
+
+def test_a_boot_that_is_made_once_is_not_in_a_bucket_unless_an_endpoint_records_it(
+    tmp_path: Path, store: Store, keys: Path
+) -> None:
+    store.reset()
+    with Rack(tmp_path) as rack:
+        blade = rack.add("web02", provision=1)
+        rack.push()
+        with rack.running(
+            "--target", f"s3://waits/alone?endpoint={store.url}&credentials={keys}", records="fresh"
+        ) as one:
+            found = until_condition(one, "TargetsCurrent", status=False, reason="NoEndpoint")
+            assert "has no boots that are made once, for 1 server" in found["message"]
+            lies = (rack.output / f"boot{blade.entry}").read_text()
+            there = store.get("waits", f"alone/boot{blade.entry}").content.decode()
+            assert "kernel " in lies
+            assert "kernel " not in there
+
+
+def test_reconciling_once_ends_when_the_targets_hold_it(tmp_path: Path) -> None:
+    with Rack(tmp_path) as rack:
+        rack.add("web01")
+        rack.push()
+        boots = tmp_path / "boots.git"
+        pygit2.init_repository(str(boots), bare=True).free()
+        done = rack.once("--target", f"git+file://{boots}#boot")
+        assert "boot/boot.ipxe" in git(boots, "ls-tree", "-r", "--name-only", "boot")
+        assert done.code in (0, 8)
+
+
+@pytest.mark.parametrize("reference", ["main", "refs/heads/main"])
+def test_the_branch_that_is_followed_is_refused_by_name(tmp_path: Path, reference: str) -> None:
+    with Rack(tmp_path) as rack:
+        rack.add("web01")
+        rack.push()
+        done = rack.once("--reference", reference, "--target", f"git+file://{rack.repository.bare}#main")
+    assert "is the branch that this instance follows; name another" in done.err
