@@ -295,9 +295,8 @@ def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_u
     other = Shelf()
     with Followers([follower(tmp_path / "out", shelf), follower(tmp_path / "out", other)]).running() as followers:
         assert eventually(lambda: shelf.loads > 3)
-        assert followers.following[0] == Following(
-            name="shelf", behind_since=AT, failure=("HostUnreachable", "shelf: no route")
-        )
+        failure = ("HostUnreachable", "shelf: no route")
+        assert followers.following[0] == Following(name="shelf", behind_since=AT, failure=failure)
         assert eventually(lambda: followers.following[1] == Following(name="shelf", commit="c0ffee"))
         shelf.fails = None
         followers.wait(60)
