@@ -13,7 +13,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-boot check audit reference format clean
+.PHONY: help run test test-boot bench check audit reference format clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
@@ -28,6 +28,10 @@ test-boot: WORKERS := auto
 test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
 	scripts/install-packages tests/boots/packages.txt
 	$(PYTEST) --boots $(BOOTS) tests/boots
+
+bench: $(READY) ## measure what gitboot costs, and write docs/benchmarks.md; `make bench BENCH='server --sizes 1000'`
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python -m benchmarks $(BENCH)
 
 check: $(READY) ## all else that CI checks: style, types, architecture, dependencies, schemas, the example
 	$(BIN)/ruff check

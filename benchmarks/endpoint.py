@@ -1,6 +1,4 @@
-"""What an endpoint costs: its start, its memory, an entry, and a boot that is recorded first.
-
-    python benchmarks/endpoint.py [SERVERS]
+"""What an endpoint costs: its start, an entry, and a boot that is recorded first.
 
 A tree of so many servers is published; `gitboot serve` and nginx answer from it with one process each. A request is
 counted by the CPU time of who answers, which does not depend on how fast the client asks.
@@ -9,21 +7,23 @@ counted by the CPU time of who answers, which does not depend on how fast the cl
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from benchmarks.cost import Cost, between, median, of_command, so_far
+from benchmarks.place import Place
+from benchmarks.row import CannotRun, Figure
 from gitboot.observe.spool import identity
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
@@ -84,8 +84,10 @@ def ask(port: int, path: str) -> bytes:
         return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-def until_answered(port: int, path: str, began: float) -> float:
+def until_answered(process: subprocess.Popen[bytes], port: int, path: str, began: float) -> float:
     while True:
+        if process.poll() is not None:
+            raise CannotRun(f"{process.args!r} has ended")
         try:
             assert ask(port, path).startswith(b"HTTP/1.1 200")
         except OSError:
@@ -102,7 +104,7 @@ def serving(root: Path, *arguments: str) -> Iterator[tuple[int, int, float]]:
     command = [sys.executable, "-m", "gitboot", "serve", *where, *arguments]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
-            yield port, process.pid, until_answered(port, path_of(0), began)
+            yield port, process.pid, until_answered(process, port, path_of(0), began)
         finally:
             process.terminate()
 
@@ -118,21 +120,11 @@ def nginx(root: Path, folder: Path) -> Iterator[tuple[int, int]]:
     )
     with subprocess.Popen(["nginx", "-c", str(configuration)], stderr=subprocess.DEVNULL) as process:
         try:
-            until_answered(port, path_of(0), time.perf_counter())
+            until_answered(process, port, path_of(0), time.perf_counter())
             (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             yield port, int(worker)
         finally:
             process.terminate()
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def memory_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 async def many(port: int, numbers: list[int], connections: int) -> list[float]:
@@ -154,21 +146,13 @@ async def many(port: int, numbers: list[int], connections: int) -> list[float]:
     return took
 
 
-def per_request_us(port: int, pid: int, servers: int) -> float:
+def per_request(port: int, pid: int, servers: int) -> Cost:
     dice = random.Random(1)
     chosen = [dice.randrange(servers) for _ in range(min(WORKING_SET, servers))]
     asyncio.run(many(port, chosen, 16))
-    before = cpu_s(pid)
+    before = so_far(pid)
     asyncio.run(many(port, [dice.choice(chosen) for _ in range(REQUESTS)], 16))
-    return (cpu_s(pid) - before) / REQUESTS * 1e6
-
-
-def cpu_of_s(*command: str) -> float:
-    """The CPU time of a process from its start to its end."""
-    before = os.times()
-    subprocess.run(command, check=True)
-    after = os.times()
-    return after.children_user - before.children_user + after.children_system - before.children_system
+    return between(before, so_far(pid)) / REQUESTS
 
 
 def sync_s(folder: Path) -> float:
@@ -183,38 +167,52 @@ def sync_s(folder: Path) -> float:
     return sorted(took)[50]
 
 
-def main(servers: int) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        publish(root := folder / "output", servers, "Always")
-        floor = min(cpu_of_s(sys.executable, "-c", IMPORTS) for _ in range(9))
-        starts = []
-        for _ in range(9):
-            with serving(root) as (port, pid, start):
-                starts.append((start, cpu_s(pid)))
-        took, cpu = map(min, zip(*starts, strict=True))
-        print(f"{servers} servers")
-        print(f"start to the first answer   {took:5.2f} s, {cpu:.2f} s of CPU: {cpu / floor:.1f} x what it imports")
-        with serving(root) as (port, pid, _):
-            print(f"memory at its start         {memory_mib(pid):5.0f} MiB")
-            asyncio.run(many(port, list(range(min(servers, 5000))), 16))
-            print(f"memory with all that it holds {memory_mib(pid):3.0f} MiB")
-            ours = per_request_us(port, pid, servers)
-        if shutil.which("nginx"):
-            with nginx(root, folder) as (port, pid):
-                theirs = per_request_us(port, pid, servers)
-            print(f"an entry                    {ours:5.0f} us of CPU, {theirs / ours:.2f} x nginx")
+# Rows
+
+
+def start(place: Place) -> Figure:
+    """To the first answer; the floor is to import what any such endpoint stands on."""
+    root = _published(place, "Always")
+    floor = of_command([sys.executable, "-c", IMPORTS], rounds=place.rounds)
+    costs = []
+    for _ in range(place.rounds):
+        with serving(root) as (_, pid, took):
+            found = so_far(pid)
+            costs.append(Cost(cpu_s=found.cpu_s, wall_s=took, peak_mib=found.peak_mib))
+    return Figure(cost=median(costs), floor=floor)
+
+
+def entry(place: Place) -> Figure:
+    if shutil.which("nginx") is None:
+        raise CannotRun("there is no nginx (apt install nginx-light)")
+    root = _published(place, "Always")
+    with serving(root) as (port, pid, _), nginx(root, place.folder) as (other_port, other):
+        pairs = [
+            (per_request(port, pid, place.servers), per_request(other_port, other, place.servers))
+            for _ in range(place.rounds)
+        ]
+    ours, theirs = (median(each) for each in zip(*pairs, strict=True))
+    return Figure(cost=ours, floor=theirs, note=f"{theirs.cpu_s / ours.cpu_s:.2f} × nginx")
+
+
+def once(place: Place) -> Figure:
+    """64 machines at once, each recorded before it is answered; a round is a spool of its own."""
+    rounds = []
+    for number in range(place.rounds):
+        (spool := place.folder / f"spool-{number}").mkdir()
+        publish(root := place.folder / f"once-{number}", servers := min(place.servers, MACHINES), "Once", spool)
+        with serving(root, "--spool", str(spool), "--accept-filesystem", "tmpfs") as (port, pid, _):
+            before = so_far(pid)
+            took = sorted(asyncio.run(many(port, list(range(servers)), 64)))
+            cost = between(before, so_far(pid)) / servers
+        rounds.append(Cost(cpu_s=cost.cpu_s, wall_s=took[math.ceil(len(took) * 0.99) - 1]))
         shutil.rmtree(root)
-        (spool := folder / "spool").mkdir()
-        publish(root, min(servers, MACHINES), "Once", spool)
-        with serving(root, "--spool", str(spool)) as (port, _, _):
-            took = sorted(asyncio.run(many(port, list(range(min(servers, MACHINES))), 64)))
-        sync = sync_s(folder)
-        print(
-            f"a boot that is recorded first, 64 machines at once: p50 {took[len(took) // 2] * 1e3:.1f} ms, "
-            f"p99 {took[len(took) * 99 // 100] * 1e3:.1f} ms; one sync {sync * 1e3:.1f} ms"
-        )
+    sync = statistics.median(sync_s(place.folder) for _ in range(place.rounds))
+    return Figure(cost=median(rounds), floor=Cost(cpu_s=0, wall_s=sync), note="wall: p99; floor: one sync")
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+def _published(place: Place, often: str) -> Path:
+    root = place.folder / "endpoint"
+    if not root.exists():
+        publish(root, place.servers, often)
+    return root

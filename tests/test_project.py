@@ -162,6 +162,7 @@ def test_no_module_repeats_anothers_name() -> None:
 # What goes through several rooms, or is about what stands beside them.
 ACROSS = {
     *(
+        "benchmarks",
         "boots_page",
         "chain",
         "ci",

@@ -1,0 +1,323 @@
+"""The rows of what gitboot has to reach, in the order of the page."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import pygit2
+
+from benchmarks import endpoint, evaluation, serving
+from benchmarks.cost import Cost, median, of_command
+from benchmarks.fleet import name_of
+from benchmarks.floors import floor
+from benchmarks.place import Place
+from benchmarks.row import CannotRun, Figure, Row
+from benchmarks.running import GITBOOT, Instance, one_server, pool, readme
+
+_EXAMPLE: Final = Path(__file__).resolve().parent.parent / "example-repo"
+_FILE: Final = 1500  # bytes, of an entry
+
+
+# The instance
+
+
+def _cold(place: Place) -> Figure:
+    """A first pass into nothing; the floor parses the same documents and writes as many files of those sizes."""
+    instance = Instance(place.folder / "cold", place.repository, place.fleet)
+    folder = instance.output.parent
+
+    def afresh() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+
+    cost = of_command(instance.command("--once"), before=afresh, rounds=place.rounds)
+    copy, listed = place.folder / "copy", place.folder / "written"
+    count, folders = 0, 0
+    with listed.open("w") as lines:
+        for path in sorted(instance.output.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                count += 1
+                lines.write(f"{path.lstat().st_size} {copy / path.relative_to(instance.output)}\n")
+            elif path.is_dir() and not path.is_symlink():
+                folders += 1
+    least = of_command(
+        [floor("events", place.tools), place.documents, listed],
+        before=lambda: shutil.rmtree(copy, ignore_errors=True),
+        rounds=place.rounds,
+    )
+    shutil.rmtree(copy)
+    shutil.rmtree(folder)
+    note = f"{count / place.servers:.1f} files, {folders / place.servers:.1f} folders a server"
+    return Figure(cost=cost, floor=least, note=note)
+
+
+def _readme(place: Place) -> Figure:
+    cost = place.instance.commits(readme, place.rounds)
+    return Figure(cost=cost, floor=_tree_diff(place))
+
+
+def _tree_diff(place: Place) -> Cost:
+    """What libgit2 does to compare the last two commits of the repository."""
+    repository = pygit2.Repository(str(place.repository.path))
+    head = repository.revparse_single("HEAD").peel(pygit2.Commit)
+
+    def once() -> Cost:
+        began, cpu = time.perf_counter(), time.process_time()
+        head.parents[0].tree.diff_to_tree(head.tree)
+        return Cost(cpu_s=time.process_time() - cpu, wall_s=time.perf_counter() - began)
+
+    return median(once() for _ in range(place.rounds))
+
+
+def _one_server(place: Place) -> Figure:
+    before = _files(place.instance.output)
+    cost = place.instance.commits(one_server, place.rounds)
+    return Figure(cost=cost, floor=_replacing(place, 11), note=_manifest(place, before))
+
+
+def _manifest(place: Place, before: dict[Path, float]) -> str:
+    """How many bytes of the manifest a commit has written, on average."""
+    after = _files(place.instance.output)
+    changed = [path for path, written in after.items() if before.get(path) != written]
+    return f"manifest: at most {sum(path.stat().st_size for path in changed) / 1024:.0f} KiB in all rounds"
+
+
+def _files(output: Path) -> dict[Path, float]:
+    """What of the manifest lies there, and when it was written."""
+    folder = output / "ops" / "manifest"
+    found = [*folder.rglob("*.json"), output / "ops" / "manifest.json"]
+    return {path: path.stat().st_mtime_ns for path in found if path.is_file()}
+
+
+def _pool(place: Place) -> Figure:
+    reached = place.servers // 40
+    cost = place.instance.commits(pool, place.rounds)
+    note = f"about {reached:,} servers, {cost.cpu_s / reached * 1e6:.0f} µs each"
+    return Figure(cost=cost, floor=_replacing(place, 6 * reached), note=note)
+
+
+def _replacing(place: Place, files: int) -> Cost:
+    folder = place.folder / "replaced"
+    folder.mkdir()
+    command = [str(floor("replace", place.tools)), str(folder), str(files), str(_FILE)]
+    found = of_command([*command, "20"], rounds=place.rounds) / 20
+    shutil.rmtree(folder)
+    return found
+
+
+def _restart(place: Place) -> Figure:
+    """Until it has looked at all and has nothing to do; the floor reads every object of the repository."""
+    instance = Instance(place.folder / "again", place.repository, place.fleet)
+    instance.output.parent.mkdir()
+    instance.begin()
+    of_command(instance.command("--once"), rounds=1)
+    costs = []
+    for _ in range(place.rounds):
+        with instance.running() as cost:
+            costs.append(cost)
+    shutil.rmtree(instance.output.parent)
+    everything = ["git", "-C", str(place.repository.path), "cat-file", "--batch", "--batch-all-objects", "--buffer"]
+    return Figure(cost=median(costs), floor=of_command(everything, rounds=place.rounds))
+
+
+# Commands
+
+
+def _validate(place: Place) -> Figure:
+    return _beside_events(place, "validate", ".")
+
+
+def _beside_events(place: Place, *arguments: str) -> Figure:
+    cost = of_command([*GITBOOT, *arguments], cwd=place.checkout, rounds=place.rounds)
+    return Figure(cost=cost, floor=of_command([floor("events", place.tools), place.documents], rounds=place.rounds))
+
+
+def _diff(place: Place) -> Figure:
+    """Of a commit that changes one server."""
+    checkout = place.checkout
+    path = checkout / place.fleet.path(0)
+    before = path.read_bytes()
+    path.write_bytes(before + b"  kernelArguments: [quiet]\n")
+    try:
+        return _beside_events(place, "diff", "HEAD..WORKTREE")
+    finally:
+        path.write_bytes(before)
+
+
+def _explain(place: Place) -> Figure:
+    return _beside_events(place, "explain", name_of(0))
+
+
+def _history(place: Place) -> Figure:
+    """What an earlier call found is kept, and used."""
+    return _beside_events(place, "history", name_of(0), "-n", "5")
+
+
+def _plan(place: Place) -> Figure:
+    return _beside_events(place, "plan", ".", "--server", name_of(0))
+
+
+def _help(place: Place) -> Figure:
+    """The floor is click, with nothing to do."""
+    return _beside_click(place, "--help")
+
+
+def _version(place: Place) -> Figure:
+    return _beside_click(place, "version")
+
+
+def _example(place: Place) -> Figure:
+    return _beside_click(place, "validate", str(_EXAMPLE))
+
+
+def _beside_click(place: Place, *arguments: str) -> Figure:
+    click = [sys.executable, "-c", "import click; click.command()(lambda: None)(['--help'])"]
+    return Figure(
+        cost=of_command([*GITBOOT, *arguments], rounds=place.rounds), floor=of_command(click, rounds=place.rounds)
+    )
+
+
+# What is measured elsewhere
+
+
+def _cobbler(_: Place) -> Figure:
+    raise CannotRun("cobbler 3.3.10 is not packaged for Debian 12; a container is to be measured by hand")
+
+
+def _bmcs(_: Place) -> Figure:
+    raise CannotRun("10,000 BMCs over TLS need a double of their own, which is not written yet")
+
+
+ROWS: Final = (
+    Row(
+        name="cold",
+        title="A first pass into an empty tree",
+        floor="C: libyaml's events of the same files, and as many files of those sizes",
+        goal="≤ 2.5 × (8 × with one worker); ≤ 6 files and 5 folders a server",
+        measure=_cold,
+        writes=True,
+    ),
+    Row(
+        name="readme",
+        title="A commit that changes no document",
+        floor="libgit2 compares the two trees",
+        goal="≤ 5 ms at 100,000",
+        measure=_readme,
+        writes=True,
+    ),
+    Row(
+        name="server",
+        title="One server's commit",
+        floor="C: 11 files replaced durably",
+        goal="≤ 20 ms of CPU in all processes at 100,000, and the same at 1,000; manifest ≤ 16 KiB",
+        measure=_one_server,
+        writes=True,
+    ),
+    Row(
+        name="pool",
+        title="A policy that selects one server in forty",
+        floor="C: six files for each replaced durably",
+        goal="≤ 150 µs a server, and writing",
+        measure=_pool,
+        smallest=1000,
+        writes=True,
+    ),
+    Row(
+        name="restart",
+        title="A restart with nothing changed",
+        floor="Git reads every object of the repository",
+        goal="≤ 3 s of CPU at 100,000",
+        measure=_restart,
+        writes=True,
+    ),
+    Row(
+        name="wire",
+        title="A decision, from evaluator to instance",
+        floor="",
+        goal="≤ 5 µs each",
+        measure=evaluation.heard,
+    ),
+    Row(
+        name="serving",
+        title="Requests while a commit changes every server",
+        floor="the same requests while nothing is done",
+        goal="p99 ≤ 2 × that",
+        measure=serving.while_working,
+        smallest=1000,
+        largest=100_000,
+    ),
+    Row(
+        name="entry",
+        title="An entry, 16 connections kept",
+        floor="nginx gives the same file",
+        goal="≥ 0.35 × nginx at 10,000 and more, ≥ 0.5 × at 10",
+        measure=endpoint.entry,
+    ),
+    Row(
+        name="start",
+        title="An endpoint's start, to its first answer",
+        floor="what it imports",
+        goal="≤ 0.3 s at any size, ≤ 60 MiB",
+        measure=endpoint.start,
+    ),
+    Row(
+        name="once",
+        title="A boot that is recorded before it is answered, 64 machines at once",
+        floor="one fdatasync",
+        goal="p99 ≤ 2 syncs and 5 ms",
+        measure=endpoint.once,
+        only=1000,
+        writes=True,
+    ),
+    Row(
+        name="validate",
+        title="`gitboot validate`",
+        floor="C: libyaml's events",
+        goal="≤ 0.4 s at 1,000",
+        measure=_validate,
+    ),
+    Row(
+        name="diff",
+        title="`gitboot diff` of one server's change",
+        floor="C: libyaml's events",
+        goal="≤ 1 s at 100,000",
+        measure=_diff,
+    ),
+    Row(
+        name="plan",
+        title="`gitboot plan --server`",
+        floor="C: libyaml's events",
+        goal="≤ 1 s at 100,000",
+        measure=_plan,
+    ),
+    Row(
+        name="explain",
+        title="`gitboot explain SERVER`",
+        floor="C: libyaml's events",
+        goal="≤ 0.5 s at 100,000",
+        measure=_explain,
+    ),
+    Row(
+        name="history",
+        title="`gitboot history SERVER -n 5`",
+        floor="C: libyaml's events",
+        goal="≤ 2 s at 100,000",
+        measure=_history,
+    ),
+    Row(name="help", title="`gitboot --help`", floor="click alone", goal="≤ 1.5 ×", measure=_help, only=1),
+    Row(name="version", title="`gitboot version`", floor="click alone", goal="≤ 0.1 s", measure=_version, only=1),
+    Row(
+        name="example",
+        title="`gitboot validate example-repo`",
+        floor="click alone",
+        goal="≤ 0.4 s",
+        measure=_example,
+        only=1,
+    ),
+    Row(name="cobbler", title="`cobbler sync`", floor="", goal="≥ 5 × faster at 1,000", measure=_cobbler, only=1),
+    Row(name="bmcs", title="10,000 BMCs", floor="", goal="≤ 3 ms to read, ≤ 5 ms to set", measure=_bmcs, only=1),
+)

@@ -1,0 +1,119 @@
+"""An instance that runs over a fleet, and what each commit costs it: of all its processes, until it is published."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from benchmarks.cost import ROUNDS, Cost, between, median, of_command, so_far
+from benchmarks.fleet import Fleet
+from benchmarks.repository import Repository
+
+GITBOOT: Final = (sys.executable, "-m", "gitboot")
+ANYTHING: Final = ("--max-update-percent", "100", "--max-reinstalls", "1000000000", "--accept-filesystem", "tmpfs")
+
+_PATIENCE_S: Final = 3600
+_QUIET_S: Final = 0.2  # after which whatever else a commit has set off has ended
+
+Edit = Callable[[Fleet, int], list[tuple[str, bytes | None]]]  # the files of a commit that is the nth of its kind
+
+
+class Instance:
+    """An instance at ``folder``; what it costs at its first pass, and then with each commit."""
+
+    def __init__(self, folder: Path, repository: Repository, fleet: Fleet) -> None:
+        self.output, self._state = folder / "output", folder / "state"
+        self._repository, self._fleet = repository, fleet
+        self._commits = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self, *how: str) -> tuple[str, ...]:
+        where = ("--output", str(self.output), "--state", str(self._state), "--poll", "3600")
+        return (*GITBOOT, "run", str(self._repository.path), *where, *ANYTHING, *how)
+
+    def begin(self) -> None:
+        """Publish all, and tell it that all servers are installed: the ledger is in no doubt from then on."""
+        of_command(self.command("--once"), rounds=1)
+        begin = ("records", "begin", "adopt", "--yes", "--state", str(self._state))
+        subprocess.run([*GITBOOT, *begin], check=True, capture_output=True)
+
+    @contextmanager
+    def running(self, *how: str) -> Iterator[Cost]:
+        """From its start on; what that cost, until it had published what there was to publish."""
+        (self._state / "status.json").unlink(missing_ok=True)
+        began = time.perf_counter()
+        with subprocess.Popen(self.command(*how), stderr=subprocess.DEVNULL) as self._process:
+            try:
+                self._until_applied(None)
+                found = so_far(self._process.pid)
+                yield Cost(cpu_s=found.cpu_s, wall_s=found.wall_s - began, peak_mib=found.peak_mib)
+            finally:
+                self._process.terminate()
+
+    def commits(self, edit: Edit, rounds: int = ROUNDS) -> Cost:
+        """The median of commits of one kind; wall is from the commit in the repository to its last file."""
+        assert self._process is not None
+        costs = []
+        for _ in range(rounds + 1):  # the first makes what the others find made
+            self._commits += 1
+            before = so_far(self._process.pid)
+            revision = self._repository.commit(edit(self._fleet, self._commits))
+            began = time.perf_counter()
+            self._until_applied(revision)
+            took = time.perf_counter() - began
+            time.sleep(_QUIET_S)
+            cost = between(before, so_far(self._process.pid))
+            costs.append(Cost(cpu_s=cost.cpu_s, wall_s=took, peak_mib=cost.peak_mib))
+        return median(costs[1:])
+
+    def _applied(self) -> str | None:
+        try:
+            status = json.loads((self._state / "status.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        if problems := status["attempted"]["problems"]:
+            raise AssertionError(problems)
+        if held := status["attempted"]["held"]:
+            raise AssertionError(held)
+        commit: str | None = status["applied"]["commit"] if status["plannedAt"] is not None else None
+        return commit
+
+    def _until_applied(self, revision: str | None) -> None:
+        """Wait until it says that it has published that commit; None: any."""
+        assert self._process is not None
+        end = time.monotonic() + _PATIENCE_S
+        while (applied := self._applied()) is None or revision not in (None, applied):
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"the instance ended, or did nothing: {self.command()}")
+            time.sleep(0.002)
+
+
+# Commits
+
+
+def readme(_: Fleet, number: int) -> list[tuple[str, bytes | None]]:
+    return [("README.md", f"# The fleet, {number}\n".encode())]
+
+
+def one_server(fleet: Fleet, number: int) -> list[tuple[str, bytes | None]]:
+    """A server gets an argument of its own."""
+    which = (number * 7919) % fleet.servers
+    return [(fleet.path(which), fleet.server(which) + b"  kernelArguments: [note=%d]\n" % number)]
+
+
+def pool(fleet: Fleet, number: int) -> list[tuple[str, bytes | None]]:
+    """The servers of a pool, one in forty, get another argument."""
+    text = fleet.shared()["policies/pool-05.yaml"]
+    return [("policies/pool-05.yaml", text.replace(b"hugepages=", b"note=%d, hugepages=" % number))]
+
+
+def every_server(fleet: Fleet, number: int) -> list[tuple[str, bytes | None]]:
+    """Each server gets arguments of its own."""
+    argument = b"  kernelArguments: [note=%d]\n" % number
+    return [(fleet.path(each), fleet.server(each) + argument) for each in range(fleet.servers)]

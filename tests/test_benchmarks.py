@@ -1,0 +1,89 @@
+"""What benchmarks measure is what they say: fleets, their repositories, and the page."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cost import Cost, median
+from benchmarks.fleet import RACK, Fleet
+from benchmarks.page import sections
+from benchmarks.repository import Repository
+from benchmarks.rows import ROWS
+from benchmarks.running import Edit, every_server, one_server, pool
+from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
+from gitboot.resolve import decide
+
+FLEET = Fleet(servers=3 * RACK)
+
+
+def loaded(fleet: Fleet, *edits: tuple[str, bytes | None]) -> FleetRepository:
+    files = {path: data for path, data in (dict(fleet.files()) | dict(edits)).items() if data is not None}
+    blobs = {path: BlobId(sha256(data).hexdigest()) for path, data in files.items()}
+    contents = {blobs[path]: data for path, data in files.items()}
+    return load(Snapshot(revision=Revision("fleet"), blobs=blobs, read=contents.__getitem__))
+
+
+def test_a_fleet_is_the_same_for_a_seed_and_another_for_another() -> None:
+    assert dict(FLEET.files()) == dict(FLEET.files())
+    assert FLEET.server(7) == replace(FLEET, servers=10_000).server(7)
+    assert any(FLEET.server(number) != replace(FLEET, seed=2).server(number) for number in range(RACK))
+
+
+def test_a_fleet_says_the_same_in_a_file_a_server_and_a_file_a_rack() -> None:
+    by_rack = replace(FLEET, rack_files=True)
+    assert len(dict(by_rack.files())) == len(FLEET.shared()) + 3
+    assert loaded(by_rack).servers == loaded(FLEET).servers
+
+
+def test_every_server_of_a_fleet_is_decided_and_half_of_them_have_ignition() -> None:
+    decisions = decide(loaded(Fleet(servers=600)))
+    assert len(decisions.servers) == 600
+    assert not decisions.warnings
+    with_ignition = [
+        each
+        for each in decisions.servers.values()
+        if each.policy is not None and each.policy.boot is not None and "ignition" in str(each.policy.boot).lower()
+    ]
+    assert 240 < len(with_ignition) < 360
+
+
+@pytest.mark.parametrize(("edit", "least", "most"), [(one_server, 1, 1), (pool, 1, 12), (every_server, 80, 100)])
+def test_an_edit_changes_as_many_decisions_as_it_says(edit: Edit, least: int, most: int) -> None:
+    """What boots from its disk has no arguments."""
+    before, after = decide(loaded(FLEET)).servers, decide(loaded(FLEET, *edit(FLEET, 1))).servers
+    assert least <= sum(after[name].digest != each.digest for name, each in before.items()) <= most
+
+
+def test_a_repository_holds_what_was_committed(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "fleet.git")
+    repository.commit([("a/b.yaml", b"one\n"), ("c.yaml", b"two\n")])
+    revision = repository.commit([("a/b.yaml", None), ("c.yaml", b"three")])
+    git = ("git", "-C", str(repository.path))
+    assert subprocess.check_output([*git, "ls-tree", "-r", "--name-only", revision]) == b"c.yaml\n"
+    assert subprocess.check_output([*git, "show", f"{revision}:c.yaml"]) == b"three"
+    assert subprocess.check_output([*git, "rev-list", "--count", revision]) == b"2\n"
+
+
+def test_a_median_is_of_each_by_itself() -> None:
+    costs = [Cost(cpu_s=cpu, wall_s=wall, peak_mib=None) for cpu, wall in ((1, 9), (2, 7), (9, 8))]
+    assert median(costs) == Cost(cpu_s=2, wall_s=8, peak_mib=None)
+
+
+def test_the_page_shows_ratios_and_says_what_could_not_be_measured() -> None:
+    cold = {"row": "cold", "where": "memory", "servers": 1000, "cpu": 3.0, "wall": 4.0, "peak": 100.0, "note": "n"}
+    facts = [
+        {**cold, "floorCpu": 0.5, "floorWall": 0.6},
+        {"row": "entry", "where": "memory", "servers": 1, "cannot": "no nginx"},
+    ]
+    text = "\n".join(sections(facts))
+    assert "| 1,000 | memory | 3 s | 4 s | 100 MiB | 500 ms | 600 ms | 6 | n |" in text
+    assert "Not measured: no nginx." in text
+
+
+def test_rows_have_names_of_their_own() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
