@@ -11,6 +11,7 @@ from benchmarks.row import Figure
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
+from gitboot.frames import encode
 from gitboot.instance.evaluation import assembled
 from gitboot.source import Reader, Remote, Source
 
@@ -21,7 +22,7 @@ def heard(place: Place) -> Figure:
     folder.mkdir()
     revision = Source(Remote(url=str(place.repository.path)), folder).fetch()
     reader = Reader(folder)
-    frames = [wire.encode(answer) for answer in told(Evaluator(reader.snapshot).evaluate(revision, None))]
+    frames = [encode(answer) for answer in told(Evaluator(reader.snapshot).evaluate(revision, None))]
     reader.close()
     costs = []
     for _ in range(place.rounds):
