@@ -16,7 +16,7 @@ from gitboot.cli import cli
 from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.fleets import SEED, document, fleet, image
+from tests.fleets import SEED, document, fleet, image, server
 from tests.registries import Registry, registry
 
 KERNEL, INITRD = b"kernel" * 1_000_000, b"initrd" * 1000
@@ -38,13 +38,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield found
 
 
-def fleet_of(folder: Path, kernel: str, initrd: str, outputs: str = "ipxe, mirror") -> Path:
+def fleet_of(folder: Path, kernel: str, initrd: str, outputs: str = "ipxe, mirror", more: str = "") -> Path:
     artifacts = (
         f"kernel: {{url: '{kernel}', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}}}, "
         f"initrds: [{{url: '{initrd}', sha256: {digest_of(INITRD)}}}]"
     )
     text = document("BootImage", "flatcar-1", f"version: '1', architectures: {{x86_64: {{{artifacts}}}}}")
-    first = fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]")
+    first = fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]{more}")
     path = folder / "fleet"
     path.mkdir(exist_ok=True)
     documents = (first, *(text if each == image("flatcar-1") else each for each in SEED[1:]))
@@ -156,3 +156,21 @@ def test_a_fleet_that_mirrors_nothing_is_told_so(web: ArtifactServer, tmp_path: 
     with pytest.raises(UsageError, match="outputs do not have mirror"):
         mirror(path, tmp_path / "boot")
     assert mirror(fleet_of(tmp_path, "assets:kernel", "assets:initrd"), tmp_path / "boot") == (0, {}, [])
+
+
+def test_before_a_merge_sources_are_looked_at(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
+    sites = ", sites: [{name: fra, select: {matchLabels: {site: fra}}, baseURL: 'http://fra.test'}]"
+    kernel = f"oci://{found.host}/os/linux@sha256:{digest_of(KERNEL)}"
+    path = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img", more=sites)
+    (path / "web02.yaml").write_text(server("web02", "role: web, site: fra"))
+    command = ["assets", "verify", str(path), "--sources", "--cache", str(tmp_path / "seen.json"), "-o", "json"]
+    result = CliRunner().invoke(cli, [*command, "--registries", found.allowed])
+    items = {each["url"]: each for each in json.loads(result.stdout)["items"]}
+    assert result.exit_code == 0
+    assert {url: (each["presence"], each["sites"], each["servers"]) for url, each in items.items()} == {
+        kernel: ("Verified", ["", "fra"], 2),
+        f"{web.url}/initrd.img": ("Verified", ["", "fra"], 2),
+    }
+    assert CliRunner().invoke(cli, command).exit_code == Exit.SOURCE  # nobody says that the registry may be asked
+    web.statuses["/initrd.img"] = 404
+    assert CliRunner().invoke(cli, command).exit_code == Exit.PARTIAL

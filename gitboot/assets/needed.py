@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from gitboot.plan import Boot, BootFile
 from gitboot.resolve import Decisions
@@ -54,4 +54,25 @@ def named_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Nam
             by_firmware=needs.by_firmware,
         )
         for file, needs in sorted(found.items(), key=lambda each: (each[0].url, each[0].sha256, each[0].size or 0))
+    )
+
+
+def at_sources(artifacts: Iterable[NamedArtifact]) -> tuple[NamedArtifact, ...]:
+    """The same, each where a mirror takes it from; what several sites fetch from their own mirrors is one there."""
+    found: dict[BootFile, NamedArtifact] = {}
+    for each in artifacts:
+        if each.file.source is not None:
+            file = replace(each.file, url=each.file.source, source=None)
+            each = replace(each, file=file, by_firmware=False)  # it is served under another name
+        other = found.get(each.file)
+        found[each.file] = _together(each, other) if other is not None else each
+    return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256, each.file.size or 0)))
+
+
+def _together(one: NamedArtifact, other: NamedArtifact) -> NamedArtifact:
+    return replace(
+        one,
+        images=tuple(sorted({*one.images, *other.images})),
+        sites=tuple(sorted({*one.sites, *other.sites})),
+        servers=one.servers + other.servers,
     )

@@ -172,6 +172,12 @@ def _parsed(url: str) -> str:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where it is remembered what was read. It can be deleted. Default: $XDG_CACHE_HOME/gitboot/artifacts.json.",
 )
+@click.option(
+    "--sources",
+    is_flag=True,
+    help="Look where `mirror` takes artifacts from, and not where machines fetch them: before a merge.",
+)
+@registry_options
 @output_option("table", "json")
 @click.pass_context
 @bounded
@@ -184,6 +190,10 @@ def verify(
     assets: Path | None,
     parallel: int,
     cache: Path | None,
+    sources: bool,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Look at every artifact that the fleet at PATH names: it is there, and has its size and sha256.
@@ -192,13 +202,18 @@ def verify(
     content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
     is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
     """
+    from gitboot.assets.needed import at_sources
     from gitboot.assets.remembered import read_sightings
     from gitboot.cli.looking import as_json, as_text, exit_of_look, fetchers_of, looked_at, named_in
 
     decisions, found = named_in(path, rev, sites)
+    found = at_sources(found) if sources else found
+    asked = opened_registries(registries, registry_credentials, ca_bundle)
     place = cache or kept("artifacts.json")
     known = read_sightings(place) if place is not None else {}
-    seen = looked_at(fetchers_of(decisions.base_url, assets), found, known, place, read=not head, parallel=parallel)
+    seen = looked_at(
+        fetchers_of(decisions.base_url, assets, asked), found, known, place, read=not head, parallel=parallel
+    )
     for output in outputs:
         output.write(as_json(found, seen) if output.format == "json" else as_text(found, seen))
     context.exit(exit_of_look(found, seen))
