@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.buckets import KEY, Store, s3_server
 from tests.credentials import give_credentials
 from tests.fleets import SEED, image, mac_of, policy, profile, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
-from tests.rack import Rack, until_condition
+from tests.rack import Rack, typed, until_condition
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 BY_UUID = f"ipxe/{uuid_of('web01')}"
@@ -166,6 +167,24 @@ def test_a_boot_that_is_made_once_is_not_in_a_bucket_unless_an_endpoint_records_
             there = store.get("waits", f"alone/boot{blade.entry}").content.decode()
             assert "kernel " in lies
             assert "kernel " not in there
+
+
+def test_what_a_stores_log_says_of_an_installer_counts(tmp_path: Path) -> None:
+    """Hours late, and twice."""
+    settings = "baseURL: 'http://cdn.test', endpoint: 'http://boot.test', provisioning: {evidence: Reported}"
+    with Rack(tmp_path, settings=settings) as rack:
+        blade = rack.add("web01", provision=1)
+        rack.push()
+        with rack.running(records="fresh"):
+            (report,) = eventually(lambda: list((rack.output / "boot").glob("v1/boot/*/provisioned/*")))
+            key = report.relative_to(rack.output)
+            line = (
+                f"0a boots [{datetime.now(UTC):%d/%b/%Y:%H:%M:%S} +0000] 10.12.0.13 - 3E57 REST.GET.OBJECT {key} "
+                f'"GET /{key} HTTP/1.1" 200 - - - 7 6 "-" "curl/8" - h= - - - boots.test TLSv1.3 - -\n'
+            )
+            (tmp_path / "s3.log").write_text(line * 2)
+            assert typed("observe", tmp_path / "s3.log", "--spool", rack.state / "spool").code == 0
+            eventually(lambda: "Reported" in rack.said("records", "show", blade.name))
 
 
 def test_reconciling_once_ends_when_the_targets_hold_it(tmp_path: Path) -> None:

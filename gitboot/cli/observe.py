@@ -38,9 +38,10 @@ _STDIN: Final = Path("-")
 def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) -> None:
     """Read what machines fetched from a mirror in ACCESSLOG..., its access logs; - is standard input.
 
-    They are of nginx or Caddy, in the format of the published ops/serve/. Whole answers to GETs of boot entries and
-    of installers' reports become observations; all other lines are counted and ignored. Each line is read once,
-    however often this is called, and through rotations.
+    They are of nginx or Caddy, in the format of the published ops/serve/, or server access logs of S3, or standard
+    logs of CloudFront, which say nothing of entries. Whole answers to GETs of boot entries and of installers' reports
+    become observations; all other lines are counted and ignored. Each line is read once, however often this is called,
+    and through rotations.
     """
     from gitboot.observe.logfile import LogFile
     from gitboot.observe.spool import SpoolFile

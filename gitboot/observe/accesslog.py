@@ -1,17 +1,20 @@
-"""A line of a mirror's access log, as `gitboot.render.mirrors` has nginx and Caddy write it -> an observation."""
+"""A line of an access log, of a mirror as `gitboot.render.mirrors` configures it or of a CDN -> an observation."""
 
 from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from ipaddress import ip_address
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import unquote
 
+from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation, instant_of
-from gitboot.render.paths import evidence_expression
+from gitboot.observe.storelog import LoggedRequest, of_cloudfront, of_cloudfront_json, of_s3
+from gitboot.render.paths import evidence_expression, token_in
 
 
 class Ignored(StrEnum):
@@ -26,21 +29,14 @@ class Ignored(StrEnum):
     CLIENT = "without the address of a client"
 
 
-class _Request(NamedTuple):
-    at: str
-    client: str
-    method: str
-    path: str
-    status: int
-    modified: str  # the Last-Modified that was sent, "" if none was
-    whole: bool
-
-
 _EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may lie below a path of its own
 
 
 def read(line: bytes) -> Observation | Ignored:
-    """The observation that a line is, or why it is none."""
+    """The observation that a line is, or why it is none.
+
+    Which version of a path was sent is told by its date; of a log without dates, by the token in a path that has one.
+    """
     request = _parse(line)
     if request is None:
         return Ignored.FORMAT
@@ -53,9 +49,13 @@ def read(line: bytes) -> Observation | Ignored:
         return Ignored.STATUS
     if not request.whole:
         return Ignored.PART
-    try:
-        modified = int(parsedate_to_datetime(request.modified).timestamp())
-    except (ValueError, OverflowError, IndexError, TypeError):  # in as many ways as Python's parser can fail
+    token, modified = None, None
+    if request.modified is None:
+        token = token_in(f"boot/{path[1]}")
+    else:
+        with suppress(ValueError, OverflowError, IndexError, TypeError):  # in as many ways as Python's parser can fail
+            modified = int(parsedate_to_datetime(request.modified).timestamp())
+    if token is None and modified is None:
         return Ignored.VERSION
     try:
         client = str(ip_address(request.client.partition("%")[0]))
@@ -66,20 +66,24 @@ def read(line: bytes) -> Observation | Ignored:
     except ValueError:
         return Ignored.FORMAT
     try:
-        return Observation(server="", path=f"boot/{path[1]}", client=client, at=at, modified=modified)
+        digest = Digest(token) if token is not None else None
+        return Observation(server="", path=f"boot/{path[1]}", client=client, at=at, digest=digest, modified=modified)
     except ValueError:
         return Ignored.VERSION
 
 
-def _parse(line: bytes) -> _Request | None:
+def _parse(line: bytes) -> LoggedRequest | None:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    return _of_nginx(document) or _of_caddy(document)
+        text = line.decode(errors="replace").rstrip("\r\n")
+        return of_s3(text) or of_cloudfront(text)
+    if isinstance(document, dict):
+        return _of_nginx(document) or _of_caddy(document) or of_cloudfront_json(document)
+    return None
 
 
-def _of_nginx(document: Any) -> _Request | None:
+def _of_nginx(document: Any) -> LoggedRequest | None:
     match document:
         case {
             "at": str(at),
@@ -92,11 +96,11 @@ def _of_nginx(document: Any) -> _Request | None:
             "bytes": int(sent),
             "complete": str(complete),
         }:
-            return _Request(at, client, method, path, status, modified, complete == "OK" and length == str(sent))
+            return LoggedRequest(at, client, method, path, status, modified, complete == "OK" and length == str(sent))
     return None
 
 
-def _of_caddy(document: Any) -> _Request | None:
+def _of_caddy(document: Any) -> LoggedRequest | None:
     match document:
         case {
             "ts": str(at),
@@ -108,7 +112,7 @@ def _of_caddy(document: Any) -> _Request | None:
             client = str(more.get("client_ip", peer))  # since Caddy 2.7: behind proxies that it is told to trust
             path = unquote(uri.partition("?")[0])
             modified, length = _only(headers, "Last-Modified"), _only(headers, "Content-Length")
-            return _Request(at, client, method, path, status, modified, length == str(sent))
+            return LoggedRequest(at, client, method, path, status, modified, length == str(sent))
     return None
 
 
