@@ -104,6 +104,8 @@ class Status:
     runs: Mapping[str, int] = field(default_factory=dict)  # Attempted, Started, Made -> servers in an open window
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
+    below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> servers
+    stages: Mapping[str, Any] = field(default_factory=dict)  # how long what takes, as histograms
     conditions: tuple[Condition, ...] = ()
 
     def condition(self, type: str) -> bool:
@@ -132,6 +134,8 @@ class Status:
             "runs": dict(sorted(self.runs.items())),
             "drift": dict(sorted(self.drift.items())),
             "bmcs": dict(sorted(self.bmcs.items())),
+            "belowMinimumVersion": dict(sorted(self.below_minimum_version.items())),
+            "stages": dict(sorted(self.stages.items())),
             "conditions": facts(self.conditions),
         }
 

@@ -1,4 +1,4 @@
-"""Write docs/reference/ (every field, every problem code, every command) and the example's CI, from the code itself.
+"""Write docs/reference/ (every field, problem code, command and metric) and the example's CI, from the code itself.
 
 `scripts/reference.py --check` says which file differs from what the code says.
 """
@@ -16,6 +16,7 @@ from gitboot.cli import cli
 from gitboot.cli.init import CI, seed
 from gitboot.model.schema import KINDS, schema
 from gitboot.problems.codes import Code
+from gitboot.serve.catalogue import families
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -106,9 +107,31 @@ def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
             yield from _commands(command, shown)
 
 
+def metrics_page() -> str:
+    lines = [
+        "# Every metric",
+        "",
+        "What `/metrics` shows, made from the code by `scripts/reference.py`. What to do with it:",
+        "[Monitoring](../monitoring.md).",
+        "",
+        "| metric | type | labels | |",
+        "|---|---|---|---|",
+    ]
+    for each in families():
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        says = f"{each.says} ({each.values})" if each.values else each.says
+        lines.append(f"| `{each.sample.removesuffix('_bucket')}` | {each.kind} | {labels} | {says} |")
+    return "\n".join([*lines, ""])
+
+
 def files() -> Iterator[tuple[Path, str]]:
     """Every file that is made from the code, and its text."""
-    for name, page in (("fields", fields_page), ("problems", codes_page), ("commands", commands_page)):
+    for name, page in (
+        ("fields", fields_page),
+        ("problems", codes_page),
+        ("commands", commands_page),
+        ("metrics", metrics_page),
+    ):
         yield ROOT / "docs" / "reference" / f"{name}.md", page()
     for name in CI:
         yield ROOT / "example-repo" / name, seed(name)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gitboot.instance.laps import Stage
 from gitboot.instance.loop import Loop
+from gitboot.publish.manifest import STATUS
 from gitboot.status import Event
 from tests.fleets import SEED, maintenance
 from tests.inprocess import Parts, in_process
@@ -40,6 +43,25 @@ def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path) -> Non
         loop(parts, events).once()
         assert conditions(parts)["LedgerWritable"] is True
         assert parts.reconciler.status.applied == next_commit
+
+
+def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    with in_process(tmp_path, repository.bare) as parts:
+        running = loop(parts, [])
+        running.once()
+        running.once()
+    said = json.loads((tmp_path / "output" / STATUS).read_bytes())["stages"]
+    stages = {str(each) for each in Stage} - {"bmc", "evaluate"}  # no server has a BMC; commits are evaluated here
+    assert said.keys() == stages
+    # What is said is what was measured before it was said.
+    assert {name: sum(each["counts"]) for name, each in said.items()} == {
+        **dict.fromkeys(stages, 2),
+        "report": 1,
+        "reconcile": 1,
+    }
+    assert said["reconcile"]["seconds"] >= said["publish"]["seconds"] > 0
 
 
 def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> None:

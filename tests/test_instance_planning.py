@@ -13,7 +13,7 @@ from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger.entries import Facts, Request
 from tests.doubles import Commits
-from tests.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 
 NOON = at("20T12:00")
 NAMES = ("web01", "web02", "web03")
@@ -72,6 +72,35 @@ def test_who_is_not_touched_keeps_its_plan() -> None:
     assert again.servers.keys() == {"web01", "web02"}
     assert again.servers["web01"] == plans.servers["web01"]
     assert (plans.counted("phases"), again.counted("phases")) == ({"Network": 3}, {"Network": 2})
+
+
+def test_servers_below_their_streams_minimum_are_counted_until_they_or_it_change() -> None:
+    pinned = "pin: {image: flatcar-1, reason: GPU}"
+
+    def said(minimum: str, mode: str = "Warn", **pins: str) -> list[str]:
+        skew = f"current: flatcar-2, skew: {{mode: '{mode}', minimumVersion: '{minimum}'}}"
+        return [
+            *documents(**pins)[:-2],
+            image("flatcar-2"),
+            document("ImageStream", "flatcar", skew),
+            profile("web", "stream: flatcar"),
+            policy("web"),
+        ]
+
+    commits, plans = Commits(), Plans()
+    for documents_of, expected in (
+        (said("2"), {"flatcar": 0}),
+        (said("2", web01=pinned, web03=pinned), {"flatcar": 2}),
+        (said("1", web01=pinned, web03=pinned), {"flatcar": 0}),
+        (said("2", web01=pinned, web03=pinned), {"flatcar": 2}),
+        (said("2", web01=pinned, web03="gone"), {"flatcar": 1}),
+        (said("2", "None", web01=pinned, web03="gone"), {}),
+    ):
+        commits.push(snapshot(*documents_of))
+        assert commits.newest is not None
+        now = commits.evaluate(commits.newest.revision, plans.commit).commit
+        plans, _ = replanned(plans, now, known(now), changed_by(plans.commit, now), NOON)
+        assert plans.below_minimum() == expected
 
 
 def test_an_output_more_is_for_all() -> None:

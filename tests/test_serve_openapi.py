@@ -13,16 +13,18 @@ from schemathesis.core.result import Ok
 from schemathesis.core.transport import Response
 from schemathesis.schemas import BaseSchema
 
+from tests.monitored import FULL
 from tests.serving import ALWAYS, REPAIR, planned, site
 from tests.test_serve_api import STATUS
 
+AT = "2026-11-20T23:00:00Z"
 PATHS = ("/api/v1/servers", "/api/v1/servers/{name}", "/api/v1/servers/{name}/plan", "/api/v1/status")
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with site(planned(*ALWAYS, REPAIR)) as made:
-        made.say({**STATUS.facts(), "at": "2026-11-20T23:00:00Z"})
+        made.say({**STATUS.facts(), "at": AT, "clock": AT, "changes": 7, "stages": FULL.facts()["stages"]})
         with made.serve() as url:
             yield url
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gitboot.bmc.identity import Described, Identified, Pinned
@@ -59,3 +59,4 @@ class Result:
     credentials: str | None = None  # tells whether its credentials have changed since; None: it had none
     asks: OperatorCondition | None = None  # what a person has to decide
     retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
+    took_s: float | None = field(default=None, compare=False)  # None: nobody has measured it

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -200,6 +201,11 @@ class BmcPool:
         return fingerprint(self.credentials, bmc.credentials)
 
     def _run(self, job: Job) -> Result:
+        began_s = time.monotonic()
+        result = self._result(job)
+        return replace(result, took_s=time.monotonic() - began_s)
+
+    def _result(self, job: Job) -> Result:
         used = self.fingerprint(job.bmc)  # before they are used: what changes meanwhile is a change
         try:
             pinned = known_at(job.pinned, job.bmc.place)

@@ -11,6 +11,7 @@ from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, Serv
 from gitboot.frames import encode
 from gitboot.load.machines import machine
 from gitboot.plan import Decision
+from gitboot.resolve.checked import minimum_versions
 from gitboot.resolve.decide import site_of
 from gitboot.resolve.optouts import OptOut, holds, pin_of
 
@@ -112,6 +113,7 @@ def _fleetwide_of(commit: Foundation) -> FleetPart:
         unknown_not_found=decisions.unknown_not_found,
         warnings=decisions.warnings,
         opt_outs=_opt_outs(commit),
+        minimum_versions=minimum_versions(repository),
     )
 
 

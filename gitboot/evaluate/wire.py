@@ -21,6 +21,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
 from gitboot.problems.problem import Problem
+from gitboot.resolve.checked import MinimumVersion
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
 
@@ -67,6 +68,7 @@ class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
     unknown_not_found: bool
     warnings: tuple[Problem, ...]
     opt_outs: tuple[OptOut, ...]
+    minimum_versions: dict[str, MinimumVersion]
 
 
 class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -25,10 +25,11 @@ from gitboot.instance.following import Followed, followers_of
 from gitboot.instance.inbox import Bmcs, Inbox
 from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.laps import Laps
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.publishing import Target
-from gitboot.instance.reconcile import Reconciler
+from gitboot.instance.reconcile import Outlet, Reconciler
 from gitboot.instance.requests import BEGIN, REFUSED
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings, TrustSettings
@@ -126,6 +127,7 @@ def assembled(
     bmcs_of: MakeBmcs | None = None,
     report: Callable[[Status, datetime], None] = lambda _, __: None,
     uptime: Callable[[], Uptime] = uptime,
+    laps: Laps | None = None,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
@@ -162,8 +164,7 @@ def assembled(
         store=store,
         target=Followed(outside.target, outside.followers),
         bmcs=bmcs,
-        tell=tell,
-        report=report,
+        outlet=Outlet(tell=tell, report=report, laps=laps or Laps()),
     )
     try:
         yield Instance(reconciler=reconciler, inbox=inbox, store=store)
@@ -208,8 +209,9 @@ def running(
         if owner == ledger:
             doubt_if_behind(store, records)
         _doubt_without_marks(store, settings, owner)
+        laps = Laps()
         if evaluation_of is None:
-            evaluation = Evaluation(settings.state, allowance=settings.allowance, waits=wait)
+            evaluation = Evaluation(settings.state, allowance=settings.allowance, waits=wait, laps=laps)
             source = stack.enter_context(_fetched_apart(settings, settings.state))
         else:
             evaluation = evaluation_of(settings.state)
@@ -238,6 +240,7 @@ def running(
                 wake=wake,
                 report=partial(_reported, settings, tree, store, clock, judged),
                 uptime=uptime,
+                laps=laps,
             )
         )
         yield instance, source

@@ -13,6 +13,7 @@ from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions
+from gitboot.resolve.checked import MinimumVersion, minimum_versions
 from gitboot.resolve.decide import site_of
 from gitboot.resolve.optouts import OptOut, opt_outs
 
@@ -28,6 +29,7 @@ class Commit:
     sites: Mapping[str, str]  # by server, where a site selects it
     labels: Mapping[str, Mapping[str, str]]  # by server
     opt_outs: tuple[OptOut, ...]
+    minimum_versions: Mapping[str, MinimumVersion]  # by profile
     base: Revision | None = field(default=None, compare=False)  # what it was evaluated against
     # Servers of which it says anything else than its base, gone ones too.
     touched: frozenset[str] = field(default=frozenset(), compare=False)
@@ -62,4 +64,5 @@ def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:
         sites={name: site.name for name, site in sites.items() if site is not None},
         labels={name: server.metadata.labels for name, server in repository.servers.items()},
         opt_outs=tuple(opt_outs(repository)),
+        minimum_versions=minimum_versions(repository),
     )

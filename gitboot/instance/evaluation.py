@@ -16,6 +16,7 @@ from gitboot.evaluate.encoded import Encoded
 from gitboot.evaluate.limits import Allowance, exceeded
 from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.instance.commit import Commit, Evaluated
+from gitboot.instance.laps import Laps, Stage
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
@@ -32,10 +33,13 @@ class Evaluation:
     that ends.
     """
 
-    def __init__(self, state: Path, *, allowance: Allowance | None = None, waits: bool = False) -> None:
+    def __init__(
+        self, state: Path, *, allowance: Allowance | None = None, waits: bool = False, laps: Laps | None = None
+    ) -> None:
         self._state = state
         self._allowance = allowance or Allowance()
         self._waits = waits  # until the answer has come, instead of giving None
+        self._laps = laps or Laps()
         self.on_answer: Callable[[], None] = lambda: None
         self._process: Child | None = None
         self._asked: _Asked | None = None
@@ -81,8 +85,10 @@ class Evaluation:
             self._put_away()
         if self._process is None:
             self._process = Child("gitboot.evaluate", str(self._state))
+        lap = self._laps.start()
         answer = self._conversations.submit(_converse, self._process, revision, base, self._allowance)
         self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
+        answer.add_done_callback(lambda _: lap(Stage.EVALUATE))
         answer.add_done_callback(lambda _: self.on_answer())
         return self._asked
 
@@ -237,6 +243,7 @@ def _nothing(result: wire.CommitEnd) -> Commit:
         sites={},
         labels={},
         opt_outs=(),
+        minimum_versions={},
     )
 
 
@@ -251,7 +258,13 @@ def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
         unknown_not_found=said.unknown_not_found,
         warnings=said.warnings,
     )
-    return replace(commit, fleet=said.fleet, decisions=decisions, opt_outs=said.opt_outs)
+    return replace(
+        commit,
+        fleet=said.fleet,
+        decisions=decisions,
+        opt_outs=said.opt_outs,
+        minimum_versions=said.minimum_versions,
+    )
 
 
 def _machines(

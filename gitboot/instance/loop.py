@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import watchfiles
 
 from gitboot.errors import OperatorError, TryAgain
+from gitboot.instance.laps import Stage
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
@@ -136,13 +137,14 @@ class Loop:
         return Fetched() if error is None else Fetched(reason=type(error).__name__, message=str(error), failed=True)
 
     def _fetch_once(self) -> None:
-        before = self._fetched
+        before, lap = self._fetched, self._reconciler.laps.start()
         try:
             fetched: tuple[Revision | None, TryAgain | OperatorError | None] = (self._source.fetch(), None)
         except (TryAgain, OperatorError) as error:
             if self._stopping:
                 return  # it was ended, as all is
             fetched = (before[0] if before else None, error)
+        lap(Stage.FETCH)
         if self._forge is not None:
             self._forge.ask(fetched=fetched[1] is None)
         self._fetched = fetched

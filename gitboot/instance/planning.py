@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
@@ -13,6 +13,7 @@ from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.trust import left_since
+from gitboot.model.scalars import version_key
 from gitboot.plan import Cause, Decision, InstallAttempt, Phase, Record, Run
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import About, ServerState, server_state
@@ -32,6 +33,7 @@ class Plans:
     transitions: Agenda[str] = field(default_factory=Agenda)  # when which server's plan changes by itself
     planned_at: datetime | None = None
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of what, which: servers
+    versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # profile, version: servers
     unknown: frozenset[str] = frozenset()  # servers of which nobody knows whether they are provisioned
     unseen: frozenset[str] = frozenset()  # whose boot nothing that reaches this instance could prove
     consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
@@ -47,6 +49,16 @@ class Plans:
     def counted(self, of: str) -> dict[str, int]:
         """How many servers there are of a kind: phases, records, drift."""
         return {which: count for (kind, which), count in self.counts.items() if kind == of}
+
+    def below_minimum(self) -> dict[str, int]:
+        """How many servers are to boot a version below the one that their stream wants at least, by stream."""
+        minimum = self.commit.minimum_versions if self.commit is not None else {}
+        found = dict.fromkeys((each.stream for each in minimum.values()), 0)
+        for (profile, version), count in self.versions.items():
+            wanted = minimum.get(profile)
+            if wanted is not None and version_key(version) < version_key(wanted.version):
+                found[wanted.stream] += count
+        return found
 
 
 def replanned(
@@ -97,7 +109,8 @@ def replanned(
             {name: state.transition if state is not None else None for name, state in now.items()}
         ),
         planned_at=at,
-        counts=_counts(before, now),
+        counts=_counts(before.counts, before.servers, now, _kinds),
+        versions=_counts(before.versions, before.servers, now, _versions),
         unknown=(before.unknown - names)
         | {name for name, state in here.items() if _is_unknown(state.decision, records[name])},
         unseen=(before.unseen - names)
@@ -198,14 +211,27 @@ def _about(commit: Commit, name: str) -> About:
     )
 
 
-def _counts(before: Plans, now: Mapping[str, ServerState | None]) -> dict[tuple[str, str], int]:
-    counts = Counter(before.counts)
+def _counts(
+    before: Mapping[tuple[str, str], int],
+    servers: Mapping[str, ServerState],
+    now: Mapping[str, ServerState | None],
+    kinds: Callable[[ServerState], Iterable[tuple[str, str]]],
+) -> dict[tuple[str, str], int]:
+    """How many servers there are of each kind, by what they were ``before`` and what some are ``now``."""
+    counts = Counter(before)
     for name, state in now.items():
-        if (was := before.servers.get(name)) is not None:
-            counts.subtract(_kinds(was))
+        if (was := servers.get(name)) is not None:
+            counts.subtract(kinds(was))
         if state is not None:
-            counts.update(_kinds(state))
+            counts.update(kinds(state))
     return {kind: count for kind, count in counts.items() if count}
+
+
+def _versions(state: ServerState) -> Iterator[tuple[str, str]]:
+    """What its policy lets it boot, and of which version."""
+    policy = state.decision.policy
+    if policy is not None and policy.boot is not None:
+        yield policy.boot.profile, policy.boot.version
 
 
 def _is_unknown(decision: Decision, record: Record | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -17,6 +17,7 @@ from gitboot.instance.evidence import Reading
 from gitboot.instance.following import Followed
 from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.overtaken import read_back, taken_in
@@ -36,6 +37,18 @@ from gitboot.timekeeping import Keeping
 LEDGER_RETRY: Final = timedelta(seconds=5)
 
 
+def _nobody(*_: object) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlet:
+    """Whom a reconcile tells what has happened, where the instance stands then, and how long that took."""
+
+    tell: Callable[[Event], None] = _nobody
+    report: Callable[[Status, datetime], None] = _nobody
+    laps: Laps = field(default_factory=Laps)
+
+
 class Reconciler:
     """One instance; `reconcile` brings all of it up to an instant.
 
@@ -52,13 +65,12 @@ class Reconciler:
         store: Store,
         target: Followed,
         bmcs: Bmcs,
-        tell: Callable[[Event], None],
-        report: Callable[[Status, datetime], None],
+        outlet: Outlet,
     ) -> None:
         self.standing = standing
         self._accepting, self._inbox, self._store = accepting, inbox, store
         self._target, self._bmcs = target, bmcs
-        self._tell, self._report = tell, report
+        self._tell, self._report, self.laps = outlet.tell, outlet.report, outlet.laps
 
     @property
     def status(self) -> Status:
@@ -81,6 +93,7 @@ class Reconciler:
         forge does, ``keeping`` how the clock is kept. With ``wait`` what comes of the jobs at BMCs is learned before it
         ends. A ledger that cannot be written keeps no window open: what was known before is planned.
         """
+        lap = self.laps.start()
         before = replace(
             self.standing,
             fetched=fetched or self.standing.fetched,
@@ -89,33 +102,51 @@ class Reconciler:
             keeping=keeping,
             unwritable=None,
         )
-        self._inbox.collect(self._bmcs.finished())
+        self._collect(wait_all=False)
         try:
             with self._inbox.held():
                 current, taken = taken_in(read_back(before, self._store), self._store, self._inbox, at)
+                lap(Stage.TAKE_IN)
                 wanted = tuple(each for each in taken.requests if each.what != BEGIN)
                 witnessed = taken.witnessed or is_vouched_for(current)
                 heartbeat = Batch(keeping=keeping, up=taken.up, witnessed=witnessed, turned=current.plans.is_due(at))
                 said = replace(heartbeat, written=taken.written, requests=wanted, stoppage=taken.stoppage)
                 asked = learn(current.knowledge, said, at)
                 attempt, events = self._accepting.accept(current.attempt, asked.knowledge, at)
+                lap(Stage.ACCEPT)
                 heard = _heard(taken, attempt, asked.knowledge)
                 learnt = learn(asked.knowledge, self._batch(current, attempt, heard, events, at), at)
+                lap(Stage.LEARN)
                 write(self._store, (asked.news, learnt.news))
                 self._inbox.forget(heard)
             now = self._after(current, self._accepting.adopt(attempt), heard, (asked, learnt), at)
         except LedgerError as error:  # nothing of it counts, and what has come in waits
             now = replace(before, unwritable=str(error))
+        lap(Stage.WRITE)
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
             now, different = _planned(now, commit, at)
+            lap(Stage.PLAN)
             now = self._published(now, commit, different, at)
             if wait:
                 self._target.settle()
+            lap(Stage.PUBLISH)
             now = self._asked(now, commit, at)
+            lap(Stage.ASK)
             now = self._waited(now, at) if wait else now
-        return self._reported(now, at)
+        due = self._reported(now, at)
+        lap(Stage.REPORT)
+        lap.end(Stage.RECONCILE)
+        return due
+
+    def _collect(self, *, wait_all: bool) -> None:
+        """Take in what came of jobs at BMCs since the last time, or with ``wait_all`` of all of them."""
+        results = self._bmcs.finished(wait_all=wait_all)
+        for result in results.values():
+            if result.took_s is not None:
+                self.laps.add(Stage.BMC, result.took_s)
+        self._inbox.collect(results)
 
     def _batch(
         self, before: Standing, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
@@ -174,7 +205,7 @@ class Reconciler:
 
     def _waited(self, before: Standing, at: datetime) -> Standing:
         """Learn what comes of the jobs that were begun; it is planned the next time."""
-        self._inbox.collect(self._bmcs.finished(wait_all=True))
+        self._collect(wait_all=True)
         try:
             with self._inbox.held():
                 before, heard = taken_in(before, self._store, self._inbox, at)
@@ -253,7 +284,7 @@ class Reconciler:
         for event in events:
             self._tell(event)
         self.standing = replace(now, conditions=found, publication=replace(now.publication, events=()))
-        self._report(self.status, at)
+        self._report(replace(self.status, stages=self.laps.facts()), at)
         if now.unwritable is not None:
             return at + LEDGER_RETRY
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None

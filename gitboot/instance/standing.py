@@ -112,6 +112,7 @@ class Standing:
             runs=self.plans.counted("runs"),
             drift=self.plans.counted("drift"),
             bmcs=self.schedule.outcomes,
+            below_minimum_version=self.plans.below_minimum(),
             conditions=self.conditions,
         )
 

@@ -251,15 +251,15 @@ class Endpoint:
             await FAULT(scope, receive, noting)
         self.metrics.count(answered, status)
 
-    async def _metrics_page(self, _: Request) -> Response:
-        from gitboot.serve.exposition import CONTENT_TYPE, Exposition
+    async def _metrics_page(self, request: Request) -> Response:
+        from gitboot.serve.exposition import Exposition
 
         why_not = await self._why_not_ready()
         seen = Exposition(
             *(self.metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.crowd, self._certificate)
         )
-        page = seen.page()
-        return Response(page, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+        page, content_type = seen.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})
 
     async def _readyz(self, _: Request) -> Response:
         why_not = await self._why_not_ready()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from gitboot.errors import UsageError
+from gitboot.serve.validity import first_end
 from gitboot.status import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's word
@@ -27,12 +29,13 @@ class Certificate:
         self._stamp: Stamp | None = None
         self._shown: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the files, as they are now, cannot be used
+        self.ends: datetime | None = None  # what is shown, or the first of what is sent with it; None: nothing is
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.sni_callback = self._show
 
     def check(self) -> None:
         """Raise `UsageError` where the files cannot be used."""
-        self._shown = _pair(self._file, self._key)
+        self._take()
 
     def look(self, at: datetime) -> Event | None:
         """Read the files if they are others than before, or could not be used then; the event, if that is news."""
@@ -42,7 +45,8 @@ class Certificate:
             return None
         self._stamp = stamp
         try:
-            self._shown, self.failure = _pair(self._file, self._key), None
+            self._take()
+            self.failure = None
         except UsageError as error:
             self.failure = str(error)
         if self.failure is None:
@@ -52,6 +56,11 @@ class Certificate:
             return None
         goes_on = "the one before goes on" if self._shown is not None else "nobody is let in"
         return Event(at=at, type="CertificateKept", message=f"{self.failure}: {goes_on}", warning=True)
+
+    def _take(self) -> None:
+        self._shown = _pair(self._file, self._key)
+        with suppress(OSError):  # it is gone since then, and looked at again
+            self.ends = first_end(self._file.read_bytes())
 
     def _show(self, connection: ssl.SSLObject, *_: Any) -> None:
         if self._shown is not None:

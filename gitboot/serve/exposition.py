@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from itertools import accumulate
+from math import inf
+from typing import Any, Final, TypeVar
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from gitboot import __version__
 from gitboot.observe.refused import WhyNot
+from gitboot.remedies import BMC, REMEDIES
+from gitboot.serve import catalogue
+from gitboot.serve.catalogue import Family
 from gitboot.serve.certificate import Certificate
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.metrics import Metrics
+from gitboot.serve.operators import Stranger
 from gitboot.serve.readiness import Records
 from gitboot.serve.tree import PublishedTree
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+L = TypeVar("L", bound=tuple[str, ...])  # the values of labels
+
+_OPENMETRICS: Final = "application/openmetrics-text"
 
 
 class Exposition(Collector):
@@ -39,76 +50,97 @@ class Exposition(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def page(self) -> bytes:
-        return generate_latest(self._registry)
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """All of it, and its content type: OpenMetrics for who accepts that, else Prometheus' own format."""
+        encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
+        return encode(self._registry), content_type
 
     def describe(self) -> list[Metric]:
         return []  # so that registering does not collect
 
     def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("gitboot_http_requests", "Requests answered.", labels=["kind", "status"])
-        for (kind, code), count in sorted(self._metrics.requests.items()):
-            requests.add_metric([kind, str(code)], count)
-        yield requests
-        refused = CounterMetricFamily(
-            "gitboot_boots_refused", "Boots that write a disk and were not given.", labels=["reason"]
-        )
-        for reason, count in sorted(self._refused.items()):
-            refused.add_metric([reason], count)
-        yield refused
-        strangers = CounterMetricFamily(
-            "gitboot_operators_refused", "Requests for operators' pages of who is taken for none.", labels=["reason"]
-        )
-        for why, count in sorted(self._metrics.strangers.items()):
-            strangers.add_metric([why], count)
-        yield strangers
-        if self._certificate is not None:
-            text = "Whether operators are shown the certificate that stands in its files now."
-            yield GaugeMetricFamily("gitboot_operators_certificate_read", text, self._certificate.failure is None)
-        text = "Connections that waited for their clients, and had to go for others."
-        yield CounterMetricFamily("gitboot_idle_connections_closed", text, self._crowd.closed)
-        if (off := self._tree.clock.off) is not None:
-            text = "How far the clock is ahead of the instance's, where that is too far."
-            yield GaugeMetricFamily("gitboot_clock_off_seconds", text, off.total_seconds())
-        is_ready = self._why_not_ready is None
-        yield GaugeMetricFamily("gitboot_ready", "Whether every boot is given that there is to give.", is_ready)
+        yield _one(catalogue.BUILD, 1, __version__)
+        yield _one(catalogue.READY, self._why_not_ready is None)
         if self._records is not None:
-            can_record = self._records.failure is None
-            yield GaugeMetricFamily("gitboot_recording", "Whether fetches can be recorded in the spool.", can_record)
+            yield _one(catalogue.RECORDING, self._records.failure is None)
+        off = self._tree.clock.off
+        yield _one(catalogue.CLOCK_OFF, off.total_seconds() if off is not None else 0)
+        requests = {(kind, str(code)): count for (kind, code), count in self._metrics.requests.items()}
+        yield _metric(catalogue.REQUESTS, requests)
+        yield _metric(catalogue.BOOTS_REFUSED, {(each,): self._refused.get(each, 0) for each in WhyNot})
+        yield _metric(catalogue.OPERATORS_REFUSED, {(each,): self._metrics.strangers[each] for each in Stranger})
+        yield _one(catalogue.IDLE_CLOSED, self._crowd.closed)
+        if self._certificate is not None:
+            yield _one(catalogue.CERTIFICATE_READ, self._certificate.failure is None)
+            if (ends := self._certificate.ends) is not None:
+                yield _one(catalogue.CERTIFICATE_ENDS, ends.timestamp())
         yield from _of_status(self._tree.status())
 
 
 def _of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
-    commit = GaugeMetricFamily(
-        "gitboot_commit_info", "The commit attempted last, and the one applied.", labels=["state", "commit"]
-    )
-    for state in ("applied", "attempted"):
-        if (name := status[state]["commit"]) is not None:
-            commit.add_metric([state, name], 1)
-    yield commit
-    problems = len(status["attempted"]["problems"])
-    yield GaugeMetricFamily("gitboot_commit_problems", "Problems of the commit attempted last.", problems)
-    counts = (
-        ("servers", "Servers by what they boot now.", "phase", "phases"),
-        ("records", "Servers by what is known of their provisioning.", "known", "records"),
-        ("maintenance_runs", "Servers in a window by what was seen of their one boot.", "step", "runs"),
-        ("drift", "Provisioned servers that are not as planned.", "type", "drift"),
-        ("bmcs", "BMCs of which something is wanted, by what came of it last.", "outcome", "bmcs"),
-    )
-    for name, text, label, key in counts:
-        family = GaugeMetricFamily(f"gitboot_{name}", text, labels=[label])
-        for value, count in sorted(status.get(key, {}).items()):  # an older instance has not all of them
-            family.add_metric([value], count)
-        yield family
-    conditions = GaugeMetricFamily("gitboot_condition", "Whether a condition holds.", labels=["type", "reason"])
-    for condition in status["conditions"]:
-        conditions.add_metric([condition["type"], condition["reason"]], condition["status"])
-    yield conditions
-    instants = (
-        ("planned", "When the answers were last planned.", "plannedAt"),
-        ("next_transition", "When they next change by the clock.", "nextTransition"),
-    )
-    for name, text, key in instants:
-        if (at := status[key]) is not None:
-            timestamp = datetime.fromisoformat(at).timestamp()
-            yield GaugeMetricFamily(f"gitboot_{name}_timestamp_seconds", text, timestamp)
+    commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
+    yield _metric(catalogue.COMMIT, {(state, name): 1 for state, name in commits.items() if name is not None})
+    problems = Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
+    yield _metric(catalogue.PROBLEMS, problems)
+    for family, key in _COUNTED.items():
+        yield _metric(family, {(each,): count for each, count in status.get(key, {}).items()})
+    yield from _of_stages(status.get("stages", {}))
+    yield from _of_conditions(status["conditions"])
+    for family, key in _INSTANTS.items():
+        if (at := status.get(key)) is not None:
+            yield _one(family, datetime.fromisoformat(at).timestamp())
+
+
+# By the word for it in the status; an older instance has not all of them.
+_COUNTED: Final = {
+    catalogue.SERVERS: "phases",
+    catalogue.RECORDS: "records",
+    catalogue.RUNS: "runs",
+    catalogue.DRIFT: "drift",
+    catalogue.BMCS: "bmcs",
+    catalogue.BELOW: "belowMinimumVersion",
+}
+_INSTANTS: Final = {
+    catalogue.STATUS_AT: "at",
+    catalogue.PLANNED_AT: "plannedAt",
+    catalogue.NEXT_TRANSITION: "nextTransition",
+}
+
+
+def _of_conditions(conditions: list[dict[str, Any]]) -> Iterator[Metric]:
+    """The instance's own conditions, and how many BMCs have which: of those there is one for each server."""
+    own = [each for each in conditions if "/" not in each["type"]]
+    of_bmcs = Counter((each["reason"],) for each in conditions if "/" in each["type"] and not each["status"])
+    holds = {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)}
+    yield _metric(catalogue.CONDITION, holds)
+    yield _metric(catalogue.CONDITION_REASON, {(each["type"], each["reason"]): 1 for each in own})
+    yield _metric(catalogue.BMC_CONDITIONS, {**{(reason,): 0 for reason in REMEDIES[BMC]}, **of_bmcs})
+
+
+def _of_stages(stages: Mapping[str, Any]) -> Iterator[Metric]:
+    whole = stages.get("reconcile")
+    yield _histogram(catalogue.RECONCILE, {(): whole} if whole is not None else {})
+    yield _histogram(catalogue.STAGE, {(name,): each for name, each in stages.items() if name != "reconcile"})
+
+
+def _histogram(family: Family, values: Mapping[L, Mapping[str, Any]]) -> Metric:
+    metric = Metric(family.name, family.says, family.kind)
+    for labels, each in sorted(values.items()):
+        named = dict(zip(family.labels, labels, strict=True))
+        totals = list(accumulate(each["counts"]))
+        for bound, total in zip((*each["boundsS"], inf), totals, strict=True):
+            metric.add_sample(family.sample, {**named, "le": str(bound) if bound < inf else "+Inf"}, total)
+        metric.add_sample(f"{family.name}_count", named, totals[-1])
+        metric.add_sample(f"{family.name}_sum", named, each["seconds"])
+    return metric
+
+
+def _one(family: Family, value: float, *labels: str) -> Metric:
+    return _metric(family, {labels: value})
+
+
+def _metric(family: Family, values: Mapping[L, float]) -> Metric:
+    metric = Metric(family.name, family.says, family.kind)
+    for labels, value in sorted(values.items()):
+        metric.add_sample(family.sample, dict(zip(family.labels, labels, strict=True)), value)
+    return metric

@@ -152,6 +152,14 @@ class ConditionItem(_Model):
     remedy: str | None
 
 
+class StageItem(_Model):
+    """How often something took how long since the instance's start."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[int, ...]  # up to each bound, and above the last
+    seconds: float  # all together
+
+
 class InstanceStatus(_Document):
     """An instance at a glance."""
 
@@ -160,6 +168,8 @@ class InstanceStatus(_Document):
     accepted: Accepted
     applied: Applied
     at: datetime | None = None  # when the instance said so last; absent where only a tree is served
+    clock: datetime | None = None  # its clock, which endpoints compare with theirs
+    changes: int | None = None  # of its ledger, since there is one
     planned_at: datetime | None
     next_transition: datetime | None
     phases: Mapping[str, int]
@@ -167,6 +177,8 @@ class InstanceStatus(_Document):
     runs: Mapping[str, int]
     drift: Mapping[str, int]
     bmcs: Mapping[str, int]
+    below_minimum_version: Mapping[str, int] = Field(default_factory=dict)  # servers by stream
+    stages: Mapping[str, StageItem] = Field(default_factory=dict)  # by what takes its time; those that ran
     conditions: tuple[ConditionItem, ...]
 
 

@@ -1,0 +1,74 @@
+"""How long the stages of an instance's work take, counted in buckets as histograms are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final
+
+BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 300.0)  # each with its bucket
+
+
+class Stage(StrEnum):
+    """What takes its time; `docs/architecture.md` says what each does."""
+
+    FETCH = "fetch"  # beside the reconciles
+    EVALUATE = "evaluate"  # one commit, beside them
+    BMC = "bmc"  # one job, beside them
+    TAKE_IN = "take_in"
+    ACCEPT = "accept"
+    LEARN = "learn"
+    WRITE = "write"
+    PLAN = "plan"
+    PUBLISH = "publish"
+    ASK = "ask"
+    REPORT = "report"
+    RECONCILE = "reconcile"  # all of one
+
+
+class Laps:
+    """What was measured since the start, from any thread."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s, self._lock = clock_s, threading.Lock()
+        self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}  # the last: longer than all bounds
+        self._seconds = dict.fromkeys(Stage, 0.0)
+
+    def start(self) -> Lap:
+        """A stopwatch that runs from now on."""
+        return Lap(self, self._clock_s)
+
+    def add(self, stage: Stage, seconds: float) -> None:
+        """Count a stage that has taken so long; what equals a bound is below it."""
+        with self._lock:
+            self._counts[stage][bisect_left(BOUNDS_S, seconds)] += 1
+            self._seconds[stage] += seconds
+
+    def facts(self) -> dict[str, Any]:
+        """All of it for the status: how often a stage took how long, and for how long in all; those that ran."""
+        with self._lock:
+            return {
+                str(stage): {"boundsS": list(BOUNDS_S), "counts": list(counts), "seconds": self._seconds[stage]}
+                for stage, counts in self._counts.items()
+                if any(counts)
+            }
+
+
+class Lap:
+    """A stopwatch: each call counts a stage, from the end of the one before."""
+
+    def __init__(self, laps: Laps, clock_s: Callable[[], float]) -> None:
+        self._laps, self._clock_s = laps, clock_s
+        self._began = self._last = clock_s()
+
+    def __call__(self, stage: Stage) -> None:
+        now = self._clock_s()
+        self._laps.add(stage, now - self._last)
+        self._last = now
+
+    def end(self, stage: Stage) -> None:
+        """Count all of it since the start."""
+        self._laps.add(stage, self._clock_s() - self._began)

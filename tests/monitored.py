@@ -1,0 +1,64 @@
+"""An endpoint that has something to say by every metric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gitboot.bmc.override import OperatorCondition
+from gitboot.instance.laps import Laps, Stage
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem, Severity
+from gitboot.serve.certificate import Certificate
+from gitboot.status import Condition, Status
+from tests.redfish.certificates import Authority
+from tests.serving import BEFORE, START, site
+
+
+def _laps() -> Laps:
+    laps = Laps()
+    for number, stage in enumerate(Stage):
+        laps.add(stage, 0.1 * number)
+        laps.add(stage, 1000)
+    return laps
+
+
+_PROBLEM: Final = Problem(path="a.yaml", line=1, column=1, code=Code.SKEW, message="old", severity=Severity.WARNING)
+FULL: Final = Status(
+    ledger="l",
+    attempted="bad",
+    problems=(_PROBLEM, replace(_PROBLEM, line=2), replace(_PROBLEM, code=Code.NOT_YET, severity=Severity.ERROR)),
+    accepted="acce97ed",
+    applied="c0ffee",
+    planned_at=BEFORE,
+    next_transition=START,
+    phases={"Network": 3, "Disk": 2},
+    records={"Provisioned": 4, "Pending": 1},
+    runs={"Made": 1},
+    drift={"ImageDrift": 1},
+    bmcs={"Unchanged": 4, "Stalled": 1},
+    below_minimum_version={"web": 2, "db": 0},
+    stages=_laps().facts(),
+    conditions=(
+        Condition(type="SourceReady", status=False, reason="SourceError", message="", since=BEFORE),
+        Condition(type="Published", status=True, reason="Published", message="", since=BEFORE),
+        Condition(type="Bmc/web01", status=False, reason="Stalled", message="", since=BEFORE),
+        Condition(type="Bmc/web02", status=False, reason="Stalled", message="", since=BEFORE),
+        Condition(type="Bmc/web03", status=False, reason=OperatorCondition.FOREIGN_OVERRIDE, message="", since=BEFORE),
+    ),
+)
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[str]:
+    """The URL of an endpoint that knows a value of each metric."""
+    issued = Authority(folder).issue()
+    certificate = Certificate(issued.certificate, issued.key)
+    certificate.look(BEFORE)
+    with site() as made:
+        made.say({**FULL.facts(), "at": "2026-11-20T20:59:00Z"})
+        with made.serve(certificate=certificate) as url:
+            yield url
