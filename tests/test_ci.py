@@ -29,6 +29,7 @@ from gitboot.source import open_snapshot
 from tests.fleets import server
 from tests.preloaded import start
 from tests.repositories import ENVIRONMENT, Work
+from tests.signers import Minisign
 
 ROOT = Path(__file__).parent.parent
 
@@ -182,7 +183,7 @@ def kept(fleet: Fleet) -> Path:
     return folder
 
 
-def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "") -> Ran:
+def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys: str = "") -> Ran:
     """The workflow's steps on a pull request, the later ones where they are to run always."""
     fleet.checkout(merged=True)
     workflow = yaml.safe_load((fleet.job / ".github/workflows/gitboot.yml").read_text())
@@ -198,6 +199,7 @@ def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "") -> R
         "github.event.pull_request.head.sha": fleet.work.head,
         "github.token": "secret",
         "vars.GITBOOT_ACCEPTED": accepted,
+        "vars.GITBOOT_IMAGE_KEYS": keys,
     }
     codes: dict[str, int] = {}
     told = ""
@@ -209,6 +211,8 @@ def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "") -> R
                 continue
             condition = step.get("if", "")
             if failed and "always()" not in condition:
+                continue
+            if not all(expressions[name] for name in re.findall(r"^vars\.\w+", condition)):
                 continue
             files = re.findall(r"hashFiles\('([^']+)'\) != ''", condition)
             if not all((at / name).exists() for name in files):
@@ -223,7 +227,7 @@ def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "") -> R
     return Ran(codes, told)
 
 
-def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", **more: str) -> Ran:
+def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys: str = "", **more: str) -> Ran:
     """The jobs on a merge request; before_script installs gitboot, which is there."""
     fleet.checkout(merged=False)
     jobs = yaml.safe_load((fleet.job / ".gitlab-ci.yml").read_text())
@@ -237,6 +241,7 @@ def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", **mo
         "CI_COMMIT_SHA": fleet.work.head,
         "GITBOOT_TOKEN": "secret",
         "GITBOOT_ACCEPTED": accepted,
+        "GITBOOT_IMAGE_KEYS": keys,
         **more,
     }
     before = [line for line in jobs["gitboot"]["before_script"] if "pip" not in line]
@@ -333,6 +338,24 @@ def test_e19_ci_judges_what_the_instance_has_not_accepted_yet_too(
     (line,) = re.findall(rf"Gitboot-Ack: [0-9a-f]{{64}} maxReinstalls(?=  # {waiting[:12]})", ran.out)
     fleet.work.git("commit", "--quiet", "--amend", f"--message=Change\n\n{line}")
     assert job(fleet, host, programs, accepted=accepted).failed == {}
+
+
+@pytest.mark.parametrize(("job", "step"), [(on_github, "Signatures"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+def test_an_image_that_nobody_has_signed_fails_where_the_runner_has_keys(
+    job: Any, step: str, fleet: Fleet, host: Host, programs: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "vendor.pub").write_bytes(Minisign(tmp_path, "vendor").public.read_bytes())
+    fleet.change(HARMLESS)
+    assert job(fleet, host, programs, keys=str(keys)).failed == {}  # the images are those that were there
+    path = "images/memtest86plus-7.20.yaml"
+    fleet.change({path: ("kind: BootImage", "kind: BootImage  # anew")})
+    assert job(fleet, host, programs, keys=str(keys)).failed == {}
+    fleet.change({path: ("version: ", "version: 1")})
+    ran = job(fleet, host, programs, keys=str(keys))
+    assert ran.failed == {step: 3}
+    assert "GB4006" in ran.out
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -454,7 +477,7 @@ def test_every_step_of_the_workflow_is_run_here_but_those_of_others() -> None:
     jobs = yaml.safe_load(seed(CI[0]))["jobs"]
     steps = [step for job in jobs.values() for step in job["steps"] if "run" in step]
     assert [step.get("name") for step in steps] == [
-        *("Install", "Validate", "Diff", "Summary"),
+        *("Install", "Validate", "Signatures", "Diff", "Summary"),
         *("Install", "Comment"),
     ]
     assert max(len(step.get("run", "").splitlines()) for step in steps) == 1  # none is a script of its own
