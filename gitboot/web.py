@@ -55,15 +55,20 @@ def host_of(url: str) -> str:
     return parts.netloc
 
 
-def opener(ca_bundle: Path | None = None) -> OpenerDirector:
-    """What requests are sent by; it trusts what the machine trusts, and ``ca_bundle`` besides."""
+def trusting(ca_bundle: Path | None) -> ssl.SSLContext:
+    """What the machine trusts, and ``ca_bundle`` besides; raises `UsageError`."""
     trusted = ssl.create_default_context()
     if ca_bundle is not None:
         try:
             trusted.load_verify_locations(cafile=ca_bundle)
         except OSError as error:
             raise UsageError(f"{ca_bundle} cannot be read as certificates: {error.strerror}") from error
-    return build_opener(HTTPSHandler(context=trusted), _NoRedirects)
+    return trusted
+
+
+def opener(ca_bundle: Path | None = None) -> OpenerDirector:
+    """What requests are sent by; raises `UsageError`."""
+    return build_opener(HTTPSHandler(context=trusting(ca_bundle)), _NoRedirects)
 
 
 def ask(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
@@ -64,6 +65,12 @@ class Store:
 
     def make(self, bucket: str) -> None:
         self._client.create_bucket(Bucket=bucket)
+
+    def let_anyone_read(self, bucket: str) -> None:
+        actions = ["s3:GetObject", "s3:HeadObject"]  # which only moto knows
+        said = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": f"arn:aws:s3:::{bucket}/*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [said]})
+        self._client.put_bucket_policy(Bucket=bucket, Policy=policy)
 
     def put(self, bucket: str, path: str, content: bytes) -> None:
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(bucket, path, content)

@@ -34,7 +34,7 @@ def program(name: str, package: str) -> str:
 
 @contextmanager
 def listening(command: list[str], port: int, environment: Mapping[str, str]) -> Iterator[None]:
-    """A server that listens on ``port`` soon."""
+    """A server that listens on ``port`` by now, if it ever does."""
     process = subprocess.Popen(command, env=dict(environment), stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         deadline = time.monotonic() + 10

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -268,6 +269,26 @@ def test_a_fetch_that_was_broken_off_is_seen_to_be(
         assert logged(1) == [Ignored.PART]
     finally:
         shutil.rmtree((output / f"boot{entry}").parent)
+
+
+# gitboot publish verify
+
+
+def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "gitboot", "publish", "verify", *map(str, arguments), "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    found = json.loads(done.stdout)
+    return done.returncode, {"files": found["files"], "items": found["items"]}
+
+
+def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_spent(
+    output: Path, mirror: Mirror, client: httpx.Client, logged: Callable[[int], list[Observation | Ignored]]
+) -> None:
+    assert verified("--tree", output, "--mirror", mirror.url) == (0, {"files": len(_boot_files()), "items": []})
+    client.get("/last")
+    found = logged(len(_boot_files()))
+    assert eventually(lambda: b"/last" in mirror.log.read_bytes())
+    assert [each for each in found if isinstance(each, Observation)] == []
 
 
 # gitboot observe

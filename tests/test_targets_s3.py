@@ -19,10 +19,15 @@ from gitboot.targets import bucket as bucket_module
 from gitboot.targets.address import BucketAddress
 from gitboot.targets.claim import Claim
 from gitboot.targets.holding import HEAD, UNLISTED, parse_head, parse_unlisted, render_head
+from gitboot.targets.mirror import WebMirror, compared, expected
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.s3 import BucketTarget
 from gitboot.targets.step import after, next_step
+from gitboot.web import trusting
+from tests import serving
 from tests.buckets import KEY, Store, s3_server
+from tests.fleets import SEED, policy
+from tests.fleets import server as server_of
 from tests.trees import server_files
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -418,3 +423,28 @@ def test_a_bucket_that_is_not_there_is_an_operators_matter(site: Site, store: St
     site.publish(fleet(1))
     with pytest.raises(PublishError, match="there is no such bucket"):
         missing.follow()
+
+
+# gitboot publish verify
+
+
+def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path, store: Store, bucket: str) -> None:
+    root, once = tmp_path / "out", (server_of("web01", "role: web", "provision: 1"), policy("web", often="Once"))
+    serving.Site(root).publish(serving.planned(SEED[0], *SEED[2:-1], *once))
+    site = Site(root, store.url, bucket, ledger="test")
+    site.follow()
+    store.let_anyone_read(bucket)
+    mirror = WebMirror(f"{store.url}/{bucket}/site/boot", root, trusting(None), parallel=2, reads_entries=False)
+
+    def found(*, as_target: bool) -> dict[str, str]:
+        look = partial(expected, root, as_target=as_target)
+        findings, files = compared(look, mirror, parallel=2, begun=lambda _: None, done=lambda _: None)
+        assert files > len(findings)
+        return {f"/{each.path}": each.fault for each in findings}
+
+    by_store = {"/v1/boot/02-00-00-00-00-00/boot.ipxe": "Wrong"}  # whose 404 has a body
+    assert found(as_target=True) == by_store
+    assert found(as_target=False)[serving.ENTRY] == "Wrong", "what boots instead of a boot that is made once"
+    store.put(bucket, f"site/boot{serving.ENTRY}", b"#!ipxe\n# before\n")
+    store.put(bucket, "site/boot/boot.ipxe", b"#!ipxe\n# another\n")
+    assert found(as_target=True) == {**by_store, serving.ENTRY: "Wrong", "/boot.ipxe": "Wrong"}

@@ -27,6 +27,7 @@ _COMMANDS: Final = {
     "assets": "Place and verify what machines fetch besides the boot files.",
     "render": "Write the whole tree of boot files into a directory.",
     "run": "Watch a repository and publish, serve and set what its servers boot.",
+    "publish": "Compare copies of a published tree with it.",
     "serve": "Serve a published tree, in as many processes as wanted.",
     "entry": "Print what a server's loaders are given, without spending it.",
     "observe": "Read what machines fetched from a mirror in its access log.",

@@ -15,6 +15,7 @@ from gitboot.errors import (
     RegistryRefused,
     SourceError,
     SourceRefused,
+    SourceTooLarge,
     StaleDigest,
     UsageError,
 )
@@ -37,6 +38,7 @@ _EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (InvalidRepository, Exit.INVALID),
     (SourceError, Exit.SOURCE),
     (SourceRefused, Exit.SOURCE),
+    (SourceTooLarge, Exit.SOURCE),
     (HostUnreachable, Exit.SOURCE),
     (RegistryRefused, Exit.SOURCE),
     (StaleDigest, Exit.STALE),
