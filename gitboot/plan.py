@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -189,6 +189,10 @@ class Boot:
         texts = (*self.kernel_arguments, *self.entries.values(), *data)
         return tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
 
+    def lacks(self, absent: Collection[BootFile]) -> bool:
+        """Whether any file that it is made by is among those that are not there."""
+        return bool(absent) and any(each in absent for each in self.fetched)
+
     def facts(self) -> dict[str, Any]:
         return {
             "profile": self.profile,
@@ -305,6 +309,10 @@ class Decision:
         """Whatever it may boot from the network, now or ever."""
         found = (each.boot for each in (self.policy, *self.maintenances) if each is not None)
         return tuple(boot for boot in found if boot is not None)
+
+    def absent(self, withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
+        """Of the files that its boots are made by, those that are withheld."""
+        return frozenset(file for boot in self.boots for file in boot.fetched if withheld(file))
 
     @property
     def token(self) -> Digest | None:
@@ -471,6 +479,7 @@ class Cause(StrEnum):
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
     OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"
     STOPPED = "boots that write disks are stopped"
+    ABSENT = "a file that it would boot by is not there"
     ALL_STOPPED = "all boots from the network are stopped"
     UNHEARD = "its maintenance has no end, and nothing was heard of the instance for an hour"
     INSTEAD = "in place of a boot that writes a disk"

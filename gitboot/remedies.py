@@ -22,6 +22,7 @@ _ADOPT: Final = "gitboot records begin OUTPUT/ops/records.json --state STATE  # 
 # By condition and reason. Words in capitals stand for what `remedy` is given.
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "Accepting": {"Suspended": "gitboot resume --state STATE"},
+    "ArtifactsPresent": {"Missing": "gitboot assets verify STATE/repository.git --rev refs/gitboot/accepted"},
     "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
     "BootsGiven": {ANY: "gitboot entry SERVER --tree OUTPUT"},
     "BootsOffered": {

@@ -13,6 +13,7 @@ from gitboot.instance.build import Clock, Outside, assembled, pool_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.inbox import Bmcs
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.lookout import ArtifactWatch
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings
@@ -59,6 +60,7 @@ class Bench:
         parallel: int = 32,
         per_site: int = 16,
         keys: TokenKeys = NO_KEYS,
+        artifacts: ArtifactWatch | None = None,
     ) -> None:
         self.now, self.ahead = NOON, timedelta(0)  # the clock, and by how much it is ahead of what is true
         self.events: list[Event] = []
@@ -81,6 +83,7 @@ class Bench:
             owner=owner,
             observes=observes,
             keys=keys,
+            artifacts=artifacts,
         )
         self.instance = self._opened.enter_context(
             assembled(

@@ -105,12 +105,14 @@ class Taking:
 
     full: bool = False  # whether its disk is
     is_as_left: bool = True
+    shared: Files | None = None  # as it was given last
 
     def publish(
         self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
     ) -> Published:
         if self.full:
             raise PublishError("no space left on device")
+        self.shared = shared if shared is not None else self.shared
         return Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
     def dated(self, path: str, file: File, at: datetime) -> int:

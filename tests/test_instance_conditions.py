@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.job import Outcome
 from gitboot.diff.guard import Limits
 from gitboot.errors import Orders
@@ -17,11 +18,12 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, carried, conditions
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Appointment, Schedule
-from gitboot.instance.planning import Plans
+from gitboot.instance.planning import ImageFile, Plans
 from gitboot.instance.standing import Fetched, Standing, TargetState
 from gitboot.ledger.entries import Facts, Suspension
 from gitboot.load import Id, Revision
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
@@ -80,6 +82,18 @@ def known(**changes: Any) -> Callable[[Standing], Standing]:
 
 def with_(**changes: Any) -> Callable[[Standing], Standing]:
     return lambda standing: replace(standing, **changes)
+
+
+KERNEL = BootFile(url="http://boot.test/kernel", sha256=Digest("a" * 64), size=None)
+ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
+SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
+THERE = Sighting(presence=Presence.FOUND)
+
+
+def looked(sightings: dict[BootFile, Sighting]) -> Callable[[Standing], Standing]:
+    """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
+    plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
+    return lambda standing: known(sightings=sightings)(replace(standing, looks_at_artifacts=True, plans=plans))
 
 
 def held() -> Attempt:
@@ -164,6 +178,11 @@ def same(standing: Standing) -> Standing:
             (False, "Invalid"),
         ),
         ("a guard holds it", with_(attempt=held()), "CommitAccepted", (False, "GuardTripped")),
+        ("nobody looks at artifacts", same, "ArtifactsPresent", None),
+        ("nothing is known of any", with_(looks_at_artifacts=True), "ArtifactsPresent", (True, "Present")),
+        ("one is missing", looked({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
+        ("one cannot be looked at", looked({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
+        ("one is there", looked({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
         ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
         ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
         ("the Fleet names no ledger", same, "LedgerNamed", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -42,6 +43,18 @@ class Sighting:
     def is_absent(self) -> bool:
         """Whether it is known that no machine can boot by it; a server that does not answer is not known to lack it."""
         return self.presence in (Presence.MISSING, Presence.WRONG)
+
+
+def since_before(now: Sighting, before: Sighting | None) -> Sighting:
+    """What is known after another look: who does not answer any more has not got what was missing."""
+    is_silent = now.presence is Presence.UNKNOWN
+    return before if is_silent and before is not None and before.is_absent else now
+
+
+def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting]) -> bool:
+    """Whether no boot is offered that is made by a file; one of which nothing is known holds nothing back."""
+    seen = sightings.get(file)
+    return seen is not None and seen.is_absent
 
 
 def judge(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:

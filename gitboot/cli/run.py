@@ -64,6 +64,23 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="A directory that is served under /assets/, for kernels and images. Default: none.",
 )
 @click.option(
+    "--check-assets",
+    type=click.Choice(["off", "head", "read"]),
+    default="head",
+    show_default=True,
+    help="Look at the artifacts that machines fetch, and offer no boot of which one is missing: off; head, by the word "
+    "of their servers, and by their sha256 below --assets; or read, each once.",
+)
+@click.option(
+    "--check-assets-every",
+    "check_assets_every_s",
+    envvar="GITBOOT_CHECK_ASSETS_EVERY",
+    type=_SECONDS,
+    default=300,
+    show_default=True,
+    help="Seconds until an artifact that is there is looked at again; one that is not, sooner.",
+)
+@click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
     help="Where `gitboot serve --spool` records fetches. Default: STATE/spool, where this instance serves itself.",
@@ -202,7 +219,7 @@ def command(**given: Any) -> None:
 
 def _settings(*, repository: str, reference: str | None, listen: str | None, poll_s: float, **given: Any) -> Settings:
     from gitboot.evaluate.limits import Allowance
-    from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+    from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
     from gitboot.targets.address import parse_target
 
     limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}
@@ -224,7 +241,11 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
         per_site=given.pop("bmc_per_site"),
         failures=given.pop("bmc_failures"),
     )
+    artifacts = ArtifactSettings(
+        check=CheckAssets(given.pop("check_assets")), every_s=given.pop("check_assets_every_s")
+    )
     return Settings(
+        artifacts=artifacts,
         forge=_forge_settings(**{name: given.pop(name) for name in tuple(given) if name.startswith("forge")}),
         git=git,
         trust=trust,

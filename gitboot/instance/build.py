@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from gitboot.assets.remembered import read_sightings
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pool import BmcPool, is_covered, read_credentials
 from gitboot.errors import DamagedLedger, LedgerError, UsageError
@@ -27,12 +28,13 @@ from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps
 from gitboot.instance.learn import Batch, learn
+from gitboot.instance.lookout import ArtifactWatch, Lookout
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Outlet, Reconciler
 from gitboot.instance.requests import BEGIN, REFUSED
 from gitboot.instance.rights import check_spool_rights, private
-from gitboot.instance.settings import BmcSettings, GitSettings, Settings, TrustSettings
+from gitboot.instance.settings import BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import token_keys
 from gitboot.ledger import facts, overrides, records, requests
@@ -84,6 +86,7 @@ class Outside:
     observes: bool = True  # whether fetches reach the instance
     keys: TokenKeys = NO_KEYS  # by which tokens are published
     trust: Authority = NOBODY_SIGNS
+    artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +137,7 @@ def assembled(
     ``wake`` is called when a job has ended, from its thread.
     """
     words = Words(*folders(settings.output, settings.spool))
-    inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime)
+    inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts)
     bmcs = (bmcs_of or pool_of)(settings.bmc, inbox.record, clock, wake, dry_run)
     looked_around(store, observes=outside.observes, owner=outside.owner, output=settings.output, spool=settings.spool)
     knowledge = known(store)
@@ -158,6 +161,7 @@ def assembled(
             longest_step=timedelta(minutes=settings.step_minutes),
             opened=store.progress[1],
             was_left=knowledge.facts.gap,
+            looks_at_artifacts=outside.artifacts is not None,
         ),
         accepting=accepting,
         inbox=inbox,
@@ -218,11 +222,13 @@ def running(
             source = Source(remote_of(settings.git), settings.state)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
+        artifacts = stack.enter_context(looking(settings, settings.state / state.ARTIFACTS, wake))
         outside = Outside(
             source=source,
             evaluation=evaluation,
             target=tree,
             followers=stack.enter_context(followers_of(settings, store, source, clock, wake).running()),
+            artifacts=artifacts,
             published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
             owner=owner,
             records=records,
@@ -268,6 +274,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             source=source,
             evaluation=evaluation,
             target=looked,
+            artifacts=stack.enter_context(looking(settings, copy / state.ARTIFACTS, lambda: None)),
             observes=settings.observes,
             keys=keys,
             trust=trust_of(settings.trust, source, copy / _KEYS),
@@ -312,6 +319,28 @@ def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[Store]:
         if store.mark is None:
             store.write_mark(*store.progress)
         yield store
+
+
+@contextmanager
+def looking(settings: Settings, kept: Path, wake: Callable[[], None]) -> Iterator[Lookout | None]:
+    """Whoever looks at artifacts, until the block ends; None: nobody is to."""
+    if settings.artifacts.check is CheckAssets.OFF:
+        yield None
+        return
+    from gitboot.assets.fetching import Fetcher, Fetchers, FolderFetcher, WebFetcher
+
+    web = WebFetcher()
+
+    def fetcher_of(base_url: str) -> tuple[Fetcher, Callable[[str], bool]]:
+        by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web}
+        served = f"{base_url}/assets/"
+        if settings.assets is not None:
+            by_prefix[served] = FolderFetcher(settings.assets, served)
+        is_read = settings.artifacts.check is CheckAssets.READ
+        return Fetchers(by_prefix), lambda url: is_read or (settings.assets is not None and url.startswith(served))
+
+    with closing(Lookout(fetcher_of, kept=kept, every_s=settings.artifacts.every_s, wake=wake)) as lookout:
+        yield lookout
 
 
 def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
@@ -480,7 +509,10 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         repository = load(snapshot)
         commit = commit_of(repository, decide(repository))
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-        yield Look(commit=commit, knowledge=learn(_known_and_published(store), batch, at).knowledge)
+        seen = read_sightings(directory / state.ARTIFACTS)
+        yield Look(
+            commit=commit, knowledge=replace(learn(_known_and_published(store), batch, at).knowledge, sightings=seen)
+        )
 
 
 def carried_out(store: Store, commit: Commit | None, at: datetime) -> None:

@@ -9,19 +9,21 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from typing import Any, Final
 
+from gitboot.assets.sighting import Presence, Sighting, is_withheld
 from gitboot.bmc.override import OperatorCondition
 from gitboot.instance.accept import accepted_message, held_message, refused_message
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
-from gitboot.instance.planning import Plans
+from gitboot.instance.planning import ImageFile, Plans
 from gitboot.instance.standing import Standing
 from gitboot.instance.stops import stopped_by_fleet
 from gitboot.instance.trust import behind, unkept
 from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.phrases import count, more
+from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
@@ -273,12 +275,45 @@ def _of_the_fleet(standing: Standing, at: datetime) -> Iterator[Condition]:
     elif publication.stands_for(commit):
         yield _condition("Published", True, "Published", f"what {count(len(plans.servers), 'server')} boot stands", at)
     yield _of_the_boots(standing, at)
+    if standing.looks_at_artifacts:
+        yield _of_the_artifacts(standing, at)
     yield from _of_the_runs(standing, at)
     late = [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]
     if late:
         yield _condition("OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}", at)
     else:
         yield _condition("OptOutsInTime", True, "InTime", "no pin or hold is past its deadline", at)
+
+
+def _of_the_artifacts(standing: Standing, at: datetime) -> Condition:
+    """Whether what machines are to fetch is there, as far as anybody knows."""
+    sightings = standing.knowledge.sightings
+    if withheld := _withheld(standing):
+        message = (
+            f"what boots by a file that is not there is not offered until it is: {_some(_told(withheld, sightings))}"
+        )
+        return _condition("ArtifactsPresent", False, "Missing", message, at)
+    silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
+    message = f"none is missing; {silent} did not answer" if silent else "none is missing"
+    return _condition("ArtifactsPresent", True, "Present", message, at)
+
+
+def _told(withheld: Mapping[ImageFile, int], sightings: Mapping[BootFile, Sighting]) -> list[str]:
+    return [
+        f"BootImage/{image} for {count(servers, 'server') if servers else 'unknown machines'} "
+        f"({file.url}: {sightings[file].message})"
+        for (image, file), servers in withheld.items()
+    ]
+
+
+def _withheld(standing: Standing) -> dict[ImageFile, int]:
+    """The files because of which boots are not offered, with how many servers may boot by each."""
+    commit, sightings = standing.commit, standing.knowledge.sightings
+    boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
+    by_strangers = {
+        ImageFile(boot.image, file): 0 for boot in boots for file in boot.fetched if is_withheld(file, sightings)
+    }
+    return {**by_strangers, **standing.plans.withheld}
 
 
 def _of_the_boots(standing: Standing, at: datetime) -> Condition:
@@ -384,6 +419,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "NeedsOperator"
         case "RunsStarted", _:
             return "MaintenanceOverdue"
+        case "ArtifactsPresent", _:
+            return "BootsWithheld" if before is None or before.status else None  # once: each file is its own event
         case "Published", _:
             return "PublishFailed"
         case "TargetsCurrent", _:
@@ -400,6 +437,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
 def _facts(condition: Condition, standing: Standing, at: datetime) -> dict[str, Any]:
     held = standing.attempt.held
     match condition.type:
+        case "ArtifactsPresent":
+            return {"artifacts": sorted({each.file.url for each in _withheld(standing)})}
         case "RunsStarted":
             return {"servers": sorted(standing.overdue_runs(at))}
         case "CommitAccepted" if held is not None:

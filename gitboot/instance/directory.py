@@ -15,6 +15,7 @@ from gitboot.errors import UsageError
 LEDGER: Final = "ledger.sqlite"
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
+ARTIFACTS: Final = "artifacts.json"  # what was seen of artifacts; it can be deleted
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Protocol
 
+from gitboot.assets.sighting import Sighting
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import OverrideRecord
+from gitboot.instance.lookout import ArtifactWatch, NobodyLooks
 from gitboot.ledger import overrides, requests
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, read_mark
@@ -24,6 +26,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.refused import NotGiven
 from gitboot.observe.reports import read_reports
 from gitboot.observe.stopped import Words
+from gitboot.plan import BootFile
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
 
@@ -61,10 +64,11 @@ class Intake:
     requests: tuple[Request, ...]
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
     stoppage: Stoppage | None = None  # what a person has stopped where endpoints read it
+    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: nobody looks
 
 
 class Inbox:
-    """Filled by jobs at BMCs, by the spool and by operators; emptied by one reconcile."""
+    """Filled by jobs at BMCs, by the spool, by operators and by who looks at artifacts; emptied by one reconcile."""
 
     def __init__(
         self,
@@ -73,9 +77,11 @@ class Inbox:
         witness: Path | None = None,
         words: Words | None = None,
         uptime: Callable[[], Uptime] = uptime,
+        artifacts: ArtifactWatch | None = None,
     ) -> None:
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
         self._uptime = uptime
+        self.artifacts = artifacts or NobodyLooks()
         self._lock = RLock()
         self._results: dict[SystemUuid, Result] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord]] = []
@@ -122,6 +128,7 @@ class Inbox:
             requests=requests.read(self._store),
             witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
             stoppage=stopped.stoppage if stopped is not None else None,
+            sightings=self.artifacts.seen(),
         )
 
     def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:

@@ -191,7 +191,7 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
             continue
-        planned = plan(decision, at, record, stop=stop)
+        planned = plan(decision, at, record, stop=stop, absent=knowledge.absent(decision))
         yield Subject(
             name=decision.server,
             uuid=decision.uuid,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 
+from gitboot.assets.sighting import Sighting, is_withheld
 from gitboot.bmc.access import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Record
+from gitboot.plan import BootFile, Decision, Record
 from gitboot.status import Event
 
 
@@ -34,6 +36,7 @@ class Knowledge:
     approvals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by digest of changes: guard -> who
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
+    sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)  # of artifacts; the ledger has them not
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """What plans go by; None: unknown.
@@ -46,6 +49,10 @@ class Knowledge:
     def recorded(self, uuid: SystemUuid) -> Record | None:
         """What is recorded of a server, whether plans go by it or not; None while the ledger is in doubt."""
         return None if self.settled is None else self.records.get(uuid)
+
+    def absent(self, decision: Decision) -> frozenset[BootFile]:
+        """Of the files that a decision's boots are made by, those because of which they are not offered."""
+        return decision.absent(partial(is_withheld, sightings=self.sightings)) if self.sightings else frozenset()
 
     def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
         """Every override that was set for a server, by reason."""
@@ -116,6 +123,7 @@ class Learning:
         self.hurried: set[SystemUuid] = set()  # whose BMCs are to be asked now
         self.judged: set[SystemUuid] = set()  # whose fetches were judged by a reading
         self.known_pairs = known.known_pairs
+        self.sightings = known.sightings
         self.forgotten = False  # whether nothing that was recorded before counts
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
         self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
@@ -197,6 +205,7 @@ class Learning:
             known_pairs=self.known_pairs,
             pending={uuid: each for uuid, each in pending.items() if each} if self.new_pending else pending,
             noted=self.noted,
+            sightings=self.sightings,
             approvals=_approvals(known.approvals, self.approved, self.used_up),
             taken=known.taken if self.taken is None else self.taken,
         )

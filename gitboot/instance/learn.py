@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from gitboot.assets.sighting import Sighting
 from gitboot.bmc.access import Pair, pair_of
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
@@ -17,6 +18,7 @@ from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen
 from gitboot.ledger.entries import Request
 from gitboot.model.scalars import SystemUuid
+from gitboot.plan import BootFile
 from gitboot.status import Event
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Keeping, Uptime
@@ -46,6 +48,7 @@ class Batch:
     pins: tuple[tuple[SystemUuid, Pinned], ...] = ()  # what was seen at BMCs of who their machines are
     unasked: frozenset[SystemUuid] = frozenset()  # who waits to be judged by a BMC that nobody asks
     events: tuple[Event, ...] = ()  # to be written down with it
+    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: as before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +82,8 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         revision, learning.used_up = batch.accepted
         learning.facts = replace(learning.facts, accepted=revision)
         learning.decide()
+    if batch.sightings is not None:
+        _look(learning, batch.sightings, at)
     if batch.commit is not None:
         _learn_of(learning, batch, batch.commit, at)
     unseen = learning.unseen ^ knowledge.unseen
@@ -113,6 +118,22 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
         learning.known_pairs &= _pairs_in_use(learning, commit)
     learning.taken = batch.taken
     learning.unseen = _unseen(learning, commit, batch.changed)
+
+
+def _look(learning: Learning, sightings: Mapping[BootFile, Sighting], at: datetime) -> None:
+    """Learn what was seen of artifacts; what is not looked at any more has not come back."""
+    before = learning.sightings
+    if sightings is before:
+        return
+    for file, now in sightings.items():
+        was_absent = file in before and before[file].is_absent
+        facts = {"url": file.url, "sha256": file.sha256}
+        if now.is_absent and not was_absent:
+            message = f"{file.url}: {now.message}; what boots by it is not offered until it is there"
+            learning.events.append(Event(at=at, type="ArtifactMissing", message=message, facts=facts, warning=True))
+        elif was_absent and not now.is_absent:
+            learning.events.append(Event(at=at, type="ArtifactFound", message=f"{file.url} is there", facts=facts))
+    learning.sightings = sightings
 
 
 def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:

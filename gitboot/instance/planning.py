@@ -6,20 +6,28 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
+from gitboot.assets.sighting import Sighting, is_withheld
 from gitboot.bmc.override import State
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.trust import left_since
 from gitboot.model.scalars import version_key
-from gitboot.plan import Cause, Decision, InstallAttempt, Phase, Record, Run
+from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, Phase, Record, Run
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.records import drift
 from gitboot.stoppage import Halt
+
+
+class ImageFile(NamedTuple):
+    """A file that some boot of an image is made by."""
+
+    image: str
+    file: BootFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +47,8 @@ class Plans:
     consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
     lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
     begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
+    sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)  # of artifacts, by which they are made
+    needs: Mapping[ImageFile, int] = field(default_factory=dict)  # how many servers may boot by each
     given: Mapping[str, tuple[str, Run]] = field(default_factory=dict)  # in a window that is open, and not started
 
     def is_due(self, at: datetime) -> bool:
@@ -60,6 +70,12 @@ class Plans:
                 found[wanted.stream] += count
         return found
 
+    @property
+    def withheld(self) -> dict[ImageFile, int]:
+        """The files because of which boots are not offered, with how many servers may boot by each, sorted."""
+        found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
+        return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
+
 
 def replanned(
     before: Plans,
@@ -76,6 +92,7 @@ def replanned(
     clock that is behind what the ledger has seen, no window opens that had ended by then.
     """
     names, left = {*changed, *before.transitions.due(at)}, left_since(knowledge.facts, at)
+    names |= _seen_otherwise(before, knowledge.sightings)
     set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
     anew = (
         set_back
@@ -90,7 +107,7 @@ def replanned(
         names if anew else (each for each in names if not _holds(before, commit, knowledge, each, at))
     )
     if not names:
-        return replace(before, commit=commit, stop=stop), different
+        return replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), different
     now = {
         name: _state(commit, knowledge, name, at, stop, left, keys) if name in different else before.servers[name]
         for name in names
@@ -118,9 +135,26 @@ def replanned(
         consumed=(before.consumed - names)
         | {name for name, state in here.items() if state.plan is not None and state.plan.cause is Cause.CONSUMED},
         lost=(before.lost - names) | {name for name, state in here.items() if _has_lost(state, knowledge)},
+        sightings=knowledge.sightings,
+        needs=_counts(before.needs, before.servers, now, _files_of),
         begun=_begun(before, here, names),
         given=_given(before, here, names),
     ), different
+
+
+def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting]) -> frozenset[str]:
+    """The servers with a boot that is made by a file which is withheld now and was not, or was and is not."""
+    were = before.sightings
+    if sightings is were:
+        return frozenset()
+    files = {file for file in {*were, *sightings} if is_withheld(file, were) != is_withheld(file, sightings)}
+    return frozenset(
+        name for name, state in before.servers.items() if files and state.decision.absent(files.__contains__)
+    )
+
+
+def _files_of(state: ServerState) -> set[ImageFile]:
+    return {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched}
 
 
 def _begun(before: Plans, here: Mapping[str, ServerState], names: Collection[str]) -> dict[str, InstallAttempt]:
@@ -182,7 +216,8 @@ def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: d
     state, decision = before.servers.get(name), commit.decisions.servers.get(name)
     if state is None or decision is None:
         return False
-    return state.holds(decision, knowledge.record(decision.uuid), at, _about(commit, name))
+    absent = knowledge.absent(decision)
+    return state.holds(decision, knowledge.record(decision.uuid), at, _about(commit, name), absent=absent)
 
 
 def _state(
@@ -197,7 +232,8 @@ def _state(
     if (decision := commit.decisions.servers.get(name)) is None:
         return None
     record, about = knowledge.record(decision.uuid), _about(commit, name)
-    return server_state(commit.decisions, decision, record, at, about, stop, left, keys)
+    absent = knowledge.absent(decision)
+    return server_state(commit.decisions, decision, record, at, about, stop, left, keys, absent)
 
 
 def _about(commit: Commit, name: str) -> About:
@@ -211,12 +247,15 @@ def _about(commit: Commit, name: str) -> About:
     )
 
 
+_Kind = TypeVar("_Kind", bound=tuple[object, ...])
+
+
 def _counts(
-    before: Mapping[tuple[str, str], int],
+    before: Mapping[_Kind, int],
     servers: Mapping[str, ServerState],
     now: Mapping[str, ServerState | None],
-    kinds: Callable[[ServerState], Iterable[tuple[str, str]]],
-) -> dict[tuple[str, str], int]:
+    kinds: Callable[[ServerState], Iterable[_Kind]],
+) -> dict[_Kind, int]:
     """How many servers there are of each kind, by what they were ``before`` and what some are ``now``."""
     counts = Counter(before)
     for name, state in now.items():

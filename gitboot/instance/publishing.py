@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
+from gitboot.assets.sighting import is_withheld
 from gitboot.errors import LedgerError, PublishError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
@@ -16,7 +17,8 @@ from gitboot.instance.standing import TargetState
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import Record
+from gitboot.model.server import Architecture
+from gitboot.plan import Boot, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import ContentType
@@ -116,8 +118,16 @@ def shared(plans: Plans, commit: Commit, knowledge: Knowledge, terms: Terms) -> 
     states = plans.servers.values()
     known = {state.decision.uuid: state.record for state in states if state.record is not None}
     records = known if knowledge.settled is not None else knowledge.published
-    decisions = commit.decisions if plans.stop is not Halt.ALL else replace(commit.decisions, unknown=None)
+    decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
     return {**shared_files(decisions), **render(terms), RECORDS: File(exported(records), ContentType.JSON)}
+
+
+def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
+    """What unknown machines boot, where it is offered; None: their disk."""
+    if decisions.unknown is None or plans.stop is Halt.ALL:
+        return None
+    absent = [file for file in plans.sightings if is_withheld(file, plans.sightings)]
+    return {each: boot for each, boot in decisions.unknown.items() if not boot.lacks(absent)} or None
 
 
 def _shares_other(
@@ -135,6 +145,7 @@ def _shares_other(
     old, new = held.commit.decisions, commit.decisions
     return (
         _fleetwide(old) != _fleetwide(new)
+        or _unknown(held, old) != _unknown(plans, new)
         or any(old.networks.get(name) != new.networks.get(name) for name in changed_by(held.commit, commit))
         or any(_known(held.servers.get(name)) != _known(plans.servers.get(name)) for name in owed)
     )

@@ -29,6 +29,7 @@ from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
+from gitboot.plan import BootFile
 from gitboot.render.terms import terms_of
 from gitboot.status import Endpoints, Event, Status, Telling
 from gitboot.stoppage import Halt
@@ -127,6 +128,9 @@ class Reconciler:
             now = self._stood_back(now)
         else:
             now, different = _planned(now, commit, at)
+            self._inbox.artifacts.want(_needed(now.plans, commit), commit.decisions.base_url)
+            if wait:
+                now, different = self._looked(now, commit, different, at)
             lap(Stage.PLAN)
             now = self._published(now, commit, different, at)
             if wait:
@@ -170,6 +174,7 @@ class Reconciler:
             orders=attempt.orders,
             caught_up=knowledge.facts.gap and is_fetched and self._accepting.is_newest(attempt),
             events=(*events, *done),
+            sightings=heard.sightings,
         )
         if not goes_by(knowledge, accepted):
             return batch
@@ -218,6 +223,22 @@ class Reconciler:
             return replace(before, unwritable=str(error))
         return self._after(before, before.attempt, heard, (learnt,), at)
 
+    def _looked(
+        self, before: Standing, commit: Commit, different: frozenset[str], at: datetime
+    ) -> tuple[Standing, frozenset[str]]:
+        """Plan once more with what there is to be seen of artifacts, each of which was looked at."""
+        self._inbox.artifacts.wait()
+        learnt = learn(before.knowledge, Batch(sightings=self._inbox.artifacts.seen()), at)
+        try:
+            with self._inbox.held():
+                write(self._store, (learnt.news,))
+        except LedgerError as error:
+            return replace(before, unwritable=str(error)), different
+        for event in learnt.news.events:
+            self._tell(event)
+        now, others = _planned(replace(before, knowledge=learnt.knowledge), commit, at)
+        return now, different | others
+
     def _stood_back(self, now: Standing) -> Standing:
         """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
         self._bmcs.forget(frozenset(now.schedule.asks))
@@ -237,7 +258,8 @@ class Reconciler:
         terms = terms_of(
             commit.fleet.provisioning, self._inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten
         )
-        if different or not publication.stands_for(commit) or publication.terms != terms:
+        is_same = publication.stands_for(commit) and publication.terms == terms
+        if different or not is_same or publication.plans.sightings is not now.plans.sightings:
             publication = published(
                 publication, now.plans, commit, different, now.knowledge, self._target, self._store, at, terms=terms
             )
@@ -319,6 +341,12 @@ def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
                 judges=appointment.judges if appointment is not None else frozenset(),
                 number=before.knowledge.facts.sequence,
             )
+
+
+def _needed(plans: Plans, commit: Commit) -> frozenset[BootFile]:
+    """Every artifact that any server, or an unknown machine, may be told to fetch."""
+    by_strangers = (file for boot in (commit.decisions.unknown or {}).values() for file in boot.fetched)
+    return frozenset((*(each.file for each in plans.needs), *by_strangers))
 
 
 def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:

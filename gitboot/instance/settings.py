@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from gitboot.authorship import ReinstallsNeed, Verify
@@ -57,6 +58,22 @@ class ForgeSettings:
     api: str | None = None  # URL, where it is not at its place by kind
 
 
+class CheckAssets(StrEnum):
+    """How artifacts are looked at."""
+
+    OFF = "off"
+    HEAD = "head"  # their servers' word is taken; what lies in a directory that is served here is read once
+    READ = "read"  # each is read once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactSettings:
+    """Whether what machines are to fetch is looked at, and how often."""
+
+    check: CheckAssets = CheckAssets.HEAD
+    every_s: float = 300
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What differs from one running instance to the next, and so is no part of a fleet."""
@@ -71,6 +88,7 @@ class Settings:
     listen: str | None = None  # HOST:PORT; None: nothing is served
     workers: int = 1  # processes that serve
     assets: Path | None = None  # what is served under /assets/
+    artifacts: ArtifactSettings = ArtifactSettings()
     secret_keys: Path | None = None  # the file with what opens the fleet's secrets
     spool: Path | None = None  # where endpoints leave what was fetched from them
     poll_s: float = 60

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from gitboot.load.machines import Machine
 from gitboot.model.image import ConfigFrom
 from gitboot.model.scalars import Digest, byte_orders
-from gitboot.plan import Boot, BootPlan, Cause, Decision, Phase, Record
+from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, Phase, Record
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files
 from gitboot.render.keyed import NO_KEYS, PublishedNames, TokenKeys
@@ -59,6 +59,7 @@ class ServerState:
     record: Record | None
     about: About
     stop: Halt
+    absent: frozenset[BootFile]  # of the files that any of its boots is made by
     plan: BootPlan | None
     later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plans from them on
     files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
@@ -93,6 +94,7 @@ class ServerState:
         at: datetime,
         about: About = About(),
         stop: Halt = Halt.NONE,
+        absent: frozenset[BootFile] = frozenset(),
     ) -> bool:
         """Whether planning anew at ``at``, not before this state was planned, gives the same."""
         return (
@@ -100,6 +102,7 @@ class ServerState:
             and self.record == record
             and self.about == about
             and self.stop is stop
+            and self.absent == absent
             and (self.transition is None or at < self.transition)
         )
 
@@ -118,21 +121,24 @@ def server_state(
     stop: Halt = Halt.NONE,
     left: datetime | None = None,
     keys: TokenKeys = NO_KEYS,
+    absent: frozenset[BootFile] = frozenset(),
 ) -> ServerState:
     """Plan and render one server for ``at`` and for the transitions after it.
 
     What they will name is among the files already, so that nothing is missing when they come. ``left`` is an instant
-    later than ``at`` that the clock has shown already: what ended before it is over. Plans, and what is said of them,
+    later than ``at`` that the clock has shown already: what ended before it is over. What is made by a file that is
+    ``absent`` is not offered. Plans, and what is said of them,
     have tokens as decisions do; ``keys`` make what machines are told.
     """
     asked = without_left(decision, left)
-    now = plan(asked, at, record, stop=stop)
-    later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop)), at)
+    now = plan(asked, at, record, stop=stop, absent=absent)
+    later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop, absent)), at, absent)
     tokens = set(_tokens(decision, (now, *(planned for _, planned in later))))
     names = keys.names(tokens, at)
     dues = (refresh_at, keys.turns_after(at) if tokens else None)
     renderings = [
-        _rendered(decisions, decision, about, instant, planned, names) for instant, planned in ((None, now), *later)
+        _rendered(decisions, decision, about, instant, planned, names, absent)
+        for instant, planned in ((None, now), *later)
     ]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
     files = {**announced, **renderings[0].lying}
@@ -159,6 +165,7 @@ def server_state(
         record=record,
         about=about,
         stop=stop,
+        absent=absent,
         plan=now,
         later=later,
         files={**files, state_path(decision.server): File(state.render(published), ContentType.JSON)},
@@ -174,21 +181,30 @@ def _tokens(decision: Decision, plans: Iterable[BootPlan | None]) -> Iterator[Di
 
 
 def _later(
-    decision: Decision, planned: BootPlan | None, at: datetime, record: Record | None, stop: Halt
+    decision: Decision,
+    planned: BootPlan | None,
+    at: datetime,
+    record: Record | None,
+    stop: Halt,
+    absent: frozenset[BootFile],
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
     """The next transitions; the last of them opens no window, where windows have ends."""
     for number in count():
         if number >= AHEAD and (planned is None or planned.maintenance is None):
             return
-        if (instant := transition(decision, at, record, stop=stop)) is None:
+        if (instant := transition(decision, at, record, stop=stop, absent=absent)) is None:
             return
-        planned = plan(decision, instant, record, stop=stop)
+        planned = plan(decision, instant, record, stop=stop, absent=absent)
         yield instant, planned
         at = instant
 
 
 def _bounded(
-    decision: Decision, now: BootPlan | None, later: tuple[tuple[datetime, BootPlan | None], ...], at: datetime
+    decision: Decision,
+    now: BootPlan | None,
+    later: tuple[tuple[datetime, BootPlan | None], ...],
+    at: datetime,
+    absent: frozenset[BootFile],
 ) -> tuple[tuple[tuple[datetime, BootPlan | None], ...], datetime | None]:
     """What comes next, where a maintenance without an end comes last: it is answered for an hour, and then no more.
 
@@ -201,7 +217,7 @@ def _bounded(
     until = at - (at - _EPOCH) % _QUARTER + _HOUR
     if opens is not None and opens >= until:  # whoever is alive then will open it
         return later[:-1], opens - _HOUR + _QUARTER
-    unheard = replace(fallback(decision, last), cause=Cause.UNHEARD)
+    unheard = replace(fallback(decision, last, absent), cause=Cause.UNHEARD)
     return (*later, (until, unheard)), until - _HOUR + _QUARTER
 
 
@@ -230,12 +246,13 @@ def _rendered(
     since: datetime | None,
     planned: BootPlan | None,
     names: PublishedNames,
+    absent: frozenset[BootFile],
 ) -> _Rendering:
     untold = frozenset(_asked_by_strangers(decision, planned))
     files = names.files(server_files(decisions, decision, planned), untold)
     instead: Mapping[str, File] = {}
     if planned is not None and planned.boot is not None and planned.writes_disk:
-        instead = names.files(server_files(decisions, decision, fallback(decision, planned)), untold)
+        instead = names.files(server_files(decisions, decision, fallback(decision, planned, absent)), untold)
         if not _ends(planned, planned.boot, about.machine):
             files.pop(HTTP_BOOT.of(decision.uuid), None)
     base_url = decisions.base_url if decision.base_url == decisions.base_url else None

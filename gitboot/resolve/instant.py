@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -13,6 +13,7 @@ from gitboot.model.scalars import Digest, SystemUuid, format_instant
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
     Boot,
+    BootFile,
     BootOverride,
     BootPlan,
     Cause,
@@ -40,12 +41,20 @@ from gitboot.resolve.attempts import (
 from gitboot.stoppage import Halt
 
 
-def plan(decision: Decision, at: datetime, record: Record | None, *, stop: Halt = Halt.NONE) -> BootPlan | None:
+def plan(
+    decision: Decision,
+    at: datetime,
+    record: Record | None,
+    *,
+    stop: Halt = Halt.NONE,
+    absent: Collection[BootFile] = (),
+) -> BootPlan | None:
     """What ``decision`` boots at ``at``, knowing ``record`` (None: nothing is known).
 
-    None where there is no plan: parked, retired, or neither a policy nor an active maintenance.
+    A boot that is made by any of the files that are ``absent`` is not offered, unless it was given already. None where
+    there is no plan: parked, retired, or neither a policy nor an active maintenance.
     """
-    state = _state(decision, at, record, stop)
+    state = _state(decision, at, record, stop, absent)
     if state is None:
         return None
     told = token_of(decision, record)
@@ -65,7 +74,7 @@ def plan(decision: Decision, at: datetime, record: Record | None, *, stop: Halt 
         boot=_boot_of(decision, state, told),
         user_data=state.user_data,
         override=state.override,
-        next_transition=transition(decision, at, record, stop=stop),
+        next_transition=transition(decision, at, record, stop=stop, absent=absent),
         offered=_offered_by(record) if state.boot is not None and state.key is not None else 0,
         data=_data_of(decision, state, told),
         token=told if told != decision.token else None,
@@ -83,11 +92,18 @@ def without_left(decision: Decision, left: datetime | None) -> Decision:
     return decision if still == decision.maintenances else replace(decision, maintenances=still)
 
 
-def transition(decision: Decision, at: datetime, record: Record | None, *, stop: Halt = Halt.NONE) -> datetime | None:
+def transition(
+    decision: Decision,
+    at: datetime,
+    record: Record | None,
+    *,
+    stop: Halt = Halt.NONE,
+    absent: Collection[BootFile] = (),
+) -> datetime | None:
     """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
-    now = _state(decision, at, record, stop)
+    now = _state(decision, at, record, stop, absent)
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
-    return next((each for each in later if _state(decision, each, record, stop) != now), None)
+    return next((each for each in later if _state(decision, each, record, stop, absent) != now), None)
 
 
 def _offered_by(record: Record | None) -> int:
@@ -113,14 +129,12 @@ def _boot_of(decision: Decision, state: _State, told: Digest | None) -> Boot | N
     return state.boot.with_data_in(folder, told_by=(common, told if told is not None else common))
 
 
-def fallback(decision: Decision, planned: BootPlan) -> BootPlan:
+def fallback(decision: Decision, planned: BootPlan, absent: Collection[BootFile] = ()) -> BootPlan:
     """What boots instead of ``planned``, which writes a disk, where that is not given.
 
-    The policy's Always boot if that writes no disk, which needs no record; else the local disk.
+    The policy's Always boot if that writes no disk, which needs no record, and lacks no file; else the local disk.
     """
-    policy = decision.policy
-    always = policy.boot if policy is not None and policy.network_boot is NetworkBoot.ALWAYS else None
-    boot = always if always is not None and not always.writes_disk else None
+    boot = _harmless(decision.policy, absent)
     return replace(
         planned,
         phase=Phase.DISK if boot is None else Phase.NETWORK,
@@ -170,6 +184,7 @@ class _State:
     override: BootOverride | None
     key: str | None = None
     data: Digest | None = None  # the token by which a system that is booted once asks for its data
+    begun: bool = field(default=False, compare=False)  # whether its boot was given already, and is only given again
 
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
@@ -189,7 +204,9 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
             yield from (made.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
 
 
-def _state(decision: Decision, at: datetime, record: Record | None, stop: Halt) -> _State | None:
+def _state(
+    decision: Decision, at: datetime, record: Record | None, stop: Halt, absent: Collection[BootFile]
+) -> _State | None:
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
     state = _asked(decision, at, record)
@@ -199,7 +216,9 @@ def _state(decision: Decision, at: datetime, record: Record | None, stop: Halt) 
         policy = decision.policy
         return _disk(policy, Cause.ALL_STOPPED) if policy is not None else _nothing(Cause.ALL_STOPPED)
     if (decision.stopped or stop is Halt.WRITING) and state.boot.writes_disk:
-        return _instead(decision.policy)
+        return _instead(decision.policy, Cause.STOPPED, absent)
+    if not state.begun and state.boot.lacks(absent):
+        return _instead(decision.policy, Cause.ABSENT, absent)
     return state
 
 
@@ -211,14 +230,20 @@ def _asked(decision: Decision, at: datetime, record: Record | None) -> _State | 
     return _under_policy(decision.policy, at, record) if decision.policy is not None else None
 
 
-def _instead(policy: PolicyDecision | None) -> _State:
-    """What boots in place of a boot that writes disks: the policy's Always boot if that writes none, else the disk."""
+def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _State:
+    """What boots in place of a boot that is not offered."""
     if policy is None:
-        return _nothing(Cause.STOPPED)
-    boot = policy.boot
-    if policy.network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.writes_disk:
-        return replace(_always(policy, boot), cause=Cause.STOPPED)
-    return _disk(policy, Cause.STOPPED)
+        return _nothing(cause)
+    if (boot := _harmless(policy, absent)) is not None:
+        return replace(_always(policy, boot), cause=cause)
+    return _disk(policy, cause)
+
+
+def _harmless(policy: PolicyDecision | None, absent: Collection[BootFile]) -> Boot | None:
+    """The policy's Always boot, if that writes no disk and lacks no file; None: the disk boots."""
+    if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
+        return None
+    return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
 
 
 def _nothing(cause: Cause) -> _State:
@@ -248,7 +273,7 @@ def _under_maintenance(
         override = _override(boot, maintenance.network_boot, maintenance.override, reason)
     key = reason if maintenance.network_boot is NetworkBoot.ONCE else None
     data = data if boot.user_data is not None else None
-    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override, key, data)
+    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override, key, data, begun=made)
 
 
 def is_given_again(made: Run, at: datetime) -> bool:
@@ -290,10 +315,11 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         return _disk(policy, Cause.OVERWRITTEN)
     key = wanted_key(policy, record)
     to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key)
+    given = replace(to_be_made, begun=True)
     if is_provisioned(policy, record):
         since, until = record.provisioned_at, record.grace_until
         if since is not None and until is not None and since <= at < until and record.image == boot.image:
-            return to_be_made
+            return given
         asks_still = since is not None and _is_within(since, at, DATA_GRACE)
         data = boot.user_data if asks_still else None
         if data is not None and record.evidence not in _EVIDENCE_OF_A_BEGINNING:
@@ -301,7 +327,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         return _disk(policy, Cause.PROVISIONED, data)
     if (last := last_attempt(record, provision_reason(policy, record))) is not None:
         if last.is_given_again(at):
-            return replace(to_be_made, key=last.boot_key)
+            return replace(given, key=last.boot_key)
         if due_boot(policy, record) is None:
             data = boot.user_data if _is_within(last.boots[-1].at, at, DATA_GRACE) else None
             if data is not None and last.step is InstallStep.FAILED:
@@ -309,7 +335,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
             return replace(_disk(policy, _CAUSES[last.step], data), key=key)
     if record.consumed_at is not None and is_covered(record.consumed_key, key):
         late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
-        return replace(_disk(policy, Cause.CONSUMED), key=key) if late else to_be_made
+        return replace(_disk(policy, Cause.CONSUMED), key=key) if late else given
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
 
 
