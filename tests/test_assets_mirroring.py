@@ -18,6 +18,7 @@ from gitboot.errors import UsageError
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.fleets import SEED, document, fleet, image, server
 from tests.registries import Registry, registry
+from tests.signers import Minisign
 
 KERNEL, INITRD = b"kernel" * 1_000_000, b"initrd" * 1000
 
@@ -38,9 +39,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield found
 
 
-def fleet_of(folder: Path, kernel: str, initrd: str, outputs: str = "ipxe, mirror", more: str = "") -> Path:
+def fleet_of(
+    folder: Path, kernel: str, initrd: str, outputs: str = "ipxe, mirror", more: str = "", of_kernel: str = ""
+) -> Path:
     artifacts = (
-        f"kernel: {{url: '{kernel}', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}}}, "
+        f"kernel: {{url: '{kernel}', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}{of_kernel}}}, "
         f"initrds: [{{url: '{initrd}', sha256: {digest_of(INITRD)}}}]"
     )
     text = document("BootImage", "flatcar-1", f"version: '1', architectures: {{x86_64: {{{artifacts}}}}}")
@@ -56,7 +59,7 @@ def mirror(path: Path, out: Path, *options: str) -> tuple[int, dict[str, str], l
     """The exit code, what became of each artifact, and what was pruned."""
     command = ["assets", "mirror", str(path), "--out", str(out), *options, "-o", "json"]
     result = CliRunner().invoke(cli, command)
-    if isinstance(result.exception, UsageError):
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     said: dict[str, Any] = json.loads(result.stdout)
     return result.exit_code, {Path(each["path"]).name: each["outcome"] for each in said["items"]}, said["pruned"]
@@ -174,3 +177,26 @@ def test_before_a_merge_sources_are_looked_at(found: Registry, web: ArtifactServ
     assert CliRunner().invoke(cli, command).exit_code == Exit.SOURCE  # nobody says that the registry may be asked
     web.statuses["/initrd.img"] = 404
     assert CliRunner().invoke(cli, command).exit_code == Exit.PARTIAL
+
+
+def test_with_keys_only_what_is_signed_is_brought(web: ArtifactServer, tmp_path: Path) -> None:
+    vendor, stranger = Minisign(tmp_path, "vendor"), Minisign(tmp_path, "stranger")
+    (tmp_path / "kernel").write_bytes(KERNEL)
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "vendor.pub").write_bytes(vendor.public.read_bytes())
+    signature, out = f"{web.url}/kernel.minisig", tmp_path / "boot"
+    path = fleet_of(
+        tmp_path,
+        f"{web.url}/vmlinuz?v=1",
+        f"{web.url}/initrd.img",
+        of_kernel=f", signature: {{minisign: '{signature}'}}",
+    )
+    web.put("/kernel.minisig", stranger.sign(tmp_path / "kernel"))
+    with_keys = ("--image-keys", str(tmp_path / "keys"))
+    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "failed"}, [])
+    assert lying(out) == {}
+    web.put("/kernel.minisig", vendor.sign(tmp_path / "kernel"))
+    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
+    web.asked.clear()
+    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "there", "initrd": "failed"}, [])
+    assert not web.asked

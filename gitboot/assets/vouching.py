@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +25,7 @@ class VouchedFile:
     """One file of an image, and who vouches for it."""
 
     at: Field  # in the BootImage's document
+    sha256: Digest
     by: str | None  # whose key; None: nobody's that counts
     fault: str | None  # why not, as it follows "it is"; None: no signature is named
 
@@ -36,16 +37,19 @@ class SignatureCheck:
         self._fetcher, self._keys, self._base_url = fetcher, keys, base_url
         self._lists: dict[Checksums, tuple[frozenset[str], str] | Distrusted] = {}
 
-    def files(self, image: BootImage) -> Iterator[VouchedFile]:
-        """Each file of an image, by architecture."""
+    def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
+        """Each file of an image, by architecture; ``only`` those with these digests, where that is given."""
         for architecture, artifacts in sorted(image.spec.architectures.items()):
             for at, artifact in _each(artifacts):
+                if only is not None and artifact.sha256 not in only:
+                    continue
                 by, fault = None, None
                 try:
                     by = self._signer(artifact, artifacts.checksums)
                 except Distrusted as error:
                     fault = str(error)
-                yield VouchedFile(at=("spec", "architectures", str(architecture), *at), by=by, fault=fault)
+                where = ("spec", "architectures", str(architecture), *at)
+                yield VouchedFile(at=where, sha256=artifact.sha256, by=by, fault=fault)
 
     def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
         if artifact.signature is not None:

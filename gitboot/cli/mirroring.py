@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +14,14 @@ from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option
 from gitboot.cli.registries import opened_registries, registry_options
+from gitboot.cli.vouching import not_vouched_for
 from gitboot.errors import AssetError, UsageError
 
 if TYPE_CHECKING:
+    from gitboot.assets.fetching import Fetcher
     from gitboot.assets.mirroring import MirroredArtifact
+    from gitboot.model.scalars import Digest
+    from gitboot.plan import BootFile
 
 
 @click.command()
@@ -36,6 +41,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long what no decision names any more is kept, so that boots that have begun end well.",
 )
+@click.option(
+    "--image-keys",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Bring only what a key in this directory has signed, as `assets signatures` checks it. Default: all.",
+)
 @registry_options
 @output_option("table", "json")
 @click.pass_context
@@ -48,6 +58,7 @@ def mirror(
     sites: tuple[str, ...],
     parallel: int,
     keep_days: int,
+    image_keys: Path | None,
     registries: tuple[str, ...],
     registry_credentials: Path | None,
     ca_bundle: Path | None,
@@ -59,7 +70,7 @@ def mirror(
     where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/
     are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
     """
-    from gitboot.assets.mirroring import Mirroring, mirror_all, mirrored_path, prune
+    from gitboot.assets.mirroring import Mirroring, mirrored_path, prune
     from gitboot.cli.looking import fetchers_of, named_in
     from gitboot.model.fleet import Output
 
@@ -68,20 +79,11 @@ def mirror(
         raise UsageError("the Fleet's outputs do not have mirror: machines fetch each artifact where it is")
     files = [each.file for each in found if each.file.source is not None]
     fetchers = fetchers_of(decisions.base_url, None, opened_registries(registries, registry_credentials, ca_bundle))
-    done: list[MirroredArtifact] = []
-    with click.progressbar(
-        length=len({mirrored_path(file) for file in files}),
-        label="artifacts",
-        file=sys.stderr,
-        hidden=not sys.stderr.isatty(),
-    ) as bar:
-
-        def note(each: MirroredArtifact) -> None:
-            done.append(each)
-            bar.update(1)
-
-        mirror_all(fetchers, files, out, note, parallel=parallel)
-    done.sort(key=lambda each: each.path)
+    refused = {}
+    if image_keys is not None:
+        new = {file.sha256 for file in files if not (out / mirrored_path(file)).is_file()}
+        refused = not_vouched_for(path, rev, image_keys, fetchers, new)
+    done = _brought(fetchers, files, refused, out, parallel)
     pruned = []
     if not sites:  # else it is not known what the others need
         before = (now() - timedelta(days=keep_days)).timestamp()
@@ -93,6 +95,31 @@ def mirror(
         output.write(document(items=done, pruned=pruned) if output.format == "json" else _as_table(done, pruned))
     if any(each.outcome is Mirroring.FAILED for each in done):
         context.exit(Exit.PARTIAL)
+
+
+def _brought(
+    fetcher: Fetcher, files: Iterable[BootFile], refused: Mapping[Digest, str], out: Path, parallel: int
+) -> list[MirroredArtifact]:
+    """What became of each, by path; those that are refused are left where they are."""
+    from gitboot.assets.mirroring import MirroredArtifact, Mirroring, mirror_all, mirrored_path
+
+    by_path = {mirrored_path(file): file for file in files}
+    done = [
+        MirroredArtifact(path=at, source=file.source or "", outcome=Mirroring.FAILED, message=refused[file.sha256])
+        for at, file in by_path.items()
+        if file.sha256 in refused
+    ]
+    signed = [file for file in by_path.values() if file.sha256 not in refused]
+    with click.progressbar(
+        length=len(signed), label="artifacts", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+
+        def note(each: MirroredArtifact) -> None:
+            done.append(each)
+            bar.update(1)
+
+        mirror_all(fetcher, signed, out, note, parallel=parallel)
+    return sorted(done, key=lambda each: each.path)
 
 
 def _as_table(done: list[MirroredArtifact], pruned: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -18,9 +18,11 @@ from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
+    from gitboot.assets.fetching import Fetcher
     from gitboot.assets.vouching import SignatureCheck
     from gitboot.load import FleetRepository
     from gitboot.model.image import BootImage
+    from gitboot.model.scalars import Digest
     from gitboot.problems.problem import Problem
 
 
@@ -81,6 +83,27 @@ def signatures(
         click.echo(f"{path}: {count(len(images), 'image')}, {counted(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)
+
+
+def not_vouched_for(
+    path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
+) -> dict[Digest, str]:
+    """Of the files with these digests, those that no listed key has signed in any image, and why."""
+    from gitboot.assets.vouching import SignatureCheck
+    from gitboot.imagekeys import ImageKeys
+
+    fleet = _fleet(path, rev)
+    found: set[Digest] = set()
+    faults: dict[Digest, str] = {}
+    with TemporaryDirectory(prefix="gitboot-") as scratch:
+        check = SignatureCheck(fetcher, ImageKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
+        for _, image in sorted(fleet.images.items()):
+            for each in check.files(image, digests):
+                if each.by is not None:
+                    found.add(each.sha256)
+                else:
+                    faults[each.sha256] = f"it is {each.fault}" if each.fault is not None else "it has no signature"
+    return {digest: faults.get(digest, "it has no signature") for digest in digests if digest not in found}
 
 
 def _fleet(path: Path, rev: str | None) -> FleetRepository:
