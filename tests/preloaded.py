@@ -157,6 +157,21 @@ def _tell(connection: socket.socket, pid: int) -> None:
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
+def _warm_up() -> None:
+    """Have made what gitboot makes when it first reads, decides and renders: validators, most of all."""
+    from datetime import UTC, datetime
+
+    from gitboot.load import load
+    from gitboot.render.formats import server_files, shared_files
+    from gitboot.resolve import decide, plan
+    from gitboot.source import WORKTREE, open_snapshot
+
+    decisions = decide(load(open_snapshot(Path(__file__).parent.parent / "example-repo", WORKTREE)))
+    shared_files(decisions)
+    for decision in decisions.servers.values():
+        server_files(decisions, decision, plan(decision, datetime.now(UTC), None))
+
+
 def main(fd: int) -> None:
     import gc
     from importlib import import_module
@@ -170,6 +185,7 @@ def main(fd: int) -> None:
     for module in walk_packages(gitboot.__path__, "gitboot."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
+    _warm_up()
     gc.freeze()
     gc.enable()
     sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
