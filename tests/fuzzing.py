@@ -6,6 +6,7 @@ seeds in ``fuzz/seeds``; ``fuzz/`` gives them others for as long as one likes.
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from base64 import b64encode
@@ -23,7 +24,7 @@ from gitboot.bmc.access import Credentials
 from gitboot.bmc.override import BootTarget, Enabled, Override, fit
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.cli.planning import about_all
-from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
 from gitboot.load import BlobId, Revision, Snapshot, load
 from gitboot.load.sealed import NotSealed, sealed
 from gitboot.observe import accesslog, spool
@@ -31,6 +32,7 @@ from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import first_of
 from gitboot.observe.reports import read_reports
+from gitboot.oci.layers import chosen, files, parse_manifest
 from gitboot.plan import Record
 from gitboot.problems.problem import Problem
 from gitboot.publish.index import parse_shard
@@ -265,9 +267,22 @@ def _assets(folder: Path) -> Path:
     return assets
 
 
+# What a registry answers
+
+
+def manifest(data: bytes) -> None:
+    """An index or manifest: what a BootImage would be made of it is named by digests, or it is refused."""
+    with suppress(RegistryRefused):
+        found = parse_manifest(data, "x")
+        for each in chosen(found.manifests or (), "", "x").values() if found.manifests is not None else ():
+            assert re.fullmatch("[0-9a-f]{64}", each.sha256)
+        for several in files(found.layers, "x").values() if found.layers is not None else ():
+            assert all(re.fullmatch("[0-9a-f]{64}", each.sha256) for each in several)
+
+
 TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     each.__name__: each
-    for each in (document, fleet, ignored, template, secret, access_log, spooled, published, redfish, head)
+    for each in (document, fleet, ignored, template, secret, access_log, spooled, published, redfish, head, manifest)
 }
 
 # What edits are made of: words on which the readers of these bytes turn.
