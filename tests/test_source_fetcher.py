@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
-from gitboot.frames import encode
+from gitboot.frames import Child, encode
 from gitboot.load import Revision
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey, sending
 from tests.fleets import SEED, server
@@ -180,6 +180,23 @@ def test_one_that_died_while_nobody_asked_is_not_missed(work: Work, state: Path,
     os.kill(child, signal.SIGKILL)
     eventually(lambda: not alive(child))
     assert source.fetch() == work.head
+
+
+def test_an_answer_that_was_not_waited_for_is_nobody_elses(
+    work: Work, state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(Remote(url=str(work.path)), state, fetcher)
+    first = source.fetch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Child, "answers", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            source.fetch()
+    second = work.commit({"fleet.yaml": "second"})
+    assert (first != second, source.fetch()) == (True, second)
+
+
+def interrupted(_: Child) -> Iterator[bytes]:
+    raise KeyboardInterrupt
 
 
 def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path, fetcher: FetchProcess) -> None:

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 from gitboot.bounds import Spent
-from gitboot.errors import OperatorError, TryAgain
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import Revision
 from gitboot.source.bringing import InThisProcess
 from gitboot.source.repository import lacks_memory
-from gitboot.source.sending import Arrived, Order, Report, failed, order, remote_of
+from gitboot.source.sending import ERRORS, Arrived, Order, Report, failed, order, remote_of
 
 
 def main(parent: str) -> None:
@@ -37,7 +36,7 @@ def _report(ordered: Order) -> Report:
             accepted = Revision(ordered.accepted) if ordered.accepted is not None else None
             return Arrived(found=fetching.restore(remote, state, accepted))
         return Arrived(revision=fetching.fetch(remote, state, anew=ordered.work == "anew"))
-    except (TryAgain, OperatorError) as error:
+    except tuple(ERRORS.values()) as error:
         if lacks_memory(error):
             raise MemoryError from error
         return failed(error)

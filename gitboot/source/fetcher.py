@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -50,28 +48,20 @@ class FetchProcess:
             idle.put_away()
 
     def _ask(self, order: Order) -> Arrived:
-        with self._asked() as child:
-            try:
-                child.send(order)
-                answered = report(next(child.answers()))
-            except (StopIteration, BrokenPipeError):
-                raise self._died(order.url, child.wait()) from None
+        child, answered = self._taken(), None
+        try:
+            child.send(order)
+            answered = report(next(child.answers()))
+        except (StopIteration, BrokenPipeError):
+            raise self._died(order.url, child.wait()) from None
+        finally:
+            self._give_back(child, is_free=answered is not None)
         if isinstance(answered, Arrived):
             return answered
         raise raised(answered)
 
-    @contextmanager
-    def _asked(self) -> Iterator[Child]:
-        """A process that nobody else asks meanwhile."""
-        child = self._taken()
-        try:
-            yield child
-        finally:
-            if not self._kept(child):
-                child.kill()
-                child.put_away()
-
     def _taken(self) -> Child:
+        """A process that nobody else asks meanwhile."""
         with self._changing:
             if self._is_closed:
                 raise SourceError("nothing is fetched any more: this instance ends")
@@ -83,14 +73,15 @@ class FetchProcess:
             self._busy.add(child)
             return child
 
-    def _kept(self, child: Child) -> bool:
-        """Keep one for the next time, if it can go on; say whether it is."""
+    def _give_back(self, child: Child, *, is_free: bool) -> None:
+        """Keep it for the next time, if it is at nothing any more; else end it."""
         with self._changing:
             self._busy.remove(child)
-            if self._is_closed or child.has_ended or self._idle is not None:
-                return False
-            self._idle = child
-            return True
+            if is_free and not self._is_closed and self._idle is None:
+                self._idle = child
+                return
+        child.kill()
+        child.put_away()
 
     def _died(self, url: str, status: int) -> SourceError | SourceTooLarge:
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):
