@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -73,6 +74,15 @@ def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytes
 def client(mirror: Mirror) -> Iterator[httpx.Client]:
     with plain.Client(base_url=mirror.url) as client:
         yield client
+
+
+def test_the_page_says_what_is_to_be_set_in_each_configuration(output: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs/mirrors.md").read_text()
+    site, caddyfile = ((output / f"ops/serve/{name}").read_text() for name in ("nginx.conf", "Caddyfile"))
+    taken = re.findall(r"\{\$(GITBOOT_[A-Z]+)", caddyfile)
+    told = page.partition("\n## Caddy\n")[2].partition("\n## ")[0]
+    assert (len({*taken}), {*re.findall(r"GITBOOT_[A-Z]+", told)}) == (3, {*taken})
+    assert site.count("# set: ") == 4 and "set its four lines" in page
 
 
 # What is answered

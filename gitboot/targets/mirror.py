@@ -47,6 +47,7 @@ _LONGEST_S: Final = 300.0  # of one file
 _CHUNK: Final = 1 << 20
 _BATCH: Final = 4096  # files that are given to threads at a time
 _MD5_LENGTH: Final = 32  # in hexadecimal digits
+_UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
 
 
@@ -160,7 +161,7 @@ class FolderMirror:
         for path in sorted(path for path in self._folder.rglob("*") if not path.is_dir()):
             below = str(path.relative_to(self._folder))
             if below not in files and not (self._boot / below).exists():
-                yield MirrorFinding(path=below, fault=MirrorFault.EXTRA, message=_EARLIER)
+                yield MirrorFinding(path=below, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
 
 
 class WebMirror:

@@ -109,10 +109,13 @@ def _faults(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFaul
     elif answer.status >= 500 or answer.status == 429:
         yield MirrorFault.UNKNOWN, f"it answers {answer.status}"
     elif answer.status != 200:
-        yield MirrorFault.MISSING, f"it answers {answer.status}"
+        yield MirrorFault.MISSING, "it is not there" if answer.status in _GONE else f"it answers {answer.status}"
     else:
         yield from _of_content(file, answer)
         yield from _of_headers(file, answer)
+
+
+_GONE: Final = (404, 410)
 
 
 def _of_content(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
