@@ -53,12 +53,12 @@ FULL: Final = Status(
 
 
 @contextmanager
-def full(folder: Path) -> Iterator[str]:
-    """The URL of an endpoint that knows a value of each metric."""
+def full(folder: Path, status: Status = FULL) -> Iterator[str]:
+    """The URL of an endpoint that knows a value of each metric, and what its instance says."""
     issued = Authority(folder).issue()
     certificate = Certificate(issued.certificate, issued.key)
     certificate.look(BEFORE)
     with site() as made:
-        made.say({**FULL.facts(), "at": "2026-11-20T20:59:00Z"})
+        made.say({**status.facts(), "at": "2026-11-20T20:59:00Z"})
         with made.serve(certificate=certificate) as url:
             yield url

@@ -21,7 +21,7 @@ from gitboot.serve import catalogue
 from gitboot.serve.catalogue import Family
 from gitboot.serve.certificate import Certificate
 from gitboot.serve.crowd import Crowd
-from gitboot.serve.metrics import Metrics
+from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.operators import Stranger
 from gitboot.serve.readiness import Records
 from gitboot.serve.tree import PublishedTree
@@ -65,8 +65,9 @@ class Exposition(Collector):
             yield _one(catalogue.RECORDING, self._records.failure is None)
         off = self._tree.clock.off
         yield _one(catalogue.CLOCK_OFF, off.total_seconds() if off is not None else 0)
+        faults = {(kind, "500"): 0 for kind in Answered}  # so that the first is an increase
         requests = {(kind, str(code)): count for (kind, code), count in self._metrics.requests.items()}
-        yield _metric(catalogue.REQUESTS, requests)
+        yield _metric(catalogue.REQUESTS, faults | requests)
         yield _metric(catalogue.BOOTS_REFUSED, {(each,): self._refused.get(each, 0) for each in WhyNot})
         yield _metric(catalogue.OPERATORS_REFUSED, {(each,): self._metrics.strangers[each] for each in Stranger})
         yield _one(catalogue.IDLE_CLOSED, self._crowd.closed)
