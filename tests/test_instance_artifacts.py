@@ -15,11 +15,12 @@ from gitboot.instance.build import looking
 from gitboot.instance.lookout import Lookout
 from gitboot.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.plan import BootFile, BootPlan, Cause, Phase
-from tests.artifact_servers import ArtifactServer, artifact_server
+from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.bench import Bench
 from tests.fleets import SEED, SHA, at, document, fleet, image, maintenance, policy, profile, server
+from tests.git_servers import free_port
 from tests.instance import eventually
-from tests.rack import Rack, boots, condition, until_condition
+from tests.rack import Rack, boots, condition, typed, until_condition
 from tests.test_instance_overrides import MakeSite, make_site
 
 __all__ = ["make_site"]  # a fixture
@@ -39,7 +40,7 @@ class Told:
     wanted: Collection[BootFile] = ()
     late: Mapping[BootFile, Sighting] | None = None  # what is seen only by who waits for it
 
-    def want(self, files: Collection[BootFile], base_url: str) -> None:
+    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
         self.wanted = files
 
     def seen(self) -> Mapping[BootFile, Sighting]:
@@ -229,6 +230,25 @@ def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: To
     assert "memtest-7" in unknown()
 
 
+MIRRORING = (
+    fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, mirror]"),
+    ONCE[1],
+    image("flatcar-1").replace("assets:", "https://vendor.test/"),
+    *ONCE[3:],
+)
+
+
+def test_what_is_mirrored_is_offered_once_it_was_seen(bench: Bench, told: Told) -> None:
+    bench.decide(*MIRRORING)
+    assert shown(bench.reconcile()) == DISK
+    assert "it was not looked at yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
+    assert {each.url for each in told.wanted} == {f"http://boot.test/o/{SHA}/{name}" for name in ("kernel", "initrd")}
+    told.sightings = dict.fromkeys(told.wanted, SILENT)
+    assert shown(bench.reconcile()) == DISK
+    told.sightings = dict.fromkeys(told.wanted, THERE)
+    assert shown(bench.reconcile()) == OFFERED
+
+
 def test_reconciling_once_looks_before_anything_is_offered(bench: Bench, told: Told) -> None:
     file = BootFile(url=f"{BASE}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
     told.late = {file: ABSENT}
@@ -317,7 +337,7 @@ def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, l
     woken: list[bool] = []
     lookout = looks(wake=lambda: woken.append(True))
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
-    lookout.want({there, missing}, web.url)
+    lookout.want({there, missing}, (web.url,))
     lookout.wait()
     assert lookout.seen()[there].presence is Presence.FOUND
     assert lookout.seen()[missing].is_absent
@@ -332,7 +352,7 @@ def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, l
 def test_who_falls_silent_has_not_got_what_was_missing(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
     lookout = looks()
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
-    lookout.want({there, missing}, web.url)
+    lookout.want({there, missing}, (web.url,))
     lookout.wait()
     web.statuses |= {"/there": 503, "/missing": 503}
     eventually(lambda: lookout.seen()[there].presence is Presence.UNKNOWN)
@@ -346,26 +366,26 @@ def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
 ) -> None:
     missing, there = web.file("/missing", KERNEL_BYTES), web.put("/there", KERNEL_BYTES)
     first = looks()
-    first.want({missing, there}, web.url)
+    first.want({missing, there}, (web.url,))
     first.wait()
     first.close()
     asked = sum(web.asked.values())
     second = looks()
-    assert second.seen() == {missing: first.seen()[missing]}
+    assert second.seen() == first.seen()
     assert sum(web.asked.values()) == asked
     web.put("/missing", KERNEL_BYTES)
-    second.want({missing, there}, web.url)
+    second.want({missing, there}, (web.url,))
     second.wait()
     assert second.seen()[missing].is_there
 
 
 def test_what_nobody_wants_any_more_is_forgotten(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
     lookout, missing = looks(), web.file("/missing", KERNEL_BYTES)
-    lookout.want({missing}, web.url)
+    lookout.want({missing}, (web.url,))
     lookout.wait()
     same = lookout.seen()
     assert lookout.seen() is same
-    lookout.want((), web.url)
+    lookout.want((), (web.url,))
     assert lookout.seen() == {}
 
 
@@ -378,7 +398,7 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
     own, other = web.file("/assets/kernel", KERNEL_BYTES), web.put("/other", KERNEL_BYTES[::-1])
     other = replace(other, sha256=own.sha256)
     lookout = looks(assets=assets)
-    lookout.want({own, other}, web.url)
+    lookout.want({own, other}, (web.url,))
     lookout.wait()
     assert lookout.seen()[own].presence is Presence.WRONG
     assert lookout.seen()[other].presence is Presence.FOUND
@@ -388,9 +408,33 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
     eventually(lambda: lookout.seen()[own].presence is Presence.VERIFIED)
     lookout.close()
     reading = looks("read")
-    reading.want({other}, web.url)
+    reading.want({other}, (web.url,))
     reading.wait()
     assert reading.seen()[other].presence is Presence.WRONG
+
+
+def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
+    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+) -> None:
+    """A site is asked itself; where nobody answers there, it will have what stands here."""
+    path = f"o/{digest_of(KERNEL_BYTES)}/kernel"
+    nobody = f"http://127.0.0.1:{free_port()}"
+    bases = ("http://boot.invalid", web.url, nobody)
+    own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
+    lookout = looks()
+    lookout.want({own, site, silent}, bases)
+    lookout.wait()
+    found = lookout.seen()
+    assert [found[each].presence for each in (own, site, silent)] == [
+        *(Presence.UNKNOWN, Presence.MISSING, Presence.MISSING),
+    ]
+    (tmp_path / "boot" / path).parent.mkdir(parents=True)
+    (tmp_path / "boot" / path).write_bytes(KERNEL_BYTES)
+    eventually(lambda: lookout.seen()[own].presence is Presence.VERIFIED)
+    eventually(lambda: lookout.seen()[silent].presence is Presence.FOUND)
+    assert lookout.seen()[site].presence is Presence.MISSING
+    web.put(f"/{path}", KERNEL_BYTES)
+    eventually(lambda: lookout.seen()[site].presence is Presence.FOUND)
 
 
 def test_nobody_looks_where_that_is_switched_off(tmp_path: Path) -> None:
@@ -450,3 +494,23 @@ def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, 
             assert (web01.times_set, web02.times_set, web03.times_set) == (1, 1, 1)
         types = [event["type"] for event in instance.events]
         assert types.count("ArtifactFound") == 2
+
+
+def test_what_is_not_mirrored_yet_is_set_once_it_is(tmp_path: Path, web: ArtifactServer) -> None:
+    file = web.put("/vendor/kernel", KERNEL_BYTES)
+    kernel = f"{{url: '{file.url}', sha256: {file.sha256}, size: {file.size}}}"
+    linux = document("BootImage", "linux-1", f"version: '1', architectures: {{x86_64: {{kernel: {kernel}}}}}")
+    pool = (linux, profile("web", "linux-1"), policy("web", often="Once"))
+    settings = "baseURL: 'http://boot.invalid', outputs: [ipxe, grub, mirror]"
+    with Rack(tmp_path, settings=settings, pool=pool) as rack:
+        web01 = rack.add("web01", provision=1)
+        rack.push()
+        assert rack.once(*rack.spooling, records="fresh").code == 8
+        assert web01.times_set == 0
+        entry = tmp_path / "output" / "boot" / web01.entry[1:]
+        assert file.sha256 not in entry.read_text()
+        done = typed("assets", "mirror", rack.repository.work, "--out", tmp_path / "output" / "boot")
+        assert done.code == 0, done
+        assert rack.once(*rack.spooling).code == 0
+        assert web01.times_set == 1
+        assert f"http://boot.invalid/o/{file.sha256}/kernel" in entry.read_text()

@@ -93,7 +93,12 @@ THERE = Sighting(presence=Presence.FOUND)
 def looked(sightings: dict[BootFile, Sighting]) -> Callable[[Standing], Standing]:
     """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
-    return lambda standing: known(sightings=sightings)(replace(standing, looks_at_artifacts=True, plans=plans))
+    return lambda standing: known(sightings=sightings)(replace(standing, plans=plans))
+
+
+def mirrored(standing: Standing) -> Standing:
+    plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
+    return replace(known(sightings={})(standing), plans=plans)
 
 
 def held() -> Attempt:
@@ -179,9 +184,10 @@ def same(standing: Standing) -> Standing:
         ),
         ("a guard holds it", with_(attempt=held()), "CommitAccepted", (False, "GuardTripped")),
         ("nobody looks at artifacts", same, "ArtifactsPresent", None),
-        ("nothing is known of any", with_(looks_at_artifacts=True), "ArtifactsPresent", (True, "Present")),
+        ("nothing is known of any", known(sightings={}), "ArtifactsPresent", (True, "Present")),
         ("one is missing", looked({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
         ("one cannot be looked at", looked({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
+        ("one that is mirrored was not looked at", mirrored, "ArtifactsPresent", (False, "Missing")),
         ("one is there", looked({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
         ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
         ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),

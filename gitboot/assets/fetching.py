@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -16,7 +16,7 @@ from urllib3.exceptions import HTTPError
 from gitboot import __version__
 from gitboot.assets.below import file_below
 from gitboot.assets.sighting import ArtifactHead
-from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable
 from gitboot.render.paths import artifact_type
 
 CHUNK: Final = 1 << 20  # bytes that are read at a time
@@ -63,6 +63,27 @@ class Fetchers:
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
         """Read an artifact from an offset on, or all of it."""
         return self._of(url).read(url, offset)
+
+
+class FirstOf:
+    """Two that may have the same artifacts: the second is asked for what the first has not, or cannot say."""
+
+    def __init__(self, first: Fetcher, second: Fetcher, *, unless: type[GitbootError]) -> None:
+        """``unless`` is the error of the first after which the second is asked."""
+        self._first, self._second, self._unless = first, second, unless
+
+    def head(self, url: str) -> ArtifactHead:
+        """What is said of an artifact without reading it."""
+        with suppress(self._unless):
+            return self._first.head(url)
+        return self._second.head(url)
+
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
+        """Read an artifact from an offset on, or all of it."""
+        with suppress(self._unless):
+            self._first.head(url)
+            return self._first.read(url, offset)
+        return self._second.read(url, offset)
 
 
 # By HTTP

@@ -51,9 +51,16 @@ def since_before(now: Sighting, before: Sighting | None) -> Sighting:
     return before if is_silent and before is not None and before.is_absent else now
 
 
-def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting]) -> bool:
-    """Whether no boot is offered that is made by a file; one of which nothing is known holds nothing back."""
+def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
+    """Whether no boot is offered that is made by a file. None: nobody looks.
+
+    One of which nothing is known holds nothing back; but one that is mirrored is waited for until it was seen.
+    """
+    if sightings is None:
+        return False
     seen = sightings.get(file)
+    if file.source is not None:
+        return seen is None or not seen.is_there
     return seen is not None and seen.is_absent
 
 

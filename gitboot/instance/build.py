@@ -16,7 +16,7 @@ from typing import Any, Final
 from gitboot.assets.remembered import read_sightings
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pool import BmcPool, is_covered, read_credentials
-from gitboot.errors import DamagedLedger, LedgerError, UsageError
+from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.bookkeeping import known, looked_around, write
@@ -161,7 +161,6 @@ def assembled(
             longest_step=timedelta(minutes=settings.step_minutes),
             opened=store.progress[1],
             was_left=knowledge.facts.gap,
-            looks_at_artifacts=outside.artifacts is not None,
         ),
         accepting=accepting,
         inbox=inbox,
@@ -327,17 +326,26 @@ def looking(settings: Settings, kept: Path, wake: Callable[[], None]) -> Iterato
     if settings.artifacts.check is CheckAssets.OFF:
         yield None
         return
-    from gitboot.assets.fetching import Fetcher, Fetchers, FolderFetcher, WebFetcher
+    from gitboot.assets.fetching import Fetcher, Fetchers, FirstOf, FolderFetcher, WebFetcher
 
     web = WebFetcher()
 
-    def fetcher_of(base_url: str) -> tuple[Fetcher, Callable[[str], bool]]:
-        by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web}
-        served = f"{base_url}/assets/"
+    def fetcher_of(bases: tuple[str, ...]) -> tuple[Fetcher, Callable[[str], bool]]:
+        own, *sites = (f"{base}/o/" for base in bases)
+        tree = settings.output / "boot" / "o"
+        mirrored: dict[str, Fetcher] = {
+            # A site's copy of the tree is asked itself; where it cannot be reached, it will have what is here.
+            **{prefix: FirstOf(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
+            own: FirstOf(FolderFetcher(tree, own), web, unless=ArtifactMissing),
+        }
+        here = {own}
+        by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, **mirrored}
         if settings.assets is not None:
+            served = f"{bases[0]}/assets/"
             by_prefix[served] = FolderFetcher(settings.assets, served)
+            here.add(served)
         is_read = settings.artifacts.check is CheckAssets.READ
-        return Fetchers(by_prefix), lambda url: is_read or (settings.assets is not None and url.startswith(served))
+        return Fetchers(by_prefix), lambda url: is_read or url.startswith(tuple(here))
 
     with closing(Lookout(fetcher_of, kept=kept, every_s=settings.artifacts.every_s, wake=wake)) as lookout:
         yield lookout

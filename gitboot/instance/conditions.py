@@ -275,8 +275,8 @@ def _of_the_fleet(standing: Standing, at: datetime) -> Iterator[Condition]:
     elif publication.stands_for(commit):
         yield _condition("Published", True, "Published", f"what {count(len(plans.servers), 'server')} boot stands", at)
     yield _of_the_boots(standing, at)
-    if standing.looks_at_artifacts:
-        yield _of_the_artifacts(standing, at)
+    if (sightings := standing.knowledge.sightings) is not None:
+        yield _of_the_artifacts(standing, sightings, at)
     yield from _of_the_runs(standing, at)
     late = [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]
     if late:
@@ -285,9 +285,8 @@ def _of_the_fleet(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("OptOutsInTime", True, "InTime", "no pin or hold is past its deadline", at)
 
 
-def _of_the_artifacts(standing: Standing, at: datetime) -> Condition:
+def _of_the_artifacts(standing: Standing, sightings: Mapping[BootFile, Sighting], at: datetime) -> Condition:
     """Whether what machines are to fetch is there, as far as anybody knows."""
-    sightings = standing.knowledge.sightings
     if withheld := _withheld(standing):
         message = (
             f"what boots by a file that is not there is not offered until it is: {_some(_told(withheld, sightings))}"
@@ -301,7 +300,7 @@ def _of_the_artifacts(standing: Standing, at: datetime) -> Condition:
 def _told(withheld: Mapping[ImageFile, int], sightings: Mapping[BootFile, Sighting]) -> list[str]:
     return [
         f"BootImage/{image} for {count(servers, 'server') if servers else 'unknown machines'} "
-        f"({file.url}: {sightings[file].message})"
+        f"({file.url}: {sightings[file].message if file in sightings else 'it was not looked at yet'})"
         for (image, file), servers in withheld.items()
     ]
 

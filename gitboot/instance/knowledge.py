@@ -36,7 +36,7 @@ class Knowledge:
     approvals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by digest of changes: guard -> who
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
-    sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)  # of artifacts; the ledger has them not
+    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, which no ledger keeps; None: nobody looks
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """What plans go by; None: unknown.
@@ -52,7 +52,9 @@ class Knowledge:
 
     def absent(self, decision: Decision) -> frozenset[BootFile]:
         """Of the files that a decision's boots are made by, those because of which they are not offered."""
-        return decision.absent(partial(is_withheld, sightings=self.sightings)) if self.sightings else frozenset()
+        if self.sightings is None:
+            return frozenset()
+        return decision.absent(partial(is_withheld, sightings=self.sightings))
 
     def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
         """Every override that was set for a server, by reason."""

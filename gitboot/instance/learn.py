@@ -122,8 +122,8 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
 
 def _look(learning: Learning, sightings: Mapping[BootFile, Sighting], at: datetime) -> None:
     """Learn what was seen of artifacts; what is not looked at any more has not come back."""
-    before = learning.sightings
-    if sightings is before:
+    before = learning.sightings or {}
+    if sightings is learning.sightings:
         return
     for file, now in sightings.items():
         was_absent = file in before and before[file].is_absent

@@ -16,7 +16,8 @@ from gitboot.assets.sighting import Sighting, is_withheld, since_before
 from gitboot.assets.verifying import look_at
 from gitboot.plan import BootFile
 
-FIRST_RETRY_S: Final = 5.0  # after which what is not there is looked at again; twice as long each time
+_FIRST_RETRY_S: Final = 5.0  # after which what is not there is looked at again; twice as long each time
+_LONGEST_RETRY_S: Final = 60.0
 _SAVED_EVERY_S: Final = 5.0
 _PATIENCE_S: Final = 60.0  # for all to be looked at, where somebody waits for that
 _JOIN_S: Final = 0.5
@@ -25,8 +26,8 @@ _JOIN_S: Final = 0.5
 class ArtifactWatch(Protocol):
     """Whoever looks at artifacts for an instance."""
 
-    def want(self, files: Collection[BootFile], base_url: str) -> None:
-        """Look at these from now on, and at no others; ``base_url`` is the fleet's own."""
+    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
+        """Look at these from now on, and at no others; ``bases`` are the fleet's own base URL, and its sites'."""
 
     def seen(self) -> Mapping[BootFile, Sighting] | None:
         """What was seen of them last; the same object for as long as that is the same. None: nobody looks."""
@@ -38,7 +39,7 @@ class ArtifactWatch(Protocol):
 class NobodyLooks:
     """Where artifacts are not looked at."""
 
-    def want(self, files: Collection[BootFile], base_url: str) -> None:
+    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
         """Look at nothing."""
 
     def seen(self) -> None:
@@ -52,26 +53,26 @@ class Lookout:
     """Looks at artifacts in threads of its own, until it is closed.
 
     What is there is looked at again after ``every_s``; what is not, sooner, and then less and less often. What was seen
-    is kept in ``kept``, so that what was missing before a restart is missing still, until it is looked at.
+    is kept in ``kept``, so that a restart changes nothing until it was looked at again.
     """
 
     def __init__(
         self,
-        fetcher_of: Callable[[str], tuple[Fetcher, Callable[[str], bool]]],
+        fetcher_of: Callable[[tuple[str, ...]], tuple[Fetcher, Callable[[str], bool]]],
         *,
         kept: Path,
         every_s: float,
         wake: Callable[[], None],
         parallel: int = 8,
     ) -> None:
-        """``fetcher_of`` a base URL: who fetches, and of which URLs the content is read, not only the head."""
+        """``fetcher_of`` base URLs: who fetches, and of which URLs the content is read, not only the head."""
         self._fetcher_of, self._kept, self._every_s, self._wake = fetcher_of, kept, every_s, wake
         self._before = read_sightings(kept)  # by which what was read is not read again
-        self._now = {file: each for file, each in self._before.items() if each.is_absent}
+        self._now = dict(self._before)
         self._seen: Mapping[BootFile, Sighting] = dict(self._now)  # as it was asked for last
         self._is_news = False  # whether that is another
         self._wanted: frozenset[BootFile] = frozenset()
-        self._base_url: str | None = None
+        self._bases: tuple[str, ...] = ()
         self._queue: list[tuple[float, str, BootFile]] = []  # a heap of what is looked at next, and when
         self._unlooked: frozenset[BootFile] = frozenset()  # what was not looked at since it is wanted
         self._failures: dict[BootFile, int] = {}  # in a row
@@ -81,14 +82,14 @@ class Lookout:
         for thread in self._threads:
             thread.start()
 
-    def want(self, files: Collection[BootFile], base_url: str) -> None:
-        """Look at these from now on, and at no others; ``base_url`` is the fleet's own."""
+    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
+        """Look at these from now on, and at no others; ``bases`` are the fleet's own base URL, and its sites'."""
         wanted = frozenset(files)
         with self._changed:
-            if wanted == self._wanted and base_url == self._base_url:
+            if wanted == self._wanted and bases == self._bases:
                 return
-            if base_url != self._base_url:
-                self._base_url, (self._fetcher, self._is_read) = base_url, self._fetcher_of(base_url)
+            if bases != self._bases:
+                self._bases, (self._fetcher, self._is_read) = bases, self._fetcher_of(bases)
             new = wanted - self._wanted
             self._queue = [each for each in self._queue if each[2] in wanted]
             self._queue += [(0.0, file.url, file) for file in new]
@@ -162,7 +163,8 @@ class Lookout:
 
     def _rest_s(self, file: BootFile) -> float:
         failures = self._failures[file]
-        return min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), self._every_s) if failures else self._every_s
+        retry_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 20), _LONGEST_RETRY_S)
+        return min(retry_s, self._every_s) if failures else self._every_s
 
     def _save(self) -> None:
         with self._changed:

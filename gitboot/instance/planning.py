@@ -47,7 +47,7 @@ class Plans:
     consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
     lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
     begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
-    sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)  # of artifacts, by which they are made
+    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, by which they are made; None: nobody looks
     needs: Mapping[ImageFile, int] = field(default_factory=dict)  # how many servers may boot by each
     given: Mapping[str, tuple[str, Run]] = field(default_factory=dict)  # in a window that is open, and not started
 
@@ -142,12 +142,13 @@ def replanned(
     ), different
 
 
-def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting]) -> frozenset[str]:
+def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting] | None) -> frozenset[str]:
     """The servers with a boot that is made by a file which is withheld now and was not, or was and is not."""
     were = before.sightings
     if sightings is were:
         return frozenset()
-    files = {file for file in {*were, *sightings} if is_withheld(file, were) != is_withheld(file, sightings)}
+    needed = {each.file for each in before.needs}  # with their sources, which a sighting has not
+    files = {file for file in needed if is_withheld(file, were) != is_withheld(file, sightings)}
     return frozenset(
         name for name, state in before.servers.items() if files and state.decision.absent(files.__contains__)
     )

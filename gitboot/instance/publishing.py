@@ -126,8 +126,9 @@ def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] 
     """What unknown machines boot, where it is offered; None: their disk."""
     if decisions.unknown is None or plans.stop is Halt.ALL:
         return None
-    absent = [file for file in plans.sightings if is_withheld(file, plans.sightings)]
-    return {each: boot for each, boot in decisions.unknown.items() if not boot.lacks(absent)} or None
+    boots = decisions.unknown.items()
+    absent = {file for _, boot in boots for file in boot.fetched if is_withheld(file, plans.sightings)}
+    return {each: boot for each, boot in boots if not boot.lacks(absent)} or None
 
 
 def _shares_other(

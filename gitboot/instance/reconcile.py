@@ -128,7 +128,7 @@ class Reconciler:
             now = self._stood_back(now)
         else:
             now, different = _planned(now, commit, at)
-            self._inbox.artifacts.want(_needed(now.plans, commit), commit.decisions.base_url)
+            self._inbox.artifacts.want(_needed(now.plans, commit), _bases(commit))
             if wait:
                 now, different = self._looked(now, commit, different, at)
             lap(Stage.PLAN)
@@ -347,6 +347,11 @@ def _needed(plans: Plans, commit: Commit) -> frozenset[BootFile]:
     """Every artifact that any server, or an unknown machine, may be told to fetch."""
     by_strangers = (file for boot in (commit.decisions.unknown or {}).values() for file in boot.fetched)
     return frozenset((*(each.file for each in plans.needs), *by_strangers))
+
+
+def _bases(commit: Commit) -> tuple[str, ...]:
+    """The fleet's own base URL, and those of its sites."""
+    return (commit.decisions.base_url, *commit.decisions.sites.values())
 
 
 def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:

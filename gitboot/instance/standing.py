@@ -75,7 +75,6 @@ class Standing:
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
     refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
-    looks_at_artifacts: bool = False
     conditions: tuple[Condition, ...] = ()
 
     @property
