@@ -17,6 +17,7 @@ from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN, Site
 from tests.instance import Repository, running
+from tests.rack import until_condition
 from tests.registries import IRONCORE, registry
 
 GUEST = Guest(name="card", uefi=False)
@@ -51,6 +52,7 @@ def test_a_server_boots_from_a_registry(
         repository.push(fleet)
         with running(repository.bare, tmp_path, *LISTEN, records="fresh") as instance:
             assets("mirror", repository.work, "--out", tmp_path / "output" / "boot", *asked)
+            until_condition(instance, "ArtifactsPresent", status=True, reason="Present")  # it has seen them come
             guests = {GUEST.name: GUEST}
             site = Site(
                 folder=tmp_path, images=images, guests=guests, repository=repository, instance=instance, logs={}
