@@ -6,6 +6,7 @@ its own parent. Whoever waits for them, kills them or dies before them has them 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import inspect
 import json
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 _LONGEST = 1 << 18  # bytes of a command with its environment
 _CLONE_PARENT = 0x8000  # sched.h
@@ -41,8 +42,30 @@ def open_nursery() -> None:
         ours.close()
         sys.argv = _wait_for_work(theirs)
         _be_named(sys.argv[:2])
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        sys.exit()
+        run_to_its_end(sys.argv[0])
+
+
+def run_to_its_end(module: str) -> NoReturn:
+    """Run a module as a program, and end as Python does, but for taking apart all that was imported.
+
+    A forked process would have to copy most of that first, which takes longer than many a command.
+    """
+    code: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    if not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = 120
+    os._exit(code or 0)
 
 
 # The process that has a nursery

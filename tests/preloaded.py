@@ -178,7 +178,7 @@ def main(fd: int) -> None:
     from pkgutil import walk_packages
 
     import gitboot
-    from tests.nursery import open_nursery
+    from tests.nursery import open_nursery, run_to_its_end
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this
     gc.disable()
@@ -191,7 +191,7 @@ def main(fd: int) -> None:
     sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
     if sys.argv[1:2] == ["run"]:
         open_nursery()
-    import_module("gitboot.__main__")
+    run_to_its_end("gitboot.__main__")
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
     line = next(line for line in lines if line.endswith("--reason '…'")).strip()
     assert line == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
     assert "    looked at" not in lines
-    assert "CommitAccepted  false   GuardTripped" in "\n".join(lines)
+    assert ["CommitAccepted", "false", "GuardTripped"] in [line.split()[:3] for line in lines]
 
 
 # stop and start
