@@ -247,8 +247,9 @@ class _Decision:
         for files in (*self._wanted.servers.values(), self._wanted.shared):
             if files is not None:
                 paths -= files.keys()
-        if self._wanted.shared is None:
-            paths -= self._tree.shared().keys()
+        if self._wanted.shared is None and paths:
+            shared = self._tree.shared()
+            paths = {path for path in paths if path not in shared}
         return paths if self._wanted.complete else paths - self._named.by_others(self._content, paths)
 
     def expire(self) -> None:

@@ -68,6 +68,7 @@ class Tree:
         older = read_older(disk)
         self.head = _read(disk, MANIFEST, parse_head) if older is None else None
         self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
+        self._shared: tuple[str | None, dict[str, Listed]] | None = None  # by its digest, once it was read
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
         self.outdated: frozenset[str] = frozenset()  # parts of a manifest of another version
         if older is not None:  # all of it is between two versions
@@ -106,8 +107,13 @@ class Tree:
         return self.leaf(*place_of(server)).get(server)
 
     def shared(self) -> dict[str, Listed]:
-        """The files that are no server's."""
-        return self._part(SHARED, self.head.shared if self.head else None, parse_listing) or {}
+        """The files that are no server's; their listing is read again once it is another, or in doubt."""
+        expected = self.head.shared if self.head else None
+        if self._shared is not None and self._shared[0] == expected and SHARED not in self.pending:
+            return self._shared[1]
+        found = self._part(SHARED, expected, parse_listing) or {}
+        self._shared = (expected, found) if SHARED not in self.pending else None
+        return found
 
     def state(self, server: str) -> PublishedServer | None:
         """A server as it was published last; None where nothing is known of it, or its state is damaged."""
