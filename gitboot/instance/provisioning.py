@@ -32,11 +32,17 @@ KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered a
 
 
 def settle(
-    learning: Learning, commit: Commit, changed: Collection[str], introduced: Mapping[SystemUuid, int], at: datetime
+    learning: Learning,
+    commit: Commit,
+    changed: Collection[str],
+    begun: Collection[str],
+    introduced: Mapping[SystemUuid, int],
+    at: datetime,
 ) -> None:
     """Give each server that the ledger sees for the first time its first record.
 
-    ``changed`` are the names of the servers that the commit changes, of all where nothing was settled before;
+    ``changed`` are the names of the servers that the commit changes, of all where nothing was settled before; ``begun``
+    holds at least those of the others that are at an installation;
     ``introduced`` says with which provision number machines came since the commit that was accepted before. A
     ledger that is new, or older than what it was, or another's, cannot know what is installed. Until it is
     initialised, nothing is known of any server.
@@ -51,7 +57,8 @@ def settle(
     if decisions.evidence is Evidence.DECLARED:
         _declare(learning, here, at)
     if decisions.evidence is Evidence.FETCHED:
-        _complete_begun(learning, decisions, at)
+        written = (commit.machines[uuid].name for uuid in learning.new_records if uuid in commit.machines)
+        _complete_begun(learning, decisions, {*changed, *begun, *written}, at)
     if learning.facts.initialised is None:
         learning.facts = replace(learning.facts, initialised="adopt")
     if learning.known.settled is None:
@@ -150,10 +157,10 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
         learning.events.append(Event(at=at, type="Provisioned", message=message, facts=facts))
 
 
-def _complete_begun(learning: Learning, decisions: Decisions, at: datetime) -> None:
+def _complete_begun(learning: Learning, decisions: Decisions, names: Collection[str], at: datetime) -> None:
     """Take for made what has shown all that fetches can show, and waited for another kind of evidence until now."""
-    begun = ((each, learning.record(each.uuid)) for each in decisions.servers.values())
-    for decision, record in begun:
+    here = (decisions.servers[name] for name in sorted(names) if name in decisions.servers)
+    for decision, record in [(each, learning.record(each.uuid)) for each in here]:
         if record is None or attempt_of(decision, record) is None or learning.pending_of(decision.uuid):
             continue
         if (offer := report_of(decision, record)) is not None:

@@ -185,6 +185,7 @@ class Reconciler:
             requests=tuple(each for each in heard.requests if each.what == BEGIN),
             introduced=attempt.introduced,
             changed=changed_by(settled, accepted),
+            begun=before.plans.begun.keys() | _names(before.unplanned, accepted),
             fetched=fetches_of(self._store, heard.spooled, before.keys),
             taken=heard.spool,
             readings=tuple(_readings(heard.results, before)),
@@ -356,14 +357,18 @@ def _bases(commit: Commit) -> tuple[str, ...]:
 
 def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:
     """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
-    names = {commit.machines[uuid].name for uuid in now.unplanned if uuid in commit.machines}
-    changed = names | changed_by(now.plans.commit, commit)
+    changed = _names(now.unplanned, commit) | changed_by(now.plans.commit, commit)
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
     if stop is Halt.NONE and now.is_unasked:
         stop = Halt.WRITING
     plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys)
     machines = _machines(changed | different, now.plans, plans)
     return replace(now, plans=plans, unplanned=now.unplanned | machines), different
+
+
+def _names(machines: Iterable[SystemUuid], commit: Commit) -> frozenset[str]:
+    """What a commit calls these machines, but for those that it does not have."""
+    return frozenset(commit.machines[uuid].name for uuid in machines if uuid in commit.machines)
 
 
 def _machines(names: Iterable[str], *plans: Plans) -> frozenset[SystemUuid]:
