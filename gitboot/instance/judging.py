@@ -14,9 +14,10 @@ from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.planning import changed_by
 from gitboot.instance.provisioning import left_to_install, strangers
 from gitboot.load import Revision
-from gitboot.load.machines import BmcAccess
+from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count
 from gitboot.plan import Decision
@@ -204,10 +205,11 @@ class Judging:
 
     def _uncovered(self, base: Commit | None, commit: Commit, knowledge: Knowledge) -> frozenset[Pair]:
         """The BMCs that a commit brings, and that nothing but an approval lets have their credentials."""
-        before = {*knowledge.known_pairs, *(pair_of(each) for each in _bmcs(base))}
-        return frozenset(
-            pair_of(each) for each in _bmcs(commit) if pair_of(each) not in before and not self._covered(each)
-        )
+        brought = [each for each in _brought(base, commit) if pair_of(each) not in knowledge.known_pairs]
+        if not brought:
+            return frozenset()
+        before = frozenset(map(pair_of, _bmcs(base.machines.values()))) if base is not None else frozenset()
+        return frozenset(pair_of(each) for each in brought if pair_of(each) not in before and not self._covered(each))
 
     def _verdict(self, ahead: Ahead, base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> Verdict:
         """What guards say of one step, with nothing acknowledged."""
@@ -268,8 +270,20 @@ def invalid_words(problems: Iterable[Problem]) -> str:
     return f"invalid: {count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
 
 
-def _bmcs(commit: Commit | None) -> Iterator[BmcAccess]:
-    machines = commit.machines.values() if commit is not None else ()
+def _brought(base: Commit | None, commit: Commit) -> Iterator[BmcAccess]:
+    """The BMCs of machines that have another one than in ``base``."""
+    if base is None:
+        yield from _bmcs(commit.machines.values())
+        return
+    servers = commit.decisions.servers
+    changed = (commit.machines[servers[name].uuid] for name in changed_by(base, commit) if name in servers)
+    for machine in changed:
+        before = base.machines.get(machine.uuid)
+        if machine.bmc is not None and (before is None or before.bmc != machine.bmc):
+            yield machine.bmc
+
+
+def _bmcs(machines: Iterable[Machine]) -> Iterator[BmcAccess]:
     yield from (machine.bmc for machine in machines if machine.bmc is not None)
 
 

@@ -115,7 +115,7 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
     evidence.trust_unasked(learning, batch.unasked, commit, at)
     evidence.take(learning, batch.fetched, commit, at)
     provisioning.carry(learning, commit, batch.changed)
-    if batch.changed:  # who is asked for nothing any more is a stranger when it comes back
+    if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
         learning.known_pairs &= _pairs_in_use(learning, commit)
     learning.taken = batch.taken
     learning.unseen = _unseen(learning, commit, batch.changed)

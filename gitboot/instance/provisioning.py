@@ -81,7 +81,7 @@ def _meet(
     learning.machines |= {
         uuid: machine for uuid, machine in here.items() if seen.get(uuid) != machine or uuid not in standing
     }
-    learning.gone |= standing - commit.machines.keys()
+    learning.gone |= standing.difference(commit.machines)
 
 
 def _begin(
