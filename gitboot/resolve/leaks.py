@@ -90,10 +90,14 @@ def _in_order(found: _Found) -> SecretSpan:
 
 def _by_rules(text: str) -> Iterator[_Found]:
     lowered = text.lower()
+    said = {word for word in _WORDS if word in lowered}
     for rule in RULES:
-        if any(word in lowered for word in rule.words):
+        if not said.isdisjoint(rule.words):
             for span in rule.find(text):
                 yield rule, span, text[span.start : span.end]
+
+
+_WORDS: Final = frozenset(word for rule in RULES for word in rule.words)
 
 
 def _placed(lines: _TextLines, rule: LeakRule, span: SecretSpan, value: str) -> Secret:
