@@ -67,3 +67,14 @@ def test_a_part_is_taken_only_for_what_it_is() -> None:
         server.answers[path] = 200, {}, b"kernel"  # a server that knows no ranges
         with fetcher(server.url).read(url(server.host), 3) as content:
             assert (content.offset, b"".join(content.chunks)) == (0, b"kernel")
+
+
+def test_a_blob_that_ends_too_early_is_not_taken_for_another() -> None:
+    server = Scripted()
+    with serving(server):
+        server.answers[f"/v2/os/linux/blobs/sha256:{digest(KERNEL)}"] = 200, {"Content-Length": "9"}, b"kernel"
+        with fetcher(server.url).read(url(server.host)) as content:
+            chunks = iter(content.chunks)
+            assert next(chunks) == b"kernel"
+            with pytest.raises(HostUnreachable, match="3 bytes too early"):
+                next(chunks)

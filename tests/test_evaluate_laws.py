@@ -146,6 +146,20 @@ def other_template(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     return tree | {path: FILES[path].replace('"of": "', f'"n": {draw.randint(0, 9)},{leaking} "of": "')}
 
 
+def mirrored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """Images are brought from elsewhere, and mirrored from now on, or no longer."""
+    outputs = '"outputs": ["mirror"], '
+    found = {path: text for path, text in tree.items() if path.startswith("fleet/")}
+    found = {
+        path: text.replace(outputs, "") if outputs in text else text.replace('"spec": {', f'"spec": {{{outputs}', 1)
+        for path, text in found.items()
+    }
+    if draw.random() < 0.5:
+        images = {path: text for path, text in tree.items() if path.startswith("bootimage/")}
+        found |= {path: text.replace('"assets:', '"http://vendor.test/') for path, text in images.items()}
+    return tree | found
+
+
 def ignored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     return tree | {".gitbootignore": f"{draw.choice(sorted(tree))}\n"}
 
@@ -167,6 +181,8 @@ EDITS: tuple[Edit, ...] = (
         broken,
         other_template,
         other_template,
+        mirrored,
+        mirrored,
         ignored,
         read_me,
     ),

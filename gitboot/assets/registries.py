@@ -53,8 +53,7 @@ def _head_of(answer: WebStream, url: str) -> ArtifactHead:
     given = answer.headers.get("Content-Length", "")
     if answer.status == HTTPStatus.PARTIAL_CONTENT:
         given = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    size = int(given) if given.isdecimal() and given.isascii() else None
-    return ArtifactHead(size=size, version=url.rpartition("@")[2])
+    return ArtifactHead(size=_number(given), version=url.rpartition("@")[2])
 
 
 def _offset_of(answer: WebStream, wanted: int) -> int:
@@ -67,5 +66,13 @@ def _offset_of(answer: WebStream, wanted: int) -> int:
 
 
 def _chunks(answer: WebStream) -> Generator[bytes, None, None]:
+    missing = _number(answer.headers.get("Content-Length", ""))
     while chunk := answer.read(CHUNK):
+        missing = missing - len(chunk) if missing is not None else None
         yield chunk
+    if missing:  # urllib takes the end of the connection for the end of the body
+        raise HostUnreachable(f"it ended {missing} bytes too early")
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and text.isascii() else None
