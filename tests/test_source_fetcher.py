@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLa
 from gitboot.frames import Child, encode
 from gitboot.load import Revision
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey, sending
+from gitboot.source.branch import OwnedBranch
 from tests.fleets import SEED, server
 from tests.git_servers import HttpsServer, Relay, git_daemon
 from tests.instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
@@ -120,6 +121,24 @@ def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_behind(tmp_path: 
 
 
 # By itself
+
+
+def test_t4_what_others_push_to_a_branch_of_gitboots_own_is_unpacked_within_limits(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"boot/boot.ipxe": "#!ipxe"})
+    pushed = push_differences(repository.bare, 24)
+    with git_daemon(tmp_path / "git") as root, ExitStack() as stack:
+        remote = Remote(url=f"{root}/{repository.bare.name}")
+
+        def branch(mebibytes: int) -> OwnedBranch:
+            fetcher = FetchProcess(mebibytes)
+            stack.callback(fetcher.close)
+            return OwnedBranch(lambda: remote, "refs/heads/main", tmp_path / "boot.git", fetching=fetcher)
+
+        with pytest.raises(SourceTooLarge):
+            branch(24).fetch()
+        enough = branch(100)
+        assert (enough.fetch(), enough.read(pushed, "boot/boot.ipxe")) == (pushed, b"#!ipxe")
 
 
 def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Path, fetcher: FetchProcess) -> None:

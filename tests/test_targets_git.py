@@ -17,6 +17,7 @@ from gitboot.publish.directory import Directory
 from gitboot.render.tree import File
 from gitboot.source import Remote, SshKey
 from gitboot.source.branch import Authorship, OwnedBranch
+from gitboot.source.bringing import Fetching
 from gitboot.targets.git import BranchTarget
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
@@ -49,12 +50,13 @@ class Site:
     def __init__(self, folder: Path, remote: Remote, *, ledger: str = "ours", heir_of: str | None = None) -> None:
         self.root, self._folder, self._remote = folder / "out", folder, remote
         self.ledger, self.heir_of, self.follows_default = ledger, heir_of, False
+        self.fetching: Fetching | None = None  # in this process
         self.tree = FollowedTree(self.root)
         self.target = self.begin()
 
     def begin(self, clone: str = "clone.git") -> BranchTarget:
         """A process that knows nothing of what was before, but for a clone that it may have."""
-        branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, home=self._folder / "home")
+        branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, fetching=self.fetching)
         self.target = BranchTarget(
             "git+test#boot",
             branch,

@@ -116,7 +116,7 @@ def _branch(
     folder = settings.state / "targets" / f"{digest_of(where.name.encode())[:16]}.git"
     return BranchTarget(
         where.name,
-        OwnedBranch(remote_of, where.ref, folder, home=settings.state / "targets" / "home"),
+        OwnedBranch(remote_of, where.ref, folder, fetching=source.fetching),
         ledger=facts.read(store).identity,
         heir_of=lambda: facts.read(store).heir_of,
         follows_default=is_followed_there and reference is None,

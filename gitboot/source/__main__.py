@@ -35,6 +35,9 @@ def _report(ordered: Order) -> Report:
         if ordered.work == "restore":
             accepted = Revision(ordered.accepted) if ordered.accepted is not None else None
             return Arrived(found=fetching.restore(remote, state, accepted))
+        if ordered.work == "branch":
+            fetching.fetch_branch(remote, state)
+            return Arrived()
         return Arrived(revision=fetching.fetch(remote, state, anew=ordered.work == "anew"))
     except tuple(ERRORS.values()) as error:
         if lacks_memory(error):

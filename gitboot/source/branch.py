@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,10 +13,10 @@ import pygit2
 from pygit2.enums import FileMode
 
 from gitboot.load import Revision
+from gitboot.source.bringing import Fetching, InThisProcess, home_of
 from gitboot.source.remote import Conversation, Remote
 from gitboot.source.repository import Stored, blaming, opened
 
-_FETCHED: Final = "refs/gitboot/fetched"
 _MADE: Final = "refs/gitboot/made"
 
 
@@ -34,16 +35,18 @@ class OwnedBranch:
     What is pushed is built on the commit that `fetch` found: a remote that has moved since refuses it.
     """
 
-    def __init__(self, remote_of: Callable[[], Remote], ref: str, path: Path, *, home: Path) -> None:
-        self._remote_of, self._ref, self._path, self._home = remote_of, ref, path, home
+    def __init__(
+        self, remote_of: Callable[[], Remote], ref: str, path: Path, *, fetching: Fetching | None = None
+    ) -> None:
+        self._remote_of, self._ref, self._path = remote_of, ref, path
+        self._fetching = fetching or InThisProcess()
 
     def fetch(self) -> str | None:
         """The commit that the branch is at; None where there is no such branch."""
         with self._opened() as ours:
-            conversation = self._conversation(ours)
-            tip = conversation.heads().get(self._ref)
+            tip = self._conversation(ours).heads().get(self._ref)
             if tip is not None and tip not in ours:
-                conversation.fetch(f"+{self._ref}:{_FETCHED}")
+                self._fetching.fetch_branch(replace(self._remote_of(), reference=self._ref), self._path)
             return tip
 
     def is_default(self) -> bool:
@@ -91,7 +94,7 @@ class OwnedBranch:
             self._conversation(ours).push(f"{_MADE}:{self._ref}", expected)
 
     def _conversation(self, ours: pygit2.Repository) -> Conversation:
-        return Conversation(self._remote_of(), None, ours, self._home)  # with the credentials of this moment
+        return Conversation(self._remote_of(), None, ours, home_of(self._path))  # with the credentials of this moment
 
     @contextmanager
     def _opened(self) -> Iterator[pygit2.Repository]:

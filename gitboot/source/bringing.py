@@ -14,7 +14,7 @@ import pygit2
 from gitboot.errors import CorruptClone, SourceError
 from gitboot.load import Revision
 from gitboot.source.objects import copy, merge_packs
-from gitboot.source.remote import Remote
+from gitboot.source.remote import Conversation, Remote
 from gitboot.source.repository import Stored, blaming, opened
 from gitboot.source.upstream import Upstream
 
@@ -23,6 +23,7 @@ NEW: Final = "repository.new"  # until it is whole, and takes the clone's place
 BROKEN: Final = "repository.broken"  # the clone before
 
 ACCEPTED: Final = "refs/gitboot/accepted"
+FETCHED: Final = "refs/gitboot/fetched"  # of a branch that gitboot owns
 MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
 
 
@@ -34,6 +35,9 @@ class Fetching(Protocol):
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
         """Fetch into a new clone; say whether it has the accepted commit, which is looked for all over."""
+
+    def fetch_branch(self, remote: Remote, repository: Path) -> None:
+        """Fetch the branch that the reference names into another repository of gitboot's own, as `FETCHED`."""
 
 
 class InThisProcess:
@@ -50,6 +54,15 @@ class InThisProcess:
             return True
         with new.reading() as ours:
             return _recovered(ours, accepted, (state / CLONE, state / BROKEN), upstream)
+
+    def fetch_branch(self, remote: Remote, repository: Path) -> None:
+        with blaming(repository), opened(repository) as ours:
+            Conversation(remote, None, ours, home_of(repository)).fetch(f"+{remote.reference}:{FETCHED}")
+
+
+def home_of(repository: Path) -> Path:
+    """Where libssh2 finds the keys that hosts may show, for those that are in one folder with a repository."""
+    return repository.with_name("home")
 
 
 def latest_of(remote: Remote) -> str:

@@ -28,7 +28,7 @@ class Source:
 
     def __init__(self, remote: Remote, state: Path, fetching: Fetching | None = None) -> None:
         self._remote, self._state = remote, state
-        self._fetching = fetching or InThisProcess()
+        self.fetching = fetching or InThisProcess()
         self.clone = Stored(state / CLONE, CorruptClone)
         self.tag = tag_of(remote)
         _sweep(self.clone.path)
@@ -97,7 +97,7 @@ class Source:
         """
         is_there = self.clone.path.exists()
         try:
-            fetched = self._fetching.fetch(self._remote, self._state, anew=not is_there)
+            fetched = self.fetching.fetch(self._remote, self._state, anew=not is_there)
         except (TryAgain, OperatorError):
             _sweep(self.clone.path, but="accepted.lock")  # which is no fetch's
             raise
@@ -112,7 +112,7 @@ class Source:
         raises what `fetch` does, and changes nothing. Raises `SourceRefused` where the commit is nowhere any
         more: then the clone is whole, but nothing in it is accepted.
         """
-        found = self._fetching.restore(self._remote, self._state, accepted)
+        found = self.fetching.restore(self._remote, self._state, accepted)
         self._replace()
         if not found:
             raise SourceRefused(f"the accepted commit {accepted} is not at {self._remote.url}, nor left here")

@@ -36,6 +36,9 @@ class FetchProcess:
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
         return self._ask(order_of("restore", remote, state, accepted, self._memory)).found
 
+    def fetch_branch(self, remote: Remote, repository: Path) -> None:
+        self._ask(order_of("branch", remote, repository, None, self._memory))
+
     def close(self) -> None:
         """End the processes, whatever they are at, and start no more."""
         with self._changing:

@@ -11,7 +11,8 @@ import msgspec
 from gitboot.errors import CorruptClone, GitbootError, SourceError, SourceRefused, UsageError
 from gitboot.source.remote import Password, Remote, SshKey
 
-Work = Literal["fetch", "anew", "restore"]  # into the clone; into a new one; likewise, with the accepted commit
+# Into the clone; into a new one; likewise, with the accepted commit; or a branch into the repository ``state``.
+Work = Literal["fetch", "anew", "restore", "branch"]
 
 
 class SentPassword(msgspec.Struct, frozen=True, tag=True):
