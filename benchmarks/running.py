@@ -35,7 +35,8 @@ class Instance:
 
     def command(self, *how: str) -> tuple[str, ...]:
         where = ("--output", str(self.output), "--state", str(self._state), "--poll", "3600")
-        return (*GITBOOT, "run", str(self._repository.path), *where, *ANYTHING, *how)
+        nowhere = ("--check-assets", "off")  # where its images are
+        return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *ANYTHING, *how)
 
     def begin(self) -> None:
         """Publish all, and tell it that all servers are installed: the ledger is in no doubt from then on."""

@@ -106,6 +106,13 @@ def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> Non
     assert (seen.presence, seen.message) == (Presence.WRONG, f"it has {len(KERNEL)} bytes, and the image says 7")
 
 
+def test_a_body_that_goes_on_is_not_read_to_its_end(server: ArtifactServer) -> None:
+    file = replace(server.put("/a", bytes(8 << 20)), size=7)
+    server.no_length = True
+    seen = look_at(WebFetcher(), file, read=True)
+    assert (seen.presence, seen.message) == (Presence.WRONG, "it goes on after 7 bytes")
+
+
 def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None:
     file = replace(server.put("/a", KERNEL), sha256=Digest("0" * 64))
     looked = look_at(WebFetcher(), file, read=False)

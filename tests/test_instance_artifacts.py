@@ -173,6 +173,40 @@ def test_what_writes_no_disk_boots_in_place_of_a_maintenance_that_is_absent(benc
     assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.ALWAYS, "live-1")
 
 
+DISKLESS = (
+    *(fleet(), server("web01", "role: web"), image("live-1", "writesDisk: false"), image("install-1")),
+    *(image("memtest-7", "writesDisk: false"), profile("web", "live-1"), profile("install", "install-1")),
+    *(profile("repair", "memtest-7"), policy("web")),
+)
+
+
+def test_what_is_absent_is_not_given_in_place_of_what_is_not_given(bench: Bench, told: Told) -> None:
+    bench.decide(*DISKLESS, maintenance("install", "20T11:00 20T14:00", "networkBoot: Once, run: 1", boots="install"))
+
+    def instead() -> str:
+        bench.reconcile()
+        found = bench.servers["web01"].published
+        writes = found.paths[next(path for path in found.paths if path.endswith("boot.ipxe"))][0].writes
+        assert writes is not None and writes.fallback is not None
+        return found.contents[writes.fallback]
+
+    assert "live-1" in instead()
+    told.see(ABSENT, "live-1/kernel")
+    assert "live-1" not in instead()
+
+
+def test_what_is_absent_is_not_given_once_nobody_hears_of_the_instance(bench: Bench, told: Told) -> None:
+    bench.decide(*DISKLESS, maintenance("repair"))
+
+    def unheard() -> tuple[Phase, Cause, str | None]:
+        bench.reconcile()
+        return shown(bench.servers["web01"].later[-1][1])
+
+    assert unheard() == (Phase.NETWORK, Cause.UNHEARD, "live-1")
+    told.see(ABSENT, "live-1/kernel")
+    assert unheard() == (Phase.DISK, Cause.UNHEARD, None)
+
+
 def test_a_window_that_opens_later_is_not_published_ahead_with_what_is_absent(bench: Bench, told: Told) -> None:
     bench.decide(*SEED, maintenance("repair", "20T22:00 21T04:00"))
     told.see(ABSENT, "memtest-7/kernel")

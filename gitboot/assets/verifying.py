@@ -6,11 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import sha256
 from threading import Event
+from typing import Final
 
 from gitboot.assets.fetching import Fetcher
 from gitboot.assets.sighting import Presence, Sighting, judge, judge_content
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.plan import BootFile
+
+_MOST_BYTES: Final = 1 << 40  # of what has no size: nobody reads for ever
 
 
 def look_at(
@@ -37,10 +40,13 @@ def look_at(
 
 def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sighting:
     digest, size = sha256(), 0
+    most = file.size if file.size is not None else _MOST_BYTES
     with fetcher.read(file.url) as content:
         for chunk in content.chunks:
             digest.update(chunk)
             size += len(chunk)
+            if size > most:
+                return Sighting(presence=Presence.WRONG, message=f"it goes on after {most} bytes", head=content.head)
             if stopped():
                 raise HostUnreachable("it was not read to its end")
     return judge_content(file, content.head, digest.hexdigest(), size)
