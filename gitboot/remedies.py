@@ -57,6 +57,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "SourceTooLarge": "gitboot run … --fetch-memory MIB  # or take the large file out of the branch's history",
         ANY: _RETRY,
     },
+    "SpoolRead": {"Unreadable": "ls -ld SPOOL STATE/spool  # who may read it, and whether its disk is there"},
     "TargetsCurrent": {
         "Behind": "gitboot events --state STATE | tail",
         "ForeignTree": _ADOPT,

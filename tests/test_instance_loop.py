@@ -45,6 +45,28 @@ def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path) -> Non
         assert parts.reconciler.status.applied == next_commit
 
 
+def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    with in_process(tmp_path, repository.bare) as parts:
+        running = loop(parts, [])
+        running.once()
+        assert "SpoolRead" not in conditions(parts)
+        kept = parts.spool.rename(tmp_path / "kept") if parts.spool.exists() else None
+        parts.spool.write_text("no folder")
+        running.once()
+        running.once()
+        assert conditions(parts)["SpoolRead"] is False
+        assert parts.reconciler.status.planned_at is not None
+        (said,) = (event for event in parts.events if event.type == "SpoolUnread")
+        assert said.warning and f"{parts.spool} cannot be read: Not a directory" in said.message
+        parts.spool.unlink()
+        if kept is not None:
+            kept.rename(parts.spool)
+        running.once()
+        assert "SpoolRead" not in conditions(parts)
+
+
 def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})

@@ -170,6 +170,9 @@ _LATE: Final = timedelta(minutes=5)
 
 
 def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Condition]:
+    if standing.unread is not None:
+        message = f"{standing.unread}: what machines fetch and report is not noticed until it is"
+        yield _condition("SpoolRead", False, "Unreadable", message, at)
     if (found := refused.first_of(standing.refused)) is not None:
         reason, message = found
         yield _condition("BootsGiven", False, reason, message, at)
@@ -418,6 +421,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "NeedsOperator"
         case "RunsStarted", _:
             return "MaintenanceOverdue"
+        case "SpoolRead", _:
+            return "SpoolUnread"
         case "ArtifactsPresent", _:
             return "BootsWithheld" if before is None or before.status else None  # once: each file is its own event
         case "Published", _:

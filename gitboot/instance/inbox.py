@@ -85,6 +85,7 @@ class Inbox:
         self._lock = RLock()
         self._results: dict[SystemUuid, Result] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord]] = []
+        self.unread: str | None = None  # why the spool could not be read the last time
 
     @property
     def giver(self) -> str | None:
@@ -138,8 +139,9 @@ class Inbox:
         try:
             found = spool.take(self._folder, taken)
         except OSError as error:
-            _logger.error("%s cannot be read: %s", self._folder, error.strerror)
+            self.unread = f"{self._folder} cannot be read: {error.strerror}"
             return (), taken
+        self.unread = None
         if found.strays:
             _logger.error("%s: %d lines are no observations", self._folder, found.strays)
         return tuple(found.observations), found.offsets

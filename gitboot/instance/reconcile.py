@@ -294,7 +294,7 @@ class Reconciler:
 
     def _reported(self, now: Standing, at: datetime) -> datetime | None:
         """Say where the instance stands; return when something is due next."""
-        now = replace(now, refused=self._inbox.refused(at), following=self._target.following)
+        now = replace(now, refused=self._inbox.refused(at), unread=self._inbox.unread, following=self._target.following)
         found = conditions(now, at)
         events = (*now.publication.events, *announcements(now.conditions, found, now, at))
         try:

@@ -74,6 +74,7 @@ class Standing:
     was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
+    unread: str | None = None  # why the spool could not be read the last time
     refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
     conditions: tuple[Condition, ...] = ()
 
