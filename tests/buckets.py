@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import boto3
 from moto.core.models import DEFAULT_ACCOUNT_ID
@@ -17,6 +21,8 @@ from moto.s3.models import s3_backends
 from werkzeug.serving import make_server
 
 KEY: Final = {"aws_access_key_id": "AKIDTESTS", "aws_secret_access_key": "not-to-be-seen"}
+_PAGE: Final = Path(__file__).parents[1] / "docs" / "mirrors.md"
+_POLICY: Final = re.compile(r'^    (\{"Version".*)$', re.MULTILINE)
 _WRITING: Final = ("PUT", "DELETE", "POST")
 
 
@@ -35,18 +41,19 @@ class Store:
     before the next one does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self.reset()
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = make_server(address, 0, self._answer, threaded=True)
+        self.url = f"http://{address}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._client = boto3.client("s3", endpoint_url=self.url, region_name="us-east-1", **KEY)
 
     def reset(self) -> None:
         """Let everything pass."""
         self.writes: list[str] = []
+        self.log: list[str] = []  # of what was read, as S3 logs it
         self.fails: Callable[[int, str, str], str | int | None] = lambda *_: None
         self.seen: Callable[[], None] = lambda: None
         self.wrong: list[Exception] = []  # that ``seen`` has raised
@@ -72,6 +79,11 @@ class Store:
         policy = json.dumps({"Version": "2012-10-17", "Statement": [said]})
         self._client.put_bucket_policy(Bucket=bucket, Policy=policy)
 
+    def let_all_read(self, bucket: str, folder: str) -> None:
+        """By the policy that docs/mirrors.md shows."""
+        text = _POLICY.findall(_PAGE.read_text())[0].replace("BUCKET/PREFIX", f"{bucket}/{folder}".rstrip("/"))
+        self._client.put_bucket_policy(Bucket=bucket, Policy=text)
+
     def put(self, bucket: str, path: str, content: bytes) -> None:
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(bucket, path, content)
 
@@ -91,7 +103,7 @@ class Store:
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         if method not in _WRITING:
-            return self._dropped(environ) if self.is_cut else self._app(environ, start)
+            return self._dropped(environ) if self.is_cut else self._read(environ, start)
         with self._lock:
             decided = self._decided(method, path)
             if decided == "before":
@@ -106,6 +118,24 @@ class Store:
                 self.wrong.append(error)
         return self._dropped(environ) if decided == "after" else answered
 
+    def _read(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        statuses: list[str] = []
+
+        def started(status: str, headers: Any, *more: Any) -> Any:
+            statuses.append(status[:3])
+            return start(status, headers, *more)
+
+        content = list(self._app(environ, started))
+        method, path, client = (environ[name] for name in ("REQUEST_METHOD", "PATH_INFO", "REMOTE_ADDR"))
+        bucket, _, key = path.lstrip("/").partition("/")
+        size = sum(map(len, content)) or "-"
+        self.log.append(
+            f"0a {bucket} [{datetime.now(UTC):%d/%b/%Y:%H:%M:%S +0000}] {client} - 3E57 REST.{method}.OBJECT "
+            f'{quote(quote(key)) or "-"} "{method} {path} HTTP/1.1" {statuses[0]} - {size} {size} 7 6 "-" "-" - '
+            "h= - - - boots.test - - -\n"
+        )
+        return content
+
     def _decided(self, method: str, path: str) -> str | int | None:
         self.writes.append(f"{method} {path}")
         decided = self.fails(len(self.writes), method, path) if not self.is_cut else None
@@ -119,7 +149,7 @@ class Store:
 
 
 @contextmanager
-def s3_server() -> Iterator[Store]:
+def s3_server(address: str = "127.0.0.1") -> Iterator[Store]:
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
-    with Store() as store:
+    with Store(address) as store:
         yield store

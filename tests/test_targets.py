@@ -276,6 +276,7 @@ def test_a_target_is_brought_up_at_the_start_and_with_each_publication(tmp_path:
     publish(tmp_path / "out", fleet(1))
     shelf, woken = Shelf(), threading.Event()
     with Followers([one := follower(tmp_path / "out", shelf, woken.set)]).running() as followers:
+        followers.publish()
         followers.wait(60)
         assert one.following == Following(name="shelf", commit="c0ffee")
         assert woken.wait(60)
@@ -294,6 +295,7 @@ def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_u
     shelf = Shelf(fails=HostUnreachable("shelf: no route"))
     other = Shelf()
     with Followers([follower(tmp_path / "out", shelf), follower(tmp_path / "out", other)]).running() as followers:
+        followers.publish()
         assert eventually(lambda: shelf.loads > 3)
         failure = ("HostUnreachable", "shelf: no route")
         assert followers.following[0] == Following(name="shelf", behind_since=AT, failure=failure)
@@ -308,16 +310,31 @@ def test_a_target_that_hangs_holds_up_neither_publications_nor_the_end(tmp_path:
     shelf = Shelf()
     shelf.gate.clear()
     with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        followers.publish()
         assert eventually(lambda: shelf.loads == 1)
         followers.publish()
         assert one.following.behind_since == AT
     shelf.gate.set()
 
 
+def test_e38_a_tree_that_was_put_back_is_not_followed_before_it_is_published_anew(tmp_path: Path) -> None:
+    """What lies there when an instance starts may be a backup: a target would go backwards by it."""
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(most=99)
+    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        assert not one.wait(0.2)
+        assert shelf.loads == 0
+        publish(tmp_path / "out", fleet(2), AT + DAY, commit="beef")
+        followers.publish()
+        followers.wait(60)
+    assert [step.head.commit for step in shelf.steps] == ["beef"]
+
+
 def test_what_another_process_has_taken_over_is_left_alone(tmp_path: Path) -> None:
     publish(tmp_path / "out", fleet(1))
     shelf = Shelf(fails=LockedByAnother("shelf: another process"))
     with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        followers.publish()
         assert eventually(lambda: one.following.failure is not None)
         followers.publish()
         followers.publish()
@@ -330,6 +347,7 @@ def test_what_is_published_while_a_step_is_made_is_made_next(tmp_path: Path) -> 
     shelf = Shelf(most=99)
     shelf.gate.clear()
     with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        followers.publish()
         assert eventually(lambda: shelf.loads == 1)
         publish(tmp_path / "out", fleet(2), AT + DAY, commit="beef")
         followers.publish()

@@ -41,7 +41,10 @@ class FollowedBy(Protocol):
 
 
 class Follower:
-    """One target and its thread. `publish` never waits for it."""
+    """One target and its thread. `publish` never waits for it.
+
+    Nothing is followed before something was published: what lies there at the start may be an older copy of the tree.
+    """
 
     def __init__(
         self,
@@ -92,6 +95,8 @@ class Follower:
 
     def _run(self) -> None:
         failures = 0
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending or self._published > 0)
         while not self._ending:
             published = self._published
             wait_s, failures = self._tried(published, failures)

@@ -1,0 +1,72 @@
+"""A machine boots from an S3 bucket: an endpoint gives what is made once, and the store's log says that it was made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+
+from tests.boots.architectures import X86_64
+from tests.boots.dhcp import dnsmasq
+from tests.boots.fleet import Guest, files
+from tests.boots.images import Images
+from tests.boots.initramfs import END
+from tests.boots.machine import Running
+from tests.boots.network import BASE_URLS, HOST
+from tests.boots.site import LISTEN, Site
+from tests.buckets import KEY, s3_server
+from tests.credentials import give_credentials
+from tests.instance import Repository, eventually, running
+
+GUEST = Guest(name="bucket", uefi=False)
+ENDPOINT = BASE_URLS["gitboot"]
+
+
+def test_a_server_boots_from_a_bucket(
+    network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
+) -> None:
+    give_credentials(tmp_path / "keys", "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    repository = Repository.create(tmp_path / "git")
+    spool = tmp_path / "state" / "spool"
+    with ExitStack() as stack:
+        store = stack.enter_context(s3_server(HOST))
+        store.make("boots")
+        store.let_all_read("boots", "")
+        base = f"{store.url}/boots/boot"
+        (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={base}/boot.ipxe\n")
+        stack.enter_context(dnsmasq(tmp_path, tmp_path))
+        for path in images.by_name["node-1"][X86_64].values():  # what lies under assets: an operator brings there
+            store.put("boots", f"boot/assets/node-1/{path.name}", path.read_bytes())
+        fleet = files([GUEST], images, outputs="ipxe", more=f", endpoint: '{ENDPOINT}'")
+        fleet["fleet.yaml"] = fleet["fleet.yaml"].replace(f"baseURL: '{ENDPOINT}'", f"baseURL: '{base}'")
+        repository.push(fleet)
+        target = f"s3://boots?endpoint={store.url}&credentials={tmp_path}/keys/store&serves={base}"
+        with running(repository.bare, tmp_path, *LISTEN, "--target", target, records="fresh") as instance:
+            eventually(lambda: [path for path in store.paths("boots", "boot/v1/") if path.endswith("/boot.ipxe")])
+            (entry,) = (path for path in store.paths("boots", "boot/v1/") if path.endswith("/boot.ipxe"))
+            eventually(lambda: f"{ENDPOINT}/v1/boot/".encode() in store.get("boots", entry).content)
+            assert httpx.get(f"{store.url}/boots/ops/manifest.json").status_code == 403
+            site = Site(
+                folder=tmp_path,
+                images=images,
+                guests={GUEST.name: GUEST},
+                repository=repository,
+                instance=instance,
+                logs={},
+            )
+            with site.machine(GUEST.name).on() as machine:
+                seconds = machine.says(
+                    "BOOTED by bios: ", "boot.image=node-1", f"{base}/v1/boot/", "BOOTED and reported", END
+                )
+                assert "BOOTED from" not in machine.said
+            assert site.phase(GUEST.name, "gitboot") == "Network"  # nobody but the store knows of its end
+            (tmp_path / "s3.log").write_text("".join(store.log))
+            observe = [sys.executable, "-m", "gitboot", "observe", tmp_path / "s3.log", "--spool", spool]
+            subprocess.run(list(map(str, observe)), check=True, capture_output=True)
+            eventually(lambda: site.phase(GUEST.name, "gitboot") == "Disk")
+            eventually(lambda: b"kernel " not in store.get("boots", entry).content)
+            row(machine, seconds)
