@@ -286,6 +286,23 @@ def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, sto
     assert_holds(store, bucket, fleet(1))
 
 
+def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    first, holding = site.target, site.target.load()
+    site.begin("a copy of this instance")
+    site.follow()
+    site.publish(fleet(2))
+    glance = site.tree.look()
+    assert glance is not None
+    step = next_step(site.tree, glance, holding, partial(first.shard, holding.head), 2)
+    assert step is not None
+    store.writes.clear()
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+        first.apply(step, holding, site.tree)
+    assert store.writes == []
+
+
 def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_says_more(
     site: Site, store: Store, bucket: str
 ) -> None:
