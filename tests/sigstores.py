@@ -87,7 +87,7 @@ class Sigstore:
                 "logId": {"keyId": _text(_id(key))},
             }
 
-        since = {"start": "2026-01-01T00:00:00Z"}
+        since = {"start": "2020-01-01T00:00:00Z"}
         chain = {"certificates": [{"rawBytes": _text(self.root.public_bytes(Encoding.DER))}]}
         authority = {"subject": {"organization": "", "commonName": "sigstore"}, "uri": "https://ca.test"}
         return _canonical(

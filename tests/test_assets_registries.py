@@ -26,7 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 def fetcher(allowed: str) -> Fetcher:
-    return RegistryFetcher(Registries([AllowedRegistry.parse(allowed)], opener(), timeout_s=10))
+    return RegistryFetcher(Registries([AllowedRegistry.parse(allowed)], opener(), timeout_s=60))
 
 
 def url(host: str, content: bytes = KERNEL) -> str:

@@ -87,7 +87,7 @@ def asking(
     found: Registry | Scripted, given: RegistryCredentials | None = None, tls: Certificate | None = None
 ) -> Registries:
     named = found.allowed if isinstance(found, Registry) else found.url
-    return Registries([AllowedRegistry.parse(named)], opener(tls.certificate if tls else None), given, timeout_s=10)
+    return Registries([AllowedRegistry.parse(named)], opener(tls.certificate if tls else None), given, timeout_s=60)
 
 
 def image(found: Registry | Scripted, name: str = "os/linux:1.0") -> OciReference:
