@@ -16,6 +16,7 @@ from gitboot.cli import cli
 from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.failing_disk import small_disk
 from tests.fleets import SEED, document, fleet, image, server
 from tests.registries import Registry, registry
 from tests.signers import Minisign
@@ -122,6 +123,15 @@ def test_another_file_is_not_brought(web: ArtifactServer, tmp_path: Path, conten
     web.put("/vmlinuz?v=1", content)
     assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
     assert list(lying(out)) == [f"o/{digest_of(INITRD)}/initrd"]
+
+
+def test_a_disk_that_is_full_is_not_kept_full(web: ArtifactServer, tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        code, became, _ = mirror(fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), disk)
+        assert code == Exit.PARTIAL
+        assert sorted(became.values()) == ["failed", "fetched"]
+        (initrd,) = (path for path in disk.rglob("*") if path.is_file())
+        assert initrd.read_bytes() == INITRD
 
 
 def test_two_who_bring_the_same_do_not_write_into_it_both(web: ArtifactServer, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -20,6 +21,7 @@ from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.plan import BootFile
 from gitboot.resolve.boot import MIRRORED_NAMES
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _PART: Final = ".part"  # of hidden files, which no endpoint serves
 _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -73,18 +75,20 @@ def mirror_all(
 def _mirror(fetcher: Fetcher, file: BootFile, path: str, root: Path, stopped: Callable[[], bool]) -> MirroredArtifact:
     source = file.source or ""
     target = root / path
+    part = target.with_name(f".{target.name}{_PART}")
     try:
         if target.is_file():
             os.utime(target)  # `prune` goes by when it was last named
             return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}{_PART}")
         _fetch(fetcher, file, source, part, stopped)
         part.rename(target)
         _sync(target.parent)
     except (ArtifactMissing, HostUnreachable, _AnotherFile) as error:
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=str(error))
     except OSError as error:
+        if error.errno in _FULL:  # entries have to be written there, too
+            part.unlink(missing_ok=True)
         message = f"{error.filename or target}: {error.strerror}"
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=message)
     return MirroredArtifact(path=path, source=source, outcome=Mirroring.FETCHED)
