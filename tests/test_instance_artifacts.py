@@ -548,3 +548,15 @@ def test_what_is_not_mirrored_yet_is_set_once_it_is(tmp_path: Path, web: Artifac
         assert rack.once(*rack.spooling).code == 0
         assert web01.times_set == 1
         assert f"http://boot.invalid/o/{file.sha256}/kernel" in entry.read_text()
+
+
+def test_e7_an_assets_directory_that_is_empty_sets_no_bmc(tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    with Rack(tmp_path) as rack:
+        web01, parked = rack.add("web01", provision=1), rack.add("web02")
+        rack.push()
+        assert rack.once("--assets", tmp_path / "assets", *rack.spooling, records="fresh").code == 8
+        assert (web01.times_set, parked.times_set) == (0, 0)
+        assert "flatcar-1" not in (tmp_path / "output" / "boot" / web01.entry[1:]).read_text()
+        status = rack.said("status")
+        assert "BootImage/flatcar-1 for 2 servers" in " ".join(status.split())
