@@ -40,6 +40,7 @@ from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
 from gitboot.render import state, terms
 from gitboot.render.schedule import server_state
 from gitboot.resolve import decide
+from gitboot.targets import holding
 from gitboot.template import MAX_BYTES, TemplateFault, TemplateSet
 from gitboot.timekeeping import Uptime
 from tests.fleets import SEED
@@ -280,9 +281,34 @@ def manifest(data: bytes) -> None:
             assert all(re.fullmatch("[0-9a-f]{64}", each.sha256) for each in several)
 
 
+def followed(data: bytes) -> None:
+    """What a branch or a bucket says that it holds: it is what gitboot wrote, or a ValueError."""
+    with suppress(ValueError):
+        assert all(isinstance(digest, str) for digest in holding.parse_head(data).shards.values())
+    with suppress(ValueError):
+        units = holding.parse_units(data)
+        assert holding.parse_units(holding.render_units(units)) == units
+    with suppress(ValueError):
+        paths = holding.parse_unlisted(data)
+        assert holding.parse_unlisted(holding.render_unlisted(paths)) == paths
+
+
 TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     each.__name__: each
-    for each in (document, fleet, ignored, template, secret, access_log, spooled, published, redfish, head, manifest)
+    for each in (
+        document,
+        fleet,
+        ignored,
+        template,
+        secret,
+        access_log,
+        spooled,
+        published,
+        redfish,
+        head,
+        manifest,
+        followed,
+    )
 }
 
 # What edits are made of: words on which the readers of these bytes turn.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,13 @@ def test_what_no_target_can_be_is_said_without_its_secret(text: str, message: st
     with pytest.raises(UsageError, match=message) as raised:
         parse_target(text)
     assert "s3cret" not in str(raised.value)
+
+
+def test_a_bucket_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.delitem(sys.modules, "gitboot.targets.bucket", raising=False)
+    with pytest.raises(UsageError, match=r"pip install 'gitboot\[s3\]'"):
+        import_module("gitboot.targets.bucket")
 
 
 # What a plain file server may serve

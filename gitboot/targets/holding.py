@@ -97,8 +97,7 @@ def render_head(head: TargetHead) -> bytes:
 
 def parse_head(data: bytes) -> TargetHead:
     """What ``render_head`` wrote; ValueError for anything else."""
-    found: Any = json.loads(data)
-    match found:
+    match _loaded(data):
         case {
             "commit": str(commit),
             "format": int(format),
@@ -106,7 +105,7 @@ def parse_head(data: bytes) -> TargetHead:
             "ledger": str(ledger),
             "shards": dict(shards),
             "writer": str(writer),
-        } if format == _FORMAT:
+        } if format == _FORMAT and _are_texts(shards.values()):
             return TargetHead(ledger=ledger, commit=commit, gitboot=gitboot, writer=writer, shards=shards)
     raise ValueError(f"not what a target of format {_FORMAT} says of itself")
 
@@ -121,13 +120,18 @@ def render_units(shard: Shard) -> bytes:
 
 def parse_units(data: bytes) -> dict[str, Unit]:
     """What ``render_units`` wrote; ValueError for anything else."""
-    try:
-        return {
-            server: Unit(each["state"], dict(each["files"]), each.get("withheld", False))
-            for server, each in json.loads(data).items()
-        }
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError("not a shard of a target") from error
+    found = _loaded(data)
+    units = {server: _unit(each) for server, each in found.items()} if isinstance(found, dict) else {"": None}
+    if any(unit is None for unit in units.values()):
+        raise ValueError("not a shard of a target")
+    return {server: unit for server, unit in units.items() if unit is not None}
+
+
+def _unit(found: object) -> Unit | None:
+    match found:
+        case {"state": str(state), "files": dict(files), **more} if _are_texts(files.values()):
+            return Unit(state, files, more.get("withheld") is True)
+    return None
 
 
 def render_unlisted(paths: Iterable[str]) -> bytes:
@@ -136,10 +140,21 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
 
 def parse_unlisted(data: bytes) -> frozenset[str]:
     """What ``render_unlisted`` wrote; ValueError for anything else."""
-    found = json.loads(data)
-    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+    found = _loaded(data)
+    if not isinstance(found, list) or not _are_texts(found):
         raise ValueError("not a list of paths")
     return frozenset(found)
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 ReadShard = Callable[[str], Shard]  # by number; an empty one where there is none
