@@ -236,7 +236,7 @@ def test_a_commit_is_the_same_however_it_was_come_to(
     revision = history.commit(base_tree)
     found = evaluated(evaluator, revision, None)
     assert isinstance(found, CommitPair)
-    base = assembled(None, revision, map(_sent, told(found))).commit
+    base = assembled(None, revision, map(sent, told(found))).commit
     base_cold = by_itself(history, revision)
     for other in others * 2:
         tree = base_tree
@@ -248,7 +248,7 @@ def test_a_commit_is_the_same_however_it_was_come_to(
             assert found == cold
             continue
         assert isinstance(base_cold, CommitPair)
-        new = assembled(base, revision, map(_sent, told(found))).commit
+        new = assembled(base, revision, map(sent, told(found))).commit
         assert in_full(new) == in_full(commit_by_itself(cold))
         assert found.head.decided.repository.origins == cold.head.decided.repository.origins
         old_side, new_side = base_cold.head.decided, cold.head.decided
@@ -258,5 +258,5 @@ def test_a_commit_is_the_same_however_it_was_come_to(
             base, base_tree, base_cold = new, tree, cold
 
 
-def _sent(answer: wire.Answer) -> wire.Answer:
+def sent(answer: wire.Answer) -> wire.Answer:
     return wire.answer(encode(answer))
