@@ -142,12 +142,23 @@ class _HttpBackend(BaseHTTPRequestHandler):
             "REQUEST_METHOD": self.command,
             "CONTENT_TYPE": self.headers.get("Content-Type", ""),
         }
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._chunks() if self.headers.get("Transfer-Encoding") == "chunked" else self._sized()
         command = [program("git", "git"), "http-backend"]
         answer = subprocess.run(command, input=body, env=environment, capture_output=True, check=True).stdout
         head, _, content = answer.partition(b"\r\n\r\n")
         headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
         self._answer(int(headers.pop("Status", "200").split()[0]), content, headers)
+
+    def _sized(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
 
     do_POST = do_GET  # noqa: N815 - http.server looks for it
 

@@ -15,13 +15,13 @@ import pytest
 from gitboot.errors import ForeignTree, PublishError, SourceError, SourceRefused, UsageError
 from gitboot.publish.directory import Directory
 from gitboot.render.tree import File
-from gitboot.source import Remote, SshKey
+from gitboot.source import Password, Remote, SshKey
 from gitboot.source.branch import Authorship, OwnedBranch
 from gitboot.source.bringing import Fetching
 from gitboot.targets.git import BranchTarget
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
-from tests.git_servers import Relay, SshServer, git_daemon
+from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon
 from tests.repositories import ENVIRONMENT
 from tests.test_targets_s3 import ENTRY, fleet, split
 
@@ -113,6 +113,20 @@ def test_a_branch_is_pushed_over_ssh(ssh: SshServer, bare: Path, tmp_path: Path)
     site = Site(tmp_path, Remote(url=f"ssh://{ssh.host}{bare}", credentials=key))
     site.publish(fleet(1))
     site.follow()
+    assert_holds(bare, fleet(1))
+
+
+def test_a_branch_is_pushed_over_https_with_a_password(bare: Path, tmp_path: Path) -> None:
+    git(bare, "config", "http.receivepack", "true")
+    with HttpsServer(bare.parent, tmp_path) as server:
+        remote = Remote(
+            url=f"{server.url}/private/boots.git",
+            credentials=Password(password=HttpsServer.PASSWORD),
+            ca_bundle=server.certificate,
+        )
+        site = Site(tmp_path, remote)
+        site.publish(fleet(1))
+        site.follow()
     assert_holds(bare, fleet(1))
 
 
