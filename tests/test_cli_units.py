@@ -70,8 +70,8 @@ def test_a_unit_starts_a_command_with_options_that_it_has(unit: str) -> None:
 
 
 def test_both_are_restricted_alike_and_write_where_they_must() -> None:
-    own = ("ExecStart", "Description", "User", "Group", "SupplementaryGroups", "EnvironmentFile", "LimitNOFILE")
-    own += ("StateDirectory", "StateDirectoryMode", "ReadWritePaths", "RestartSec", "TimeoutStopSec")
+    own = {"ExecStart", "Description", "User", "Group", "SupplementaryGroups", "EnvironmentFile", "LimitNOFILE"}
+    own |= {"StateDirectory", "StateDirectoryMode", "ReadWritePaths", "RestartSec", "TimeoutStopSec"}
     run, serve = ({key: value for key, value in settings(unit).items() if key not in own} for unit in UNITS)
     assert run == serve
     assert settings(UNITS[0])["ReadWritePaths"] == ["/srv/gitboot /var/spool/gitboot"]
