@@ -758,7 +758,8 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
     repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
     assets = tmp_path / "assets"
     assets.mkdir()
-    with running(repository.bare, tmp_path, "--assets", str(assets), records="fresh") as instance:
+    looks = ("--check-assets", "off")  # by itself it would not offer it
+    with running(repository.bare, tmp_path, "--assets", str(assets), *looks, records="fresh") as instance:
         eventually(lambda: "(Missing)" in instance.get(ENTRY).text)
         found = eventually(
             lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"], within_s=30
