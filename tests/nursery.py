@@ -82,7 +82,9 @@ def _fork_by(nursery: socket.socket) -> None:
             return
         own = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         fds = [*(number if fd == -1 else fd for number, fd in enumerate(own)), *asked["pass_fds"]]
-        facts = [asked["args"][3:], dict(asked["env"]), list(asked["pass_fds"]), asked["process_group"]]
+        os.umask(umask := os.umask(0o77))
+        place = [os.getcwd(), umask]
+        facts = [asked["args"][3:], dict(asked["env"]), list(asked["pass_fds"]), asked["process_group"], *place]
         with lock:
             socket.send_fds(nursery, [json.dumps(facts).encode()], fds)
             self.pid = int(nursery.recv(_LONGEST))
@@ -109,7 +111,9 @@ def _wait_for_work(asked: socket.socket) -> list[str]:
             asked.send(str(pid).encode())
         else:
             asked.close()
-            (module, *arguments), environment, passed, group = json.loads(data)
+            (module, *arguments), environment, passed, group, folder, umask = json.loads(data)
+            os.chdir(folder)
+            os.umask(umask)
             _begin(fds, [0, 1, 2, *passed], environment)
             if group >= 0:
                 os.setpgid(0, group)
