@@ -77,7 +77,7 @@ def evaluating() -> Iterator[Begun]:
     _begun(0)
     try:
         yield _begun
-    except MemoryError:
+    except (MemoryError, SystemError):  # so end extension modules that are refused memory and do not say so
         lift()
         raise InvalidRepository([exceeded("it takes more memory to evaluate than it may")]) from None
     finally:

@@ -68,7 +68,7 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
         answering.send(wire.Refused(error.problems, error.orders))
     except SourceError as error:
         answering.send(wire.Unreadable(str(error), isinstance(error, CorruptClone)))
-    except MemoryError:
+    except (MemoryError, SystemError):  # so end extension modules that are refused memory and do not say so
         os._exit(OUT_OF_MEMORY)  # what was half made is not trusted
     except BrokenPipeError:
         os._exit(0)  # whoever asked is gone
