@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -100,12 +101,17 @@ class WebFetcher:
     """By http and https, as machines fetch: without a proxy, and with no more trust than this host has."""
 
     def __init__(self, *, per_host: int = 8, timeout_s: float = _TIMEOUT_S) -> None:
-        self._pool = urllib3.PoolManager(
+        self._per_host, self._timeout_s = per_host, timeout_s
+
+    @cached_property
+    def _pool(self) -> urllib3.PoolManager:
+        """Made when a server is first asked: to read whom this host trusts takes a while."""
+        return urllib3.PoolManager(
             num_pools=_HOSTS,
-            maxsize=per_host,
+            maxsize=self._per_host,
             block=True,  # no host is asked for more than that at a time
             retries=False,
-            timeout=urllib3.Timeout(connect=timeout_s, read=timeout_s),
+            timeout=urllib3.Timeout(connect=self._timeout_s, read=self._timeout_s),
             ssl_context=ssl.create_default_context(),
             headers={"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity"},
         )
