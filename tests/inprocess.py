@@ -13,7 +13,7 @@ from gitboot.instance.build import running
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN
-from gitboot.instance.settings import BmcSettings, GitSettings, Settings, TrustSettings
+from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
 from gitboot.ledger import requests
 from gitboot.ledger.store import Store
 from gitboot.observe.kernel import uptime
@@ -57,6 +57,7 @@ def in_process(
         git=GitSettings(repository=str(repository)),
         trust=trust or TrustSettings(),
         bmc=BmcSettings(credentials=credentials, jitter=0),
+        artifacts=ArtifactSettings(check=CheckAssets.OFF),  # they are nowhere
         limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
         listen="by the test itself",
         spool=folder / "spool",
