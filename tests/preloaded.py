@@ -21,6 +21,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 _LONGEST = 1 << 18  # bytes of a command with its environment
 _NETWORK = "/proc/thread-self/ns/net"  # the network that a process is in, which is not that of who forks it
@@ -34,14 +39,21 @@ class Command:
     """A command of gitboot that was started; as much of `subprocess.Popen` as tests use of it."""
 
     def __init__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], *, address: str = "", errors: int = 2
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        address: str = "",
+        given: int = 0,
+        output: int = 1,
+        errors: int = 2,
     ) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(address or start())
         os.umask(umask := os.umask(0o77))
         network = os.open(_NETWORK, os.O_RDONLY | os.O_CLOEXEC)
         asked = json.dumps([list(arguments), os.getcwd(), dict(environment), umask]).encode()
-        socket.send_fds(self._connection, [asked], [0, 1, errors, network])
+        socket.send_fds(self._connection, [asked], [given, output, errors, network])
         os.close(network)
         self.pid = int(self._connection.recv(_LONGEST))
         self.returncode: int | None = None
@@ -66,6 +78,20 @@ class Command:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def captured(*arguments: object, given: str = "", timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """A command of gitboot that has come to its end, and what it wrote; as `subprocess.run` with capture_output."""
+    import subprocess
+
+    command = [str(each) for each in arguments]
+    with TemporaryFile() as asked, TemporaryFile() as output, TemporaryFile() as errors:
+        asked.write(given.encode())
+        asked.seek(0)
+        given_fd, output_fd, errors_fd = asked.fileno(), output.fileno(), errors.fileno()
+        code = Command(command, os.environ, given=given_fd, output=output_fd, errors=errors_fd).wait(timeout_s)
+        texts = [(file.seek(0), file.read().decode())[1] for file in (output, errors)]
+    return subprocess.CompletedProcess(command, code, *texts)
 
 
 @cache

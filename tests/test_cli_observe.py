@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.observe.spool import take
+from tests.preloaded import captured
 from tests.serving import ENTRY
 from tests.test_observe_accesslog import NGINX, OBSERVED
 
@@ -38,9 +39,11 @@ def spool(tmp_path: Path) -> Path:
 
 
 def observe(*arguments: object, given: str = "", most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+    if most_bytes is None:
+        return captured("observe", *arguments, given=given)
+
     def limit() -> None:
-        if most_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
     command = [sys.executable, "-m", "gitboot", "observe", *map(str, arguments)]
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=30, preexec_fn=limit)

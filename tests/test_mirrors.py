@@ -25,6 +25,7 @@ from gitboot.render.tree import File
 from tests import plain
 from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.mirrors import Mirror, caddy, nginx
+from tests.preloaded import captured
 from tests.serving import BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, connect, eventually, planned, read_all
 
 REPORTING = (
@@ -285,8 +286,7 @@ def test_a_fetch_that_was_broken_off_is_seen_to_be(
 
 
 def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "gitboot", "publish", "verify", *map(str, arguments), "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = captured("publish", "verify", *arguments, "-o", "json")
     found = json.loads(done.stdout)
     return done.returncode, {"files": found["files"], "items": found["items"]}
 
@@ -304,11 +304,6 @@ def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_
 # gitboot observe
 
 
-def observe(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gitboot", "observe", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, **more)  # type: ignore[call-overload, no-any-return]
-
-
 def test_observe_spools_what_a_mirror_logged_and_once_only(
     mirror: Mirror, client: httpx.Client, tmp_path: Path
 ) -> None:
@@ -316,12 +311,12 @@ def test_observe_spools_what_a_mirror_logged_and_once_only(
     client.get("/nothing")
     assert eventually(lambda: b"/nothing" in mirror.log.read_bytes())
     spool = tmp_path / "spool"
-    first = json.loads(observe(mirror.log, "--spool", spool, "--json").stdout)
+    first = json.loads(captured("observe", mirror.log, "--spool", spool, "--json").stdout)
     taken = take(spool, {}).observations
     assert (first["observed"], first["read"]) == (len(taken), len(mirror.log.read_bytes().splitlines()))
     assert first["ignored"]["of another path"] >= 1
     assert taken[-1].path == f"boot{ENTRY}"
-    second = observe(mirror.log, "--spool", spool)
+    second = captured("observe", mirror.log, "--spool", spool)
     assert second.stderr == "0 lines read, 0 observed\n"
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +24,7 @@ from gitboot.serve.server import EndpointServer, listen_at
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED
 from tests.instance import Instance, Repository, eventually, running
+from tests.preloaded import captured
 from tests.redfish.certificates import Authority, Issued
 from tests.serving import BEFORE, ENTRY, Site, connect, get, site
 from tests.test_serve_supervise import workers_of
@@ -306,13 +306,7 @@ def test_what_cannot_be_shown_is_refused_at_the_start(
     places = ["--output", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
     if command == "run":
         places += ["--state", str(tmp_path / "state"), str(tmp_path / "repository")]
-    done = subprocess.run(
-        [sys.executable, "-m", "gitboot", command, *places, *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = captured(command, *places, *options)
     assert done.returncode == 64
     assert why.format(folder=tmp_path) in done.stderr
 
