@@ -67,6 +67,7 @@ class Store:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].reset()  # which all servers in this process have in common
 
     # As others see it, past what is between
 
