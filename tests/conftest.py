@@ -69,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lives", type=int, default=3, help="How long is searched for what chance alone finds.")
+    parser.addoption("--lives", type=int, default=2, help="How long is searched for what chance alone finds.")
     parser.addoption("--boots", action="store_true", help="Boot real firmware as well (tests/boots).")
     parser.addoption("--write-hardware", action="store_true", help="Write what diff prints to docs/hardware.md.")
     parser.addoption("--write-boots", action="store_true", help="Write what was booted to docs/boots.md.")
