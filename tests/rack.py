@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from unittest.mock import patch
 
 from gitboot.cli import main
@@ -29,8 +29,7 @@ POOL = (image("flatcar-1"), image("flatcar-2"), profile("web", "flatcar-1"), pol
 BASE_URL = "baseURL: 'http://boot.test'"
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """How a command ended."""
 
     code: int

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gitboot.cli import main
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.fleets import document, fleet, maintenance, policy, profile, server
+from tests.rack import typed
 from tests.repositories import Work
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -21,18 +20,10 @@ KERNEL, INITRD, DISC = b"kernel", b"initrd", b"disc"
 
 
 @pytest.fixture
-def gitboot(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
+def gitboot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
     """Type a command: its exit code, what it prints, and what it says beside."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def gitboot(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return gitboot
+    return typed
 
 
 @pytest.fixture

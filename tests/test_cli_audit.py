@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from gitboot.cli import main
 from gitboot.plan import Record
 from gitboot.resolve.records import exported
 from tests.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
+from tests.rack import typed
 from tests.repositories import Work
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -23,18 +22,10 @@ TIE = policy("tie", "{matchLabels: {role: web}}")
 
 
 @pytest.fixture
-def gitboot(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
+def gitboot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
     """Type a command: its exit code, what it prints, and what it says beside."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def gitboot(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return gitboot
+    return typed
 
 
 @pytest.fixture
