@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from gitboot.bmc.quirks import QUIRKS
 from gitboot.cli import cli
 from gitboot.cli.init import CI, seed
 from gitboot.model.schema import KINDS, schema
@@ -124,6 +125,22 @@ def metrics_page() -> str:
     return "\n".join([*lines, ""])
 
 
+def bmcs_page() -> str:
+    lines = [
+        "# Every BMC that differs",
+        "",
+        "Made from the table in `gitboot/bmc/quirks.py` by `scripts/reference.py`. What a BMC says of itself counts",
+        "first: [BMCs](../bmcs.md).",
+        "",
+        "| BMC | known by | what is different | who says so |",
+        "|---|---|---|---|",
+    ]
+    for row in QUIRKS:
+        known = [f"Manufacturer {name}…" for name in row.manufacturers] + [f"`{path}`" for path in row.systems]
+        lines.append(f"| {row.name} | {', '.join(known)} | {'; '.join(row.differences)} | {row.source} |")
+    return "\n".join([*lines, ""])
+
+
 def files() -> Iterator[tuple[Path, str]]:
     """Every file that is made from the code, and its text."""
     for name, page in (
@@ -131,6 +148,7 @@ def files() -> Iterator[tuple[Path, str]]:
         ("problems", codes_page),
         ("commands", commands_page),
         ("metrics", metrics_page),
+        ("bmcs", bmcs_page),
     ):
         yield ROOT / "docs" / "reference" / f"{name}.md", page()
     for name in CI:

@@ -79,6 +79,7 @@ class Observed:
     in_post: bool = False
     runs_os: bool = False  # BootProgress.LastState is OSRunning
     allowable_targets: frozenset[str] = frozenset()  # empty: not shown
+    allowable_enabled: frozenset[str] = frozenset()  # likewise
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # what it shows cannot be set
     continuous_http: bool = True  # UefiHttp may be Continuous without changing the boot order for good
@@ -278,13 +279,18 @@ def fit(override: Override, observed: Observed) -> Override | None:
             uri = None
     mode = override.mode if observed.override.mode else None
     wrong_mode = observed.mode_is_fixed and mode not in (None, observed.override.mode)
-    if wrong_mode or not _allows(target, observed):
+    if wrong_mode or not _allows(target, observed) or not is_allowed(override.enabled, observed):
         return None
     return replace(override, target=target, mode=mode, http_boot_uri=uri)
 
 
 def _allows(target: str, observed: Observed) -> bool:
     return not observed.allowable_targets or target in observed.allowable_targets
+
+
+def is_allowed(enabled: Enabled, observed: Observed) -> bool:
+    """Whether a BMC takes overrides for so long: XCC knows no Continuous, and iRMC no Disabled."""
+    return not observed.allowable_enabled or enabled in observed.allowable_enabled
 
 
 def _uri_matters(override: Override, observed: Observed) -> bool:
@@ -307,7 +313,7 @@ def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: fr
         return Confirm(record=replace(record, state=_consumed(record)))
     if not stands(record.override, observed):
         if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
-            return Wait(why="it was set a moment ago, and is not shown yet")
+            return Wait(why=_not_shown(record, observed))
         return Confirm(record=replace(record, state=_what_became_of(record, observed, at, moving)))
     if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
         return Wait(why="it was cleared a moment ago, and is still shown")
@@ -402,7 +408,7 @@ def _bring_back(
     if record.state is State.WITHDRAWING:
         return Confirm(record=replace(record, state=became))
     if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
-        return Wait(why="it was set a moment ago, and is not shown yet")
+        return Wait(why=_not_shown(record, observed))
     if _was_not_replaced(record, observed):
         return _set(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.replaces)
     if became is State.WITHDRAWN:
@@ -414,7 +420,7 @@ def _bring_back(
         return Confirm(record=replace(record, state=became))
     if _in_post(observed, at):
         return Wait(why="the machine is in POST, and its override is not known to be set")
-    return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_undecidable(record))
+    return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_undecidable(record, observed))
 
 
 def _set_anew(wanted: Wanted, override: Override, observed: Observed, at: datetime) -> Step:
@@ -477,7 +483,22 @@ def _unsupported(override: Override, observed: Observed) -> str:
     if not _allows(override.target, observed):
         allowable = ", ".join(sorted(observed.allowable_targets))
         return f"{override.target} is wanted, and the BMC boots only {allowable}"
+    if not is_allowed(override.enabled, observed):
+        allowable = ", ".join(sorted(observed.allowable_enabled))
+        return (
+            f"{override.enabled} is wanted, and the BMC knows only {allowable}: override: Once in the policy, or None"
+        )
     return f"mode {override.mode} is wanted, and the BMC has {observed.override.mode}, which it cannot change"
+
+
+def _not_shown(record: OverrideRecord, observed: Observed) -> str:
+    seen = observed.override
+    if seen.enabled is Enabled.DISABLED:
+        return "it was set a moment ago, and is not shown yet"
+    return (
+        f"{record.override.enabled} {record.override.target} was set a moment ago, and the BMC shows {seen.enabled}"
+        f" {seen.target}"
+    )
 
 
 def _foreign(override: Override, seen: Override) -> str:
@@ -503,10 +524,12 @@ def _contended(record: OverrideRecord, observed: Observed) -> str:
     )
 
 
-def _undecidable(record: OverrideRecord) -> str:
+def _undecidable(record: OverrideRecord, observed: Observed) -> str:
+    seen = observed.override
+    shown = f"; the BMC shows {seen.enabled} {seen.target}" if seen.enabled is not Enabled.DISABLED else ""
     return (
         f"{record.override.enabled} {record.override.target} was to be set for {record.reason} and does not"
-        " stand: it was never set, or it was set and consumed"
+        f" stand: it was never set, or it was set and consumed{shown}"
     )
 
 

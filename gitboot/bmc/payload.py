@@ -89,6 +89,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         in_post=state in _IN_POST,
         runs_os=state == "OSRunning",
         allowable_targets=_texts(boot.get(f"{TARGET}@Redfish.AllowableValues")),
+        allowable_enabled=_texts(boot.get(f"{ENABLED}@Redfish.AllowableValues")),
         supports_http_boot_uri=quirks.takes_http_boot_uri and HTTP_BOOT_URI in boot,
         mode_is_fixed=quirks.mode is Mode.NEVER,
         continuous_http=quirks.continuous_http,
@@ -137,11 +138,15 @@ def _override(resource: Resource) -> Override:
     if TARGET not in boot:
         raise BmcRejected(f"{resource.url} shows no Boot.{TARGET}")
     enabled = _text(boot.get(ENABLED)) or Enabled.DISABLED
+    target = _text(boot[TARGET]) or BootTarget.NONE
+    allowable = _texts(boot.get(f"{ENABLED}@Redfish.AllowableValues"))
+    if target == BootTarget.NONE and allowable and Enabled.DISABLED not in allowable:
+        enabled = Enabled.DISABLED  # where that word is missing, no target is what says it
     if enabled not in set(Enabled):
         raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(Enabled)}")
     return Override(
         enabled=Enabled(enabled),
-        target=_text(boot[TARGET]) or BootTarget.NONE,
+        target=target,
         mode=_text(boot.get(MODE)),
         http_boot_uri=_text(boot.get(HTTP_BOOT_URI)),
     )

@@ -1,9 +1,7 @@
 """How BMCs differ, as data: what Redfish leaves open, and what firmware makes of it.
 
 What a BMC advertises comes first: allowable targets, HttpBootUri, @Redfish.Settings. A row stands here only
-for what it does not say of itself, or says wrongly. iDRAC 10 needs no row of its own, as it advertises the
-Settings resource that its overrides moved to; nor does Lenovo's XCC, which answers 428 to a PATCH without
-If-Match: every PATCH has one.
+for what it does not say of itself, or says wrongly: docs/bmcs.md has both.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gitboot.bmc.override import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, is_allowed
 
 ENABLED = "BootSourceOverrideEnabled"
 TARGET = "BootSourceOverrideTarget"
@@ -44,6 +42,22 @@ class Quirks:
     continuous_http: bool = True
     boots_cd_as: BootTarget = BootTarget.CD
     reset_time: tuple[str, ...] = ("LastResetTime",)  # where the system says when it last reset; (): nowhere
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """What is different, in words: one phrase for each field that is."""
+        phrases = {
+            "mode": f"mode is sent {self.mode.value}",
+            "always": f"{' and '.join(sorted(self.always))} sent with every change",
+            "off_target": f"switched off with target {self.off_target}",
+            "takes_http_boot_uri": "shows HttpBootUri and does not take it: DHCP names the loader",
+            "continuous_http": "Continuous UefiHttp would change the boot order for good: Continuous Pxe instead",
+            "boots_cd_as": f"virtual media boot as {self.boots_cd_as}, where that is listed",
+            "reset_time": f"a reset is seen at {'/'.join(self.reset_time)}"
+            if self.reset_time
+            else "LastResetTime proves nothing",
+        }
+        return tuple(phrase for name, phrase in phrases.items() if getattr(self, name) != getattr(STANDARD, name))
 
 
 STANDARD = Quirks(name="Redfish", source="DMTF DSP0268, ComputerSystem")
@@ -76,18 +90,23 @@ QUIRKS = (
         boots_cd_as=BootTarget.USB_CD,  # X11 and later list Cd too, which boots nothing
     ),
     Quirks(
-        name="AMI MegaRAC",  # and ASRock Rack, Gigabyte, Lenovo TSM, which are built on it
-        source="ansible-collections/community.general issue 11542; pubs.lenovo.com/tsm, Systems Instance SD",
+        name="AMI MegaRAC",  # and ASRock Rack, Gigabyte, Lenovo TSM, NVIDIA DGX H100, which are built on it
+        source="ansible-collections/community.general issue 11542; pubs.lenovo.com/tsm, Systems Instance SD;"
+        " DMTF/Redfish-Tacklebox issues 111 and 144; NVIDIA/libredfish, mockup nvidia_viking",
         manufacturers=("ami", "asrock", "giga"),
-        systems=("/redfish/v1/Systems/Self",),
+        systems=("/redfish/v1/Systems/Self", "/redfish/v1/Systems/DGX"),
         mode=Mode.ALWAYS,
         always=frozenset({ENABLED, TARGET}),
         off_target=BootTarget.NONE,
     ),
     Quirks(
-        name="OpenBMC",
-        source="openbmc/bmcweb, redfish-core/lib/systems.hpp",
-        systems=("/redfish/v1/Systems/system",),
+        name="OpenBMC",  # and NVIDIA's GB200, GH200 and BlueField, which are built on it
+        source="openbmc/bmcweb, redfish-core/lib/systems.hpp; NVIDIA/libredfish, mockups nvidia_gb200 and nvidia_dpu",
+        systems=(
+            "/redfish/v1/Systems/system",
+            "/redfish/v1/Systems/System_0",
+            "/redfish/v1/Systems/Bluefield",
+        ),
         reset_time=(),  # LastResetTime is when the chassis was last switched on or off: no reboot moves it
     ),
 )
@@ -118,10 +137,12 @@ def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
     """
     quirks = next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
     off = wanted.enabled is Enabled.DISABLED
+    if off and seen.override.enabled is Enabled.DISABLED:
+        return {}
     complete = _off(seen, quirks) if off else _on(wanted, seen, quirks)
     shown = _properties(seen.override)
     different = {name for name, value in complete.items() if value != shown[name]}
-    if not (different & {ENABLED} if off else different):
+    if not different:
         return {}
     told_anyway = quirks.always | ({MODE} if quirks.mode is Mode.ALWAYS else frozenset())
     return {name: value for name, value in complete.items() if name in different | told_anyway}
@@ -147,6 +168,8 @@ def _on(wanted: Override, seen: Observed, quirks: Quirks) -> dict[str, str | Non
 
 
 def _off(seen: Observed, quirks: Quirks) -> dict[str, str | None]:
+    if not is_allowed(Enabled.DISABLED, seen):
+        return {TARGET: BootTarget.NONE}
     properties: dict[str, str | None] = {ENABLED: Enabled.DISABLED}
     if quirks.off_target is not None:
         properties[TARGET] = quirks.off_target

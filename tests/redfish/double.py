@@ -371,9 +371,12 @@ class Machine:
     def _boot(self, override: Mapping[str, str | None]) -> Json:
         boot: Json = {
             ENABLED: override[ENABLED],
+            f"{ENABLED}@Redfish.AllowableValues": list(self.profile.enabled),
             TARGET: override[TARGET],
             f"{TARGET}@Redfish.AllowableValues": list(self.profile.targets),
         }
+        if override[ENABLED] not in self.profile.enabled:
+            boot |= {ENABLED: self.profile.enabled[0], TARGET: "None"}
         if self.profile.mode is not Property.ABSENT:
             boot[MODE] = override[MODE]
         if self.profile.http_boot_uri is not Property.ABSENT:
@@ -431,7 +434,7 @@ class Machine:
 
     def _allowable(self, name: str, value: Any) -> tuple[Any, ...]:
         allowable: dict[str, tuple[Any, ...]] = {
-            ENABLED: ("Disabled", "Once", "Continuous"),
+            ENABLED: self.profile.enabled,
             TARGET: self.profile.targets,
             MODE: ("UEFI", "Legacy"),
             HTTP_BOOT_URI: (value,),
@@ -440,6 +443,8 @@ class Machine:
 
     def _apply(self, boot: Json) -> None:
         self.override |= boot
+        if self.override[TARGET] == "None" and "Disabled" not in self.profile.enabled:
+            self.override[ENABLED] = "Disabled"
         if MODE in boot and self.profile.redundant_mode_is_a_job:
             self._bios_job = True
         continuous_http = (self.override[ENABLED], self.override[TARGET]) == ("Continuous", "UefiHttp")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 ENABLED = "BootSourceOverrideEnabled"
@@ -10,6 +10,7 @@ TARGET = "BootSourceOverrideTarget"
 MODE = "BootSourceOverrideMode"
 HTTP_BOOT_URI = "HttpBootUri"
 
+_ENABLED = ("Disabled", "Once", "Continuous")
 _TARGETS = ("None", "Pxe", "Floppy", "Cd", "Usb", "Hdd", "BiosSetup", "Utilities", "Diags")
 
 
@@ -46,6 +47,7 @@ class Profile:
     system: str = "1"  # Id of the ComputerSystem, as long as there is only one
     slash: bool = False  # its path ends in one
     targets: tuple[str, ...] = (*_TARGETS, "UefiHttp")
+    enabled: tuple[str, ...] = _ENABLED
     mode: Property = Property.WRITABLE
     http_boot_uri: Property = Property.ABSENT
     sample: str = "systemv1_20"  # what its system looks like, but for what is said here
@@ -70,6 +72,12 @@ class Profile:
     redundant_mode_is_a_job: bool = False  # that costs another reboot
     continuous_http_changes_boot_order: bool = False
     boots_cd_as: str = "Cd"
+
+    @property
+    def shows_resets(self) -> bool:
+        """Whether it shows anything that could prove one that is no more than a reboot."""
+        instants = (self.last_reset_time and self.reboot_is_a_reset) or (self.boot_progress and self.last_state_time)
+        return instants or self.hpe_post_state
 
 
 GENERIC = Profile(name="generic", manufacturer="Contoso", model="3500", http_boot_uri=Property.WRITABLE, settings=None)
@@ -162,6 +170,7 @@ XCC = Profile(
     model="ThinkSystem SR650 V3",
     settings="Pending",
     settings_sample="settings-body-lenovo-se450",
+    enabled=("Once", "Disabled"),
     if_match_required=True,
     last_reset_time=False,
 )
@@ -173,6 +182,70 @@ OPENBMC = Profile(
     system="system",
     targets=("None", "Pxe", "Hdd", "Cd", "Diags", "BiosSetup", "Usb"),
     reboot_is_a_reset=False,
+)
+
+# As it was before bmcweb showed when BootProgress.LastState began.
+OPENBMC_2021 = replace(OPENBMC, name="openbmc-2021", last_state_time=False)
+
+# NVIDIA's GB200, which says nothing of who made it.
+GB200 = Profile(
+    name="gb200",
+    manufacturer="",
+    model="",
+    system="System_0",
+    targets=("None", "Pxe", "Hdd", "Cd", "Diags", "BiosSetup", "Usb"),
+    mode=Property.ABSENT,
+    reboot_is_a_reset=False,
+)
+
+DGX = Profile(
+    name="dgx",
+    manufacturer="NVIDIA",
+    model="DGXH100",
+    system="DGX",
+    http_boot_uri=Property.WRITABLE,
+    settings="SD",
+    settings_sample="settings-body-nokia",
+    overrides=Overrides.FUTURE,
+    required=frozenset({ENABLED, TARGET, MODE}),
+    last_reset_time=False,
+    boot_progress=False,
+)
+
+# akaliwod/iserver, doc: what a UCSC-C225-M6 shows.
+CIMC = Profile(
+    name="cimc",
+    manufacturer="Cisco Systems Inc",
+    model="UCSC-C225-M6S",
+    system="WZP262207W0",
+    targets=("None", "Pxe", "Floppy", "Cd", "Hdd", "BiosSetup", "Diags"),
+    mode=Property.ABSENT,
+    last_reset_time=False,
+    boot_progress=False,
+)
+
+# fujitsu/terraform-provider-irmc-redfish: If-Match, and no word for off.
+IRMC = Profile(
+    name="irmc",
+    manufacturer="FUJITSU",
+    model="PRIMERGY TX1320 M3",
+    system="0",
+    targets=("None", "Pxe", "Floppy", "Cd", "Hdd", "BiosSetup"),
+    enabled=("Once", "Continuous"),
+    if_match_required=True,
+    last_reset_time=False,
+    boot_progress=False,
+)
+
+# Huawei's own ibmc_client reads an ETag before each PATCH.
+IBMC = Profile(
+    name="ibmc",
+    manufacturer="Huawei",
+    model="2288H V5",
+    targets=("None", "Pxe", "Floppy", "Cd", "Hdd", "BiosSetup"),
+    if_match_required=True,
+    last_reset_time=False,
+    boot_progress=False,
 )
 
 # E27 of the edges: a LastResetTime that is shown, and that no reset moves.
@@ -197,6 +270,12 @@ PROFILES = {
         AMI,
         XCC,
         OPENBMC,
+        OPENBMC_2021,
+        GB200,
+        DGX,
+        CIMC,
+        IRMC,
+        IBMC,
         STUCK,
     )
 }
