@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.bmc.override import OverrideRecord
 from gitboot.instance.build import Clock, Outside, assembled, pool_of
 from gitboot.instance.commit import Commit
@@ -57,8 +58,8 @@ class Bench:
         doubt: str | None = None,
         store: type[Unsynced] = Unsynced,
         failures: int = 20,
-        parallel: int = 32,
-        per_site: int = 16,
+        parallel: int = MOST,
+        per_site: int = MOST_OF_SITE,
         keys: TokenKeys = NO_KEYS,
         artifacts: ArtifactWatch | None = None,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Many BMCs at once: connections that are kept, jobs in threads, no more of them than the network bears."""
+"""Many BMCs at once: connections that are kept, and jobs that use them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import secrets
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gitboot.bmc.access import AUTHORITY, FILE, Credentials, Trust, read_trust
 from gitboot.bmc.apply import bring_about
+from gitboot.bmc.crew import MOST, MOST_OF_SITE, Crew, Task
 from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -129,90 +130,57 @@ class BmcPool:
     """Jobs at BMCs: at most ``parallel`` at a time, of one site at most ``per_site``, of one machine one.
 
     A job that has not begun gives way to a newer one of its machine: what is begun is what is wanted now.
+    ``on_finished`` is called once for all jobs that end within a moment.
     """
 
     credentials: Path | None
     write: Callable[[SystemUuid, OverrideRecord], None]
     clock: Callable[[], datetime]
     dry_run: bool = False  # every job
-    parallel: int = 32
-    per_site: int = 16
+    parallel: int = MOST
+    per_site: int = MOST_OF_SITE
     on_finished: Callable[[], None] = lambda: None
-    _pool: ThreadPoolExecutor = field(init=False)
+    _crew: Crew[SystemUuid, Result] = field(init=False)
     _connections: Connections = field(init=False)
-    _waiting: dict[SystemUuid, Job] = field(init=False, default_factory=dict)  # in the order in which they came
-    _running: dict[SystemUuid, tuple[Job, Future[Result]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._pool = ThreadPoolExecutor(self.parallel, thread_name_prefix="bmc")
+        self._crew = Crew(self.parallel, self.per_site, on_ended=self.on_finished)
         self._connections = Connections(self.credentials)
 
     def submit(self, jobs: Iterable[Job]) -> frozenset[SystemUuid]:
         """Take jobs in, but for machines whose last one still runs; return the machines whose job was taken."""
-        taken = set()
-        for job in jobs:
-            if job.uuid not in self._running:
-                self._waiting[job.uuid] = replace(job, dry_run=self.dry_run)
-                taken.add(job.uuid)
-        self._begin()
-        return frozenset(taken)
+        made = (replace(job, dry_run=self.dry_run) for job in jobs)
+        return self._crew.add(Task(job.uuid, job.site, partial(self._run, job)) for job in made)
 
     def forget(self, uuids: Iterable[SystemUuid]) -> None:
         """Drop jobs that have not begun."""
-        for uuid in uuids:
-            self._waiting.pop(uuid, None)
+        self._crew.forget(uuids)
 
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
         """The results of jobs that have ended since the last call, by machine, in the order of their names."""
-        results = dict(self._ended())
-        while wait_all and self._running:
-            wait([future for _, future in self._running.values()])
-            results |= dict(self._ended())
-            self._begin()
-        self._begin()
+        results = self._crew.ended()
+        while wait_all and (more := self._crew.next_ended()):
+            results |= more
         return dict(sorted(results.items(), key=lambda item: (item[1].server, item[0])))
-
-    def _ended(self) -> Iterator[tuple[SystemUuid, Result]]:
-        for uuid in [uuid for uuid, (_, future) in self._running.items() if future.done()]:
-            yield uuid, self._running.pop(uuid)[1].result()
-
-    def _begin(self) -> None:
-        """Begin as many of the waiting jobs as the limits let through."""
-        busy = Counter(job.site for job, _ in self._running.values())
-        for uuid, job in list(self._waiting.items()):
-            if len(self._running) >= self.parallel:
-                return
-            if job.site is not None and busy[job.site] >= self.per_site:
-                continue
-            busy[job.site] += 1
-            del self._waiting[uuid]
-            future = self._pool.submit(self._run, job)
-            self._running[uuid] = job, future
-            future.add_done_callback(lambda _: self.on_finished())
 
     def close(self) -> None:
         """Let running jobs end, and close all connections."""
-        self._waiting.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._crew.close()
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         """What changes when a BMC's credentials do: one that was refused is asked again when it is another."""
         return fingerprint(self.credentials, bmc.credentials)
 
-    def _run(self, job: Job) -> Result:
+    def _run(self, job: Job) -> tuple[Result, Sign]:
         began_s = time.monotonic()
-        result = self._result(job)
-        return replace(result, took_s=time.monotonic() - began_s)
-
-    def _result(self, job: Job) -> Result:
         used = self.fingerprint(job.bmc)  # before they are used: what changes meanwhile is a change
         try:
             pinned = known_at(job.pinned, job.bmc.place)
             certificate = pinned.certificate if pinned is not None else None
             bmc = self._connections.to(job.uuid, job.server, job.bmc, known=job.known, certificate=certificate)
         except UsageError as error:
-            return Result(
+            result = Result(
                 server=job.server,
                 uuid=job.uuid,
                 outcome=Outcome.STALLED,
@@ -221,8 +189,10 @@ class BmcPool:
                 answered=False,
                 credentials=used,
             )
-        result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
-        return replace(result, credentials=used)
+            return replace(result, took_s=time.monotonic() - began_s), NO_SIGN
+        with bmc.reach.watched() as sign:
+            result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
+        return replace(result, credentials=used, took_s=time.monotonic() - began_s), sign()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from http.client import HTTPResponse
@@ -26,6 +27,9 @@ from requests.exceptions import RequestException
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, NameResolutionError
+from urllib3.response import HTTPResponse as Urllib3Response
+
+from gitboot.bmc.pace import Sign
 
 MAX_BODY_BYTES = 1024 * 1024  # the largest ComputerSystem seen has 60 KB
 _CHUNK_BYTES = 64 * 1024
@@ -54,6 +58,7 @@ class Reach:
     allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
     certificate: str | None = None  # the fingerprint that is pinned; None: none is
     seen: str | None = None  # that of the first connection, where no authority verifies it
+    waited_s: float | None = None  # until the last answer began; None: the last request had none
 
     def addresses(self, host: str, port: int) -> Iterator[str]:
         """The addresses of a host, as they are now; raises `AddressRefused` where none is allowed."""
@@ -63,6 +68,12 @@ class Reach:
             where = f" is at {', '.join(found)}, which" if [host] != list(found) else ""
             raise AddressRefused(f"{host}{where} is no address at which these credentials may be used (access.toml)")
         yield from allowed
+
+    @contextmanager
+    def watched(self) -> Iterator[Callable[[], Sign]]:
+        """A block of requests; what they tell of the way there, once it has ended."""
+        before, self.waited_s = self.waited_s, None
+        yield lambda: Sign(waited_s=self.waited_s, is_lost=self.waited_s is None and before is not None)
 
     def check_certificate(self, certificate: bytes) -> None:
         """Raise `CertificateChanged` where it is another than before."""
@@ -203,6 +214,12 @@ class _Reaching(HTTPConnection):
             self._dns_host = name
         assert last is not None  # noqa: S101 - there was an address, and it failed
         raise last
+
+    def getresponse(self) -> Urllib3Response:  # type: ignore[override]  # as urllib3 does
+        began_s = time.monotonic()
+        response = super().getresponse()
+        self._reach.waited_s = time.monotonic() - began_s
+        return response
 
 
 class _HttpConnection(_Reaching):

@@ -220,7 +220,7 @@ def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) 
         if without := sorted((names or frozenset()) - {subject.name for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
         with click.progressbar(length=len(asked), label="BMCs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-            return inspect(asked, kept, at, each=lambda: bar.update(1))
+            return inspect(asked, kept, at, read=bar.update)
 
 
 def _as_json(found: list[Inspection]) -> str:

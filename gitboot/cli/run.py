@@ -128,9 +128,15 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="Seconds between two fetches.",
 )
 @click.option(
-    "--bmc-parallel", type=_COUNT, default=32, show_default=True, help="BMCs that are asked at the same time."
+    "--bmc-parallel", type=_COUNT, default=256, show_default=True, help="BMCs that are asked at the same time, at most."
 )
-@click.option("--bmc-per-site", type=_COUNT, default=16, show_default=True, help="Of them, at most so many of a site.")
+@click.option(
+    "--bmc-per-site",
+    type=_COUNT,
+    default=128,
+    show_default=True,
+    help="Of them, at most so many of a site; how many it bears is found out.",
+)
 @click.option(
     "--bmc-failures",
     type=_COUNT,

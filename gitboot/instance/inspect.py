@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.apply import look, would_send
+from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, Pinned, identify, known_at
 from gitboot.bmc.override import (
     AskOperator,
@@ -27,6 +29,7 @@ from gitboot.bmc.override import (
     Withdraw,
     next_step,
 )
+from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.pool import Connections
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.commit import Commit
@@ -40,7 +43,9 @@ from gitboot.remedies import remedy
 from gitboot.resolve import plan
 from gitboot.resolve.attempts import step_of
 
-PARALLEL: Final = 32
+if TYPE_CHECKING:
+    from gitboot.bmc.redfish import BmcConnection
+
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
     Cause.FAILED: ("BootsProven", "Failed"),
@@ -61,6 +66,7 @@ class Subject:
     record: Record | None
     wanted: Wanted | None
     overrides: tuple[OverrideRecord, ...]
+    site: str | None = None
     serial: str | None = None
     pinned: Pinned | None = None
     shared: frozenset[str] = frozenset()
@@ -201,6 +207,7 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
             record=record,
             wanted=wanted_by(planned),
             overrides=knowledge.overrides_of(decision.uuid),
+            site=commit.sites.get(decision.server),
             serial=machine.serial,
             pinned=knowledge.pins.get(decision.uuid),
             shared=values,
@@ -228,18 +235,19 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
 
 
 def inspect(
-    chosen: Iterable[Subject], connections: Connections, at: datetime, *, each: Callable[[], None] = lambda: None
+    chosen: Iterable[Subject], connections: Connections, at: datetime, *, read: Callable[[int], None] = lambda _: None
 ) -> list[Inspection]:
     """Read each BMC once, many at a time.
 
     Those that need a person come first, then those that could not be read, then those that are not as wanted.
-    ``each`` is called when another one has been read.
+    ``read`` is called with how many more have been read.
     """
-    found = []
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        for future in as_completed([pool.submit(_inspect, subject, connections, at) for subject in chosen]):
-            found.append(future.result())
-            each()
+    found: list[Inspection] = []
+    with closing(Crew[SystemUuid, Inspection]()) as crew:
+        crew.add(Task(each.uuid, each.site, partial(_inspect, each, connections, at)) for each in chosen)
+        while ended := crew.next_ended():
+            found += ended.values()
+            read(len(ended))
     return sorted(found, key=_urgency)
 
 
@@ -247,11 +255,19 @@ def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
     return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.name
 
 
-def _inspect(subject: Subject, connections: Connections, at: datetime) -> Inspection:
+def _inspect(subject: Subject, connections: Connections, at: datetime) -> tuple[Inspection, Sign]:
     pinned = known_at(subject.pinned, subject.bmc.place)
     certificate = pinned.certificate if pinned is not None else None
     try:
         bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
+    except UsageError as error:
+        return Inspection(subject=subject, seen=None, step=None, failure=error), NO_SIGN
+    with bmc.reach.watched() as sign:
+        return _found(subject, bmc, pinned, at), sign()
+
+
+def _found(subject: Subject, bmc: BmcConnection, pinned: Pinned | None, at: datetime) -> Inspection:
+    try:
         seen = look(bmc, subject.overrides, lambda: at)
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from gitboot.authorship import ReinstallsNeed, Verify
+from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.diff.guard import Limits
 from gitboot.evaluate.limits import Allowance
 from gitboot.source.keys import TrustedKeys
@@ -41,8 +42,8 @@ class BmcSettings:
     """How BMCs are asked."""
 
     credentials: Path | None = None  # a directory with NAME/username and NAME/password
-    parallel: int = 32  # how many are asked at a time
-    per_site: int = 16  # of one site
+    parallel: int = MOST  # how many are asked at a time, at most
+    per_site: int = MOST_OF_SITE  # of one site
     failures: int = 20  # in a row, until nothing more is set for a while
     jitter: float = 0.2  # by how much less than planned is waited at most
 
