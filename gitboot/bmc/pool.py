@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -69,6 +70,8 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
         return False
 
 
+_UNUSED_S: Final = 900  # longer than until any BMC that is asked is asked again
+_LOGOUTS_S: Final = 2  # for all at the end, which is near
 _Access = tuple[BmcAccess, Credentials, Trust, bool]
 
 
@@ -78,6 +81,8 @@ class Connections:
 
     directory: Path | None  # of credentials
     _kept: dict[SystemUuid, tuple[_Access, BmcConnection]] = field(init=False, default_factory=dict)
+    _used_s: dict[SystemUuid, float] = field(init=False, default_factory=dict)  # when last, in that order
+    _using: threading.Lock = field(init=False, default_factory=threading.Lock)  # guards that
     _trusting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def to(
@@ -96,6 +101,7 @@ class Connections:
         access, kept = (bmc, credentials, trust, known), self._kept.get(uuid)
         if kept is not None and kept[0] == access:
             connection = kept[1]
+            connection.login.keeps = True  # whoever is asked again is asked often
         else:
             if kept is not None:
                 kept[1].close()
@@ -105,7 +111,10 @@ class Connections:
             reach = Reach(allowed=trust.allowed(bmc, known=known))
             tls = self._tls(server, bmc, trust)
             connection = BmcConnection(bmc.address, credentials, system=bmc.system, tls=tls, reach=reach)
-            self._kept[uuid] = access, connection
+        self._kept[uuid] = access, connection
+        with self._using:
+            self._used_s.pop(uuid, None)
+            self._used_s[uuid] = time.monotonic()  # behind all that were used before
         connection.reach.certificate = certificate
         return connection
 
@@ -120,9 +129,27 @@ class Connections:
             where = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"{AUTHORITY} of {bmc.credentials}"
             raise UsageError(f"{where} is not a certificate in PEM: {error.reason or error}") from None
 
+    def unused(self) -> list[BmcConnection]:
+        """Give away those that nobody has used for a while: a BMC has few sessions, and this machine its limits."""
+        found = []
+        since_s = time.monotonic() - _UNUSED_S
+        with self._using:
+            while (first := next(iter(self._used_s.items()), None)) is not None and first[1] < since_s:
+                del self._used_s[first[0]]
+                found.append(self._kept.pop(first[0])[1])
+        return found
+
     def close(self) -> None:
-        for _, connection in self._kept.values():
-            connection.close()
+        """Close all, and log out, many at a time; where that takes too long, sessions end by themselves."""
+        until_s = time.monotonic() + _LOGOUTS_S
+        with ThreadPoolExecutor(MOST_OF_SITE) as threads:
+            for _, connection in self._kept.values():
+                threads.submit(_close, connection, until_s)
+        self._kept.clear()
+
+
+def _close(connection: BmcConnection, until_s: float) -> None:
+    connection.close(log_out=time.monotonic() < until_s)
 
 
 @dataclass(slots=True)
@@ -142,10 +169,12 @@ class BmcPool:
     on_finished: Callable[[], None] = lambda: None
     _crew: Crew[SystemUuid, Result] = field(init=False)
     _connections: Connections = field(init=False)
+    _closing: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
         self._crew = Crew(self.parallel, self.per_site, on_ended=self.on_finished)
         self._connections = Connections(self.credentials)
+        self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
 
     def submit(self, jobs: Iterable[Job]) -> frozenset[SystemUuid]:
         """Take jobs in, but for machines whose last one still runs; return the machines whose job was taken."""
@@ -158,6 +187,8 @@ class BmcPool:
 
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
         """The results of jobs that have ended since the last call, by machine, in the order of their names."""
+        for unused in self._connections.unused():
+            self._closing.submit(unused.close)
         results = self._crew.ended()
         while wait_all and (more := self._crew.next_ended()):
             results |= more
@@ -166,6 +197,7 @@ class BmcPool:
     def close(self) -> None:
         """Let running jobs end, and close all connections."""
         self._crew.close()
+        self._closing.shutdown(wait=False, cancel_futures=True)
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:

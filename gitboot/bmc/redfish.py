@@ -21,6 +21,7 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.access import Credentials
+from gitboot.bmc.login import Login
 from gitboot.bmc.override import OFF, Observed, Override
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
@@ -100,8 +101,7 @@ class BmcConnection:
             default_request_timeout=read_timeout_s,
             connect_timeout=connect_timeout_s,
         )
-        # As bytes: requests would take text for Latin-1, and fail where it is more.
-        self._connector.set_http_basic_auth(credentials.username.encode(), credentials.password.encode())
+        self.login = Login(self._connector, credentials)
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = _MAX_REDIRECTS
@@ -117,7 +117,10 @@ class BmcConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, log_out: bool = True) -> None:
+        """Log out, where there is a session, and close the connection."""
+        if log_out:
+            self.login.log_out()
         self._connector.close()
 
     def observe(self) -> Observed:
@@ -171,18 +174,20 @@ class BmcConnection:
 
     def _get(self, path: str) -> Resource:
         with self._door("GET", path):
-            response: Response = self._connector.get(path)
+            response = self.login.ask(lambda: self._connector.get(path))
         return _resource(response)
 
     def _patch(self, path: str, body: dict[str, Any], etag: str | None) -> None:
         with self._door("PATCH", path):
             try:
-                self._connector.patch(path, data=body, headers={"If-Match": etag} if etag else None)
+                headers = {"If-Match": etag} if etag else None
+                self.login.ask(lambda: self._connector.patch(path, data=body, headers=headers))
             except exceptions.HTTPError as error:
                 if error.status_code != 412 or etag is None or not etag.startswith("W/"):
                     raise
                 # RFC 9110 compares If-Match strongly: some BMCs refuse the weak ETags that they give.
-                self._connector.patch(path, data=body, headers={"If-Match": etag.removeprefix("W/")})
+                strong = {"If-Match": etag.removeprefix("W/")}
+                self.login.ask(lambda: self._connector.patch(path, data=body, headers=strong))
 
     def _note_retry_after(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
