@@ -24,6 +24,7 @@ from tests.fleets import SEED, server
 from tests.git_servers import HttpsServer, Relay, git_daemon
 from tests.instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
 from tests.packs import push_differences
+from tests.rack import until_condition
 from tests.repositories import Work
 
 MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to unpack it takes
@@ -78,8 +79,7 @@ def test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limit
             hostile = push_differences(repository.bare, MEBIBYTES)
             (failed,) = eventually(lambda: [each for each in instance.events if each["type"] == "FetchFailed"])
             assert f"more memory than the {MEBIBYTES} MiB that it may" in failed["message"]
-            (found,) = (each for each in instance.status()["conditions"] if each["type"] == "SourceReady")
-            assert (found["status"], found["reason"]) == (False, "SourceTooLarge")
+            found = until_condition(instance, "SourceReady", status=False, reason="SourceTooLarge")
             assert "--fetch-memory" in found["remedy"]
             assert instance.get("/readyz").status_code == 200
             assert instance.status()["applied"]["commit"] == first
