@@ -78,7 +78,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
     return Observed(
         system=system.path,
         override=_override(takes_overrides),
-        shown=_shown(system.body),
+        shown=observe_identity(system.body),
         marks=Marks(
             last_reset_time=_instant(_at(system.body, quirks.reset_time)),
             boot_progress=_text(_at(system.body, ("BootProgress", "LastState"))),
@@ -112,7 +112,8 @@ def read_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
     return with_clock(marks, bmc_time=bmc_time if zoned else bmc_time + offset, manager_reset_time=reset, at=at)
 
 
-def _shown(system: Mapping[str, Any]) -> Shown:
+def observe_identity(system: Mapping[str, Any]) -> Shown:
+    """Who a ComputerSystem says that it is."""
     serial, sku = (" ".join((_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
     return Shown(uuid=_uuid(system.get("UUID")), serial=serial, sku=sku)
 

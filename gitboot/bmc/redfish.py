@@ -16,7 +16,8 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Self
 
-from requests import Response
+from requests import PreparedRequest, Request, Response
+from requests.exceptions import RequestException
 from sushy import exceptions
 from sushy.connector import Connector
 
@@ -127,7 +128,7 @@ class BmcConnection:
         """Read the system, in one request once its path and the whereabouts of its override are known."""
         if self._system is None:
             self._system = self._only_system()
-        system = self._get(self._system)
+        system = self.read(self._system)
         return observe(system, self._settings_with_override(system))
 
     def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
@@ -135,7 +136,7 @@ class BmcConnection:
         if seen.manager is None or seen.marks.bmc_time is not None:
             return seen
         try:
-            manager = self._get(seen.manager)
+            manager = self.read(seen.manager)
         except BmcRejected:  # a role that may not see the Manager, a path that leads nowhere
             return seen
         return replace(seen, marks=read_clock(seen.marks, manager, clock()))
@@ -154,8 +155,8 @@ class BmcConnection:
         self.set_override(OFF, seen)
 
     def _only_system(self) -> str:
-        systems = self._get(_ROOT).link("Systems") or f"{_ROOT}Systems"
-        paths = self._get(systems).members
+        systems = self.read(_ROOT).link("Systems") or f"{_ROOT}Systems"
+        paths = self.read(systems).members
         if len(paths) != 1:
             found = ", ".join(sorted(paths)) or "none"
             raise BmcRejected(f"{self._address} has not one system, but {found}: name it in bmc.system")
@@ -166,13 +167,14 @@ class BmcConnection:
         path = system.link("@Redfish.Settings", "SettingsObject")
         if path is None or path == self._settings_without_override:
             return None
-        settings = self._get(path)
+        settings = self.read(path)
         if TARGET in settings.boot:
             return settings
         self._settings_without_override = path
         return None
 
-    def _get(self, path: str) -> Resource:
+    def read(self, path: str) -> Resource:
+        """Read any resource."""
         with self._door("GET", path):
             response = self.login.ask(lambda: self._connector.get(path))
         return _resource(response)
@@ -217,6 +219,23 @@ class BmcConnection:
         if status in _BUSY or any(f'{reason}"' in said for reason in NOT_NOW):
             return BmcBusy(message, retry_after_s=_seconds(self._retry_after))
         return BmcRejected(message) if status in _NEVER else MEANING[type(error)](message)
+
+
+def is_redfish(bmc: BmcConnection) -> bool:
+    """Whether it is a Redfish service that answers: asked without credentials, as every service allows."""
+    url, connector = f"{bmc._address}{_ROOT}", bmc._connector
+    asked = connector._session.prepare_request(Request("GET", url, auth=_anonymous))
+    timeouts = connector._connect_timeout, connector._default_request_timeout
+    try:
+        return "RedfishVersion" in _resource(connector._session.send(asked, timeout=timeouts)).body
+    except RequestException as error:
+        failed = exceptions.ConnectionError(url=url, error=error)
+        failed.__cause__ = error
+        raise _meaning(failed, f"GET {url}") from error
+
+
+def _anonymous(request: PreparedRequest) -> PreparedRequest:
+    return request
 
 
 def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:

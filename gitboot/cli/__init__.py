@@ -41,7 +41,7 @@ _COMMANDS: Final = {
     "start": "Offer again what was stopped.",
     "records": "Show or say what is known of provisioning.",
     "comment": "Show a review as one comment of its pull request.",
-    "bmc": "Look at boot overrides, or see to them by hand.",
+    "bmc": "Find BMCs; look at boot overrides, or see to them by hand.",
     "secret": "Make keys, encrypt secrets to them, and look whether they open a fleet's.",
     "schema": "Print the JSON Schemas of the kinds, for editors and CI.",
     "version": "Show gitboot's version.",

@@ -14,6 +14,7 @@ import click
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
+from gitboot.cli.scanning import scan
 from gitboot.phrases import count, some
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def command() -> None:
     All of it goes by the state directory of an instance, running or not: the commit that it accepted, and what its
     ledger knows.
     """
+
+
+command.add_command(scan)
 
 
 @command.command("get", context_settings=_SETTINGS)

@@ -112,6 +112,7 @@ class Machine:
         self.path = f"/redfish/v1/Systems/{system or profile.system}" + ("/" if profile.slash else "")
         self.post_s = post_s
         self.on_boot = on_boot
+        self.nics: dict[str, str] = {}  # permanent addresses by the name of their interface
 
         self.now = STARTED
         self.power = "On"
@@ -232,6 +233,23 @@ class Machine:
             if self.profile.manager_shows_restarts:
                 body["LastResetTime"] = self.manager_reset.isoformat(timespec="seconds")
             return body
+
+    def below(self, path: str) -> Json | None:
+        """What stands below the system that nothing is written to: its network interfaces and processors."""
+        interfaces, processors = (f"{self.path.rstrip('/')}/{name}" for name in ("EthernetInterfaces", "Processors"))
+        if path == interfaces:
+            members = [{"@odata.id": f"{interfaces}/{name}"} for name in self.nics]
+            return sample("ethernet_interfaces_collection") | {"@odata.id": path, "Members": members}
+        if path == processors:
+            return sample("processor_collection") | {"Members": [{"@odata.id": f"{processors}/CPU1"}]}
+        if path == f"{processors}/CPU1":
+            return sample("processor")
+        name = path.removeprefix(f"{interfaces}/")
+        if name not in self.nics:
+            return None
+        mac = self.nics[name]
+        own = {"@odata.id": path, "Id": name, "MACAddress": mac, "PermanentMACAddress": mac}
+        return sample("ethernet_interfaces") | own
 
     def system(self) -> Json:
         """The ComputerSystem resource."""

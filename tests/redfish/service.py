@@ -101,6 +101,8 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
             return machine.patch(path, content, request.headers.get("If-Match"))
         case "POST", machine.reset_path:
             return _reset(machine, content)
+        case "GET", _ if (below := machine.below(path)) is not None:
+            return Answer(status=200, body=below)
         case _, (machine.path | machine.settings_path | machine.reset_path):
             return refusal(405, "Base.1.18.OperationNotAllowed", f"{path} cannot be {request.method}")
     return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")

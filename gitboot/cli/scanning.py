@@ -1,0 +1,215 @@
+"""`gitboot bmc scan`: which machines are behind the BMCs of a network, and whether documents say so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import OutputOption, credentials_option, document, output_option
+from gitboot.errors import UsageError
+from gitboot.phrases import count
+
+if TYPE_CHECKING:
+    from gitboot.bmc.discrepancies import Comparison
+    from gitboot.bmc.inventory import FoundServer
+    from gitboot.bmc.scan import Probe
+    from gitboot.load.machines import Machine
+
+_LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
+
+
+@click.command("scan", context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
+@credentials_option
+@click.option(
+    "--as", "name", required=True, metavar="NAME", help="The credentials to ask with, as documents name them."
+)
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path),
+    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and every "
+    "machine is unknown.",
+)
+@click.option("--port", "ports", multiple=True, default=[443], type=click.IntRange(1, 65535), help="Default: 443.")
+@click.option(
+    "--no-verify", is_flag=True, help="Trust any certificate, and say so in documents; access.toml must allow it."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Write documents to OUT/servers. Default: none."
+)
+@click.option("--parallel", default=64, type=click.IntRange(1, 256), help="Addresses at a time. Default: 64.")
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where anything is not as documents say.")
+@output_option("text", "json")
+@bounded
+def scan(
+    places: tuple[str, ...],
+    credentials: Path | None,
+    name: str,
+    path: Path | None,
+    ports: tuple[int, ...],
+    no_verify: bool,
+    out: Path | None,
+    parallel: int,
+    detailed_exitcode: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Find Redfish services, and compare the machines behind them with the fleet's documents.
+
+    A FILE has a network, an address or a URL on each line. Who answers as Redfish is asked with the credentials in
+    DIR/NAME, where access.toml there lets them go, and is only read. With --out each machine that no document describes
+    gets one, for a pull request: it is Parked, so nothing boots or is set by it.
+
+    Exit codes: 0; 8 where something answered and could not be read; with --detailed-exitcode 2 where a machine is
+    swapped, moved, missing, unknown, or has other network cards than its document says.
+    """
+    from gitboot.bmc.discrepancies import compare
+    from gitboot.bmc.scan import addresses
+
+    machines = _described(path) if path is not None else []
+    asked = addresses(list(_listed(places)), ports)
+    answers = _scanned(asked, credentials, name, verify=not no_verify, parallel=parallel)
+    found = [each for answer in answers for each in answer.found]
+    unread = [answer.address for answer in answers if answer.why_not is not None]
+    compared = compare(found, machines, asked, unread)
+    written = _write(out, found, compared, {each.name for each in machines}, name, verify=not no_verify)
+    for output in outputs:
+        output.write(
+            _as_text(answers, compared, written, len(asked))
+            if output.format == "text"
+            else _as_json(answers, compared, written)
+        )
+    if unread:
+        sys.exit(Exit.PARTIAL)
+    if compared.differences and detailed_exitcode:
+        sys.exit(Exit.CHANGES)
+
+
+def _described(path: Path) -> list[Machine]:
+    from gitboot.load import load
+    from gitboot.load.machines import machines
+    from gitboot.source import open_snapshot
+
+    with evaluating() as begun:
+        snapshot = open_snapshot(path, None)
+        begun(len(snapshot.blobs))
+        return list(machines(load(snapshot)).values())
+
+
+def _listed(places: Sequence[str]) -> Iterator[str]:
+    """What is named, and what files that are named list."""
+    for place in places:
+        if not Path(place).is_file():
+            yield place
+            continue
+        try:
+            lines = Path(place).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{place} cannot be read: {error}") from None
+        yield from filter(None, (line.partition("#")[0].strip() for line in lines))
+
+
+def _scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int) -> list[Probe]:
+    """What answers, in the order of addresses."""
+    from gitboot.bmc.pool import connections, read_credentials
+    from gitboot.bmc.redfish import BmcConnection
+    from gitboot.bmc.scan import scan as look_at
+    from gitboot.load.machines import BmcAccess
+    from gitboot.model.scalars import SystemUuid
+
+    if credentials is None:
+        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+    read_credentials(credentials, name)  # says at once, and not of each address, what is missing
+    order = {address: number for number, address in enumerate(asked)}
+    with connections(credentials) as kept:
+
+        def connect(address: str) -> BmcConnection:
+            access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
+            return kept.to(SystemUuid(address), address, access, known=True)  # named by whoever typed the command
+
+        bar = click.progressbar(length=len(asked), label="addresses", file=sys.stderr, hidden=not sys.stderr.isatty())
+        with bar:
+            answers = list(look_at(asked, connect, parallel=parallel, each=lambda: bar.update(1)))
+    return sorted((each for each in answers if each.found or each.why_not), key=lambda each: order[each.address])
+
+
+def _write(
+    out: Path | None,
+    found: Sequence[FoundServer],
+    compared: Comparison,
+    taken: Collection[str],
+    credentials: str,
+    *,
+    verify: bool,
+) -> dict[FoundServer, Path]:
+    """Write a document for each machine that has none, as far as what it shows is enough."""
+    from gitboot.bmc.inventory import document_for, name_for
+
+    written: dict[FoundServer, Path] = {}
+    names = set(taken)
+    for each in found:
+        if out is None or each in compared.servers or each.lacks is not None:
+            continue
+        name = name_for(each, names)
+        names.add(name)
+        written[each] = out / "servers" / f"{name}.yaml"
+        written[each].parent.mkdir(parents=True, exist_ok=True)
+        written[each].write_text(document_for(each, name, credentials, verify=verify))
+    return written
+
+
+def _as_json(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path]) -> str:
+    from gitboot.facts import facts
+
+    items = [
+        {
+            **facts(each),
+            "server": compared.servers.get(each),
+            "document": str(written[each]) if each in written else None,
+        }
+        for answer in answers
+        for each in answer.found
+    ]
+    unread = [{"address": each.address, "why": each.why_not} for each in answers if each.why_not is not None]
+    return document(items=items, unread=unread, differences=compared.differences)
+
+
+def _as_text(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path], asked: int) -> str:
+    from gitboot.cli.table import table, wrapped
+
+    found = [each for answer in answers for each in answer.found]
+    lines: list[str] = []
+    if found:
+        header = ("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS")
+        lines += [table(header, [_row(each, compared.servers.get(each, "-")) for each in found]), ""]
+    for difference in compared.differences:
+        who = f"{difference.server} at {difference.address}" if difference.server else difference.address
+        lines.append(wrapped(f"{difference.what}: {who}: {difference.message}"))
+    lines += [wrapped(f"not read: {each.address}: {each.why_not}") for each in answers if each.why_not is not None]
+    lines += [f"wrote {path}" for path in written.values()]
+    lacking = [each for each in found if each not in compared.servers and each.lacks is not None]
+    lines += [wrapped(f"no document for {each.address}: {each.lacks}") for each in lacking]
+    if lines and lines[-1]:
+        lines.append("")
+    unread = sum(each.why_not is not None for each in answers)
+    ends = [count(len(found), "machine"), count(len(compared.differences), "difference")]
+    if unread:
+        ends.append(f"{unread} not read")
+    return "\n".join([*lines, f"{asked:,} {'address' if asked == 1 else 'addresses'} asked: {', '.join(ends)}"])
+
+
+def _row(found: FoundServer, server: str) -> tuple[str, ...]:
+    model = f"{found.maker} {found.model}".strip()
+    return (
+        found.address.removeprefix("https://"),
+        server[: _LONGEST["server"]],
+        (model or "-")[: _LONGEST["model"]],
+        (found.serial or "-")[: _LONGEST["serial"]],
+        (found.bmc or "-")[:12],
+        str(len(found.nics)),
+    )
