@@ -80,6 +80,57 @@ def ask(command: Sequence[str], *, given: bytes, environment: Mapping[str, str],
     return Ended(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
+def output_of(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
+    """Run a program without a shell; its status, and what it has written to standard output alone.
+
+    It has none of the GITBOOT_ variables, and is ended with all that it has started when it takes too long or says too
+    much. Raises OSError where it cannot be started, and TimeoutError and OSError then.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_")}
+    with _spawning:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            process_group=0,
+        )
+        _own.add(process)
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        _kill_all_of(process)
+
+    late = threading.Timer(patience_s, end)
+    late.daemon = True
+    late.start()
+    try:
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        with process.stdout as stdout:
+            output = stdout.read(most_bytes + 1)
+            if len(output) > most_bytes:
+                raise OSError(f"{command[0]} wrote more than {most_bytes} bytes")
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    finally:
+        late.cancel()
+        late.join()
+        _kill_all_of(process)  # and whatever it has left behind
+        status = process.wait()
+        with _spawning:
+            _own.discard(process)
+    if is_late.is_set():
+        raise TimeoutError(f"{command[0]} had not ended after {patience_s:.0f} s")
+    return status, output
+
+
+def _kill_all_of(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, not reaped yet, so that its number is nobody else's, and its group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def python(module: str, *arguments: str) -> list[str]:
     """The command line of a module of this very gitboot; what lies in the working directory is not imported."""
     return [sys.executable, "-P", "-m", module, *arguments]

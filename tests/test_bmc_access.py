@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.access import Credentials, Trust, as_file, origin_of, read_trust
+from gitboot.bmc.credentials import CredentialDirectory
 from gitboot.bmc.pool import Connections
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.transport import Reach
@@ -290,7 +291,7 @@ def test_t2_an_authority_of_the_instances_own_lets_in_who_can_show_its_certifica
     machine = Machine("web01")
     service = Service(machine, credentials={USER: PASSWORD})
     with ExitStack() as stack:
-        kept = Connections(tmp_path)
+        kept = Connections(CredentialDirectory(tmp_path))
         stack.callback(kept.close)
         for authority, is_let_in in ((own, True), (other, False)):
             machine.requests.clear()
@@ -324,7 +325,7 @@ def test_t2_a_word_that_cannot_be_understood_lets_nobody_in(tmp_path: Path, text
     with pytest.raises(UsageError, match=message.replace("*", "[*]")):
         trust_of(tmp_path, text)
     with pytest.raises(UsageError):
-        Connections(tmp_path).to(SystemUuid("1"), "web01", bmc())
+        Connections(CredentialDirectory(tmp_path)).to(SystemUuid("1"), "web01", bmc())
 
 
 def test_what_is_printed_is_understood(tmp_path: Path) -> None:
@@ -345,6 +346,22 @@ def test_two_spellings_are_one_bmc() -> None:
     assert (
         origin_of("https://BMC1.test:443/redfish/") == origin_of("https://bmc1.test") != origin_of("http://bmc1.test")
     )
+
+
+# Rotated
+
+
+def test_a_new_password_is_tried_as_soon_as_it_is_there_and_the_wrong_one_once(tmp_path: Path) -> None:
+    """Nothing else wakes this instance: it polls once an hour."""
+    with Rack(tmp_path) as rack:
+        web01 = rack.add("web01", provision=1)
+        rack.push()
+        give_credentials(rack.credentials, password="wrong")
+        with rack.running(records="fresh") as instance:
+            until_condition(instance, "Bmc/web01", status=False, reason="Stalled")
+            assert len(web01.machine.requests) == 1
+            give_credentials(rack.credentials, password=PASSWORD)
+            eventually(lambda: web01.override == ("Once", "Pxe"))
 
 
 # Resolved once

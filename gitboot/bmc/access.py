@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.identities import place_of
 from gitboot.load.machines import BmcAccess
+from gitboot.model.scalars import parse_fingerprint
 from gitboot.phrases import did_you_mean, some
 
 FILE: Final = "access.toml"  # beside username and password; or beside all credentials, for those without their own
@@ -58,6 +59,8 @@ class Trust:
     http: bool = False  # unencrypted
     unverified: bool = False  # for BMCs with verify: false
     repository_authorities: bool = False  # for BMCs with an authority out of the repository
+    certificates: tuple[tuple[str, str], ...] = ()  # by host: the one that its BMC shows, whoever has signed it
+    password_command: tuple[str, ...] = ()  # what says the password, where no file has it
     authority: str | None = None  # PEM; who has a certificate of it may be sent them, unless places are named
 
     @property
@@ -95,17 +98,22 @@ class Trust:
             "what that file may say"
         )
 
+    def certificate(self, bmc: BmcAccess) -> str | None:
+        """The fingerprint by which alone a BMC is known, where the instance names it."""
+        return dict(self.certificates).get(_host(bmc))
+
     def trusted_authority(self, bmc: BmcAccess) -> str | None:
         """Whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
         return bmc.ca or self.authority
 
     def _check_channel(self, bmc: BmcAccess) -> None:
         """How a BMC is reached may be less safe than it could be only where the instance says so."""
+        by_authority = _is_https(bmc) and self.certificate(bmc) is None
         for is_so, is_allowed, what, key in (
             (not _is_https(bmc), self.http, "it is reached unencrypted", "http"),
-            (_is_https(bmc) and not bmc.verify, self.unverified, "nobody verifies its certificate", "unverified"),
+            (by_authority and not bmc.verify, self.unverified, "nobody verifies its certificate", "unverified"),
             (
-                _is_https(bmc) and bmc.verify and bmc.ca is not None,
+                by_authority and bmc.verify and bmc.ca is not None,
                 self.repository_authorities,
                 "its authority is out of the repository",
                 "repository-authorities",
@@ -118,7 +126,9 @@ class Trust:
                 )
 
     def _proves(self, bmc: BmcAccess) -> bool:
-        """Whether whoever answers has to prove by the instance's own authority that it is one of its BMCs."""
+        """Whether whoever answers has to prove by the instance's own authority, or word, that it is one of its BMCs."""
+        if _is_https(bmc) and self.certificate(bmc) is not None:
+            return True
         return self.authority is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
 
     def _within(self, address: Address) -> bool:
@@ -221,12 +231,29 @@ def _word(value: object) -> bool:
     return value
 
 
+def _command(value: object) -> tuple[str, ...]:
+    found = _texts(value)
+    if not found or not found[0]:
+        raise ValueError("expected a program and its arguments")
+    return tuple(found)
+
+
+def _certificates(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        raise ValueError("expected hosts, each with the sha256 of its certificate")
+    return tuple(
+        sorted((host.lower().strip("[]").removesuffix("."), parse_fingerprint(each)) for host, each in value.items())
+    )
+
+
 _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
     "networks": _networks,
     "hosts": _hosts,
     "http": _word,
     "unverified": _word,
     "repository-authorities": _word,
+    "certificates": _certificates,
+    "password-command": _command,
 }
 _KEYS: Final = ", ".join(_PARSERS)
 

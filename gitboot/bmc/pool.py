@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gitboot.bmc.access import AUTHORITY, FILE, Credentials, Trust, read_trust
+from gitboot.bmc.access import AUTHORITY, Trust
 from gitboot.bmc.apply import bring_about
+from gitboot.bmc.credentials import CredentialDirectory, Held
 from gitboot.bmc.crew import MOST, MOST_OF_SITE, Crew, Task
 from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
@@ -31,55 +30,16 @@ if TYPE_CHECKING:
     from gitboot.bmc.redfish import BmcConnection
 
 
-def read_credentials(directory: Path, name: str) -> Credentials:
-    """``directory/name/username`` and ``…/password``, as Kubernetes mounts them; read anew each time."""
-    try:
-        username, password = ((directory / name / part).read_text().rstrip("\n") for part in ("username", "password"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"no credentials named {name}: {directory / name} needs the files username and password ({error})"
-        ) from None
-    return Credentials(username=username, password=password, name=name)
-
-
-_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # this process's own: a fingerprint is of no use outside
-
-
-def fingerprint(directory: Path | None, name: str) -> str | None:
-    """What changes when credentials do, or what is said of them, and tells nothing of either; None: there are none."""
-    if directory is None:
-        return None
-    try:
-        found = read_credentials(directory, name)
-    except UsageError:
-        return None
-    said = [f"{found.username}\0{found.password}".encode()]
-    for path in (directory / name / FILE, directory / FILE, directory / name / AUTHORITY, directory / AUTHORITY):
-        with suppress(OSError):
-            said.append(path.read_bytes())
-    return hashlib.blake2b(b"\0".join(said), key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
-
-
-def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Whether the instance itself says that a BMC may be sent its credentials, or has none that it could be sent."""
-    if directory is None or not (directory / bmc.credentials).is_dir():
-        return True
-    try:
-        return read_trust(directory, bmc.credentials).covers(bmc)
-    except UsageError:
-        return False
-
-
 _UNUSED_S: Final = 900  # longer than until any BMC that is asked is asked again
 _LOGOUTS_S: Final = 2  # for all at the end, which is near
-_Access = tuple[BmcAccess, Credentials, Trust, bool]
+_Access = tuple[BmcAccess, Held, bool]
 
 
 @dataclass(slots=True)
 class Connections:
     """One kept connection a machine, made anew when its document, its credentials, or what is said of them changed."""
 
-    directory: Path | None  # of credentials
+    directory: CredentialDirectory
     _kept: dict[SystemUuid, tuple[_Access, BmcConnection]] = field(init=False, default_factory=dict)
     _used_s: dict[SystemUuid, float] = field(init=False, default_factory=dict)  # when last, in that order
     _using: threading.Lock = field(init=False, default_factory=threading.Lock)  # guards that
@@ -92,13 +52,8 @@ class Connections:
 
         ``known``: the ledger lets it have them; ``certificate``: the fingerprint of the one that it showed before.
         """
-        if self.directory is None:
-            raise UsageError(f"no directory of credentials is given, and {bmc.credentials} is needed (--credentials)")
-        credentials, trust = (
-            read_credentials(self.directory, bmc.credentials),
-            read_trust(self.directory, bmc.credentials),
-        )
-        access, kept = (bmc, credentials, trust, known), self._kept.get(uuid)
+        held = self.directory.of(bmc.credentials)
+        access, kept = (bmc, held, known), self._kept.get(uuid)
         if kept is not None and kept[0] == access:
             connection = kept[1]
             connection.login.keeps = True  # whoever is asked again is asked often
@@ -108,9 +63,14 @@ class Connections:
             from gitboot.bmc.redfish import BmcConnection  # only here: it takes its time, and many fleets have no BMC
             from gitboot.bmc.transport import Reach
 
-            reach = Reach(allowed=trust.allowed(bmc, known=known))
+            trust, vouched = held.trust, held.trust.certificate(bmc)
+            reach = Reach(
+                allowed=trust.allowed(bmc, known=known),
+                named=tuple(each for each in (vouched, bmc.fingerprint) if each is not None),
+                is_vouched_for=vouched is not None,
+            )
             tls = self._tls(server, bmc, trust)
-            connection = BmcConnection(bmc.address, credentials, system=bmc.system, tls=tls, reach=reach)
+            connection = BmcConnection(bmc.address, held.credentials, system=bmc.system, tls=tls, reach=reach)
         self._kept[uuid] = access, connection
         with self._using:
             self._used_s.pop(uuid, None)
@@ -121,6 +81,8 @@ class Connections:
     def _tls(self, server: str, bmc: BmcAccess, trust: Trust) -> ssl.SSLContext:
         from gitboot.bmc.transport import tls_context
 
+        if trust.certificate(bmc) is not None:
+            return tls_context(verify=False)
         authority = trust.trusted_authority(bmc)
         try:
             with self._trusting:  # one context for each authority: loading the CA bundle is what costs
@@ -128,6 +90,11 @@ class Connections:
         except ssl.SSLError as error:
             where = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"{AUTHORITY} of {bmc.credentials}"
             raise UsageError(f"{where} is not a certificate in PEM: {error.reason or error}") from None
+
+    def fingerprint(self, uuid: SystemUuid) -> str | None:
+        """That of the credentials with which a machine's BMC was asked last."""
+        kept = self._kept.get(uuid)
+        return kept[0][1].fingerprint if kept is not None else None
 
     def unused(self) -> list[BmcConnection]:
         """Give away those that nobody has used for a while: a BMC has few sessions, and this machine its limits."""
@@ -168,12 +135,14 @@ class BmcPool:
     per_site: int = MOST_OF_SITE
     on_finished: Callable[[], None] = lambda: None
     _crew: Crew[SystemUuid, Result] = field(init=False)
+    _credentials: CredentialDirectory = field(init=False)
     _connections: Connections = field(init=False)
     _closing: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
         self._crew = Crew(self.parallel, self.per_site, on_ended=self.on_finished)
-        self._connections = Connections(self.credentials)
+        self._credentials = CredentialDirectory(self.credentials)
+        self._connections = Connections(self._credentials)
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
 
     def submit(self, jobs: Iterable[Job]) -> frozenset[SystemUuid]:
@@ -202,11 +171,11 @@ class BmcPool:
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         """What changes when a BMC's credentials do: one that was refused is asked again when it is another."""
-        return fingerprint(self.credentials, bmc.credentials)
+        return self._credentials.fingerprint(bmc.credentials)
 
     def _run(self, job: Job) -> tuple[Result, Sign]:
         began_s = time.monotonic()
-        used = self.fingerprint(job.bmc)  # before they are used: what changes meanwhile is a change
+        before = self.fingerprint(job.bmc)
         try:
             pinned = known_at(job.pinned, job.bmc.place)
             certificate = pinned.certificate if pinned is not None else None
@@ -219,18 +188,21 @@ class BmcPool:
                 message=str(error),
                 asked=not isinstance(error, BmcNotTrusted),
                 answered=False,
-                credentials=used,
+                credentials=before,  # what has changed meanwhile is a change
             )
             return replace(result, took_s=time.monotonic() - began_s), NO_SIGN
         with bmc.reach.watched() as sign:
             result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
+        if result.outcome is Outcome.STALLED and not result.answered:
+            self._credentials.doubt(job.bmc.credentials)
+        used = self._connections.fingerprint(job.uuid)
         return replace(result, credentials=used, took_s=time.monotonic() - began_s), sign()
 
 
 @contextmanager
 def connections(directory: Path | None) -> Iterator[Connections]:
     """Connections that are closed when the block ends."""
-    kept = Connections(directory)
+    kept = Connections(CredentialDirectory(directory))
     try:
         yield kept
     finally:

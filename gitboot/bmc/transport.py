@@ -56,6 +56,8 @@ class Reach:
     """Which addresses a connection may be made to, and which certificate it has to meet there."""
 
     allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
+    named: tuple[str, ...] = ()  # fingerprints that it has to have, each of them, whoever has signed it
+    is_vouched_for: bool = False  # the instance itself names one, and that is enough
     certificate: str | None = None  # the fingerprint that is pinned; None: none is
     seen: str | None = None  # that of the first connection, where no authority verifies it
     waited_s: float | None = None  # until the last answer began; None: the last request had none
@@ -75,9 +77,14 @@ class Reach:
         before, self.waited_s = self.waited_s, None
         yield lambda: Sign(waited_s=self.waited_s, is_lost=self.waited_s is None and before is not None)
 
-    def check_certificate(self, certificate: bytes) -> None:
-        """Raise `CertificateChanged` where it is another than before."""
+    def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
+        """Raise `CertificateChanged` where it is none that is named, or, where nobody has verified it, another."""
         shown, known = hashlib.sha256(certificate).hexdigest(), self.certificate or self.seen
+        for name in self.named:
+            if name != shown:
+                raise CertificateChanged(f"the certificate has to be {name}, and is {shown}")
+        if is_verified or self.is_vouched_for:
+            return
         if known not in (None, shown):
             raise CertificateChanged(f"the certificate changed: it was {known}, and is {shown}")
         self.seen = shown
@@ -227,12 +234,13 @@ class _HttpConnection(_Reaching):
 
 
 class _HttpsConnection(_Reaching, HTTPSConnection):
-    """With TLS: where no authority verifies it, the certificate is that of the first connection."""
+    """With TLS: nothing is sent before it is known that the certificate is the right one."""
 
     def connect(self) -> None:
         super().connect()
-        if isinstance(self.sock, ssl.SSLSocket) and self.sock.context.verify_mode is ssl.CERT_NONE:
-            self._reach.check_certificate(self.sock.getpeercert(binary_form=True) or b"")
+        if isinstance(self.sock, ssl.SSLSocket):
+            is_verified = self.sock.context.verify_mode is not ssl.CERT_NONE
+            self._reach.check_certificate(self.sock.getpeercert(binary_form=True) or b"", is_verified=is_verified)
 
 
 class _HttpPool(HTTPConnectionPool):

@@ -179,10 +179,14 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
 
 def _fingerprint(text: str) -> str:
     """A SHA-256 as gitboot writes it, of one as openssl may."""
-    plain = text.replace(":", "").lower()
-    if len(plain) != 64 or set(plain) - set("0123456789abcdef"):
-        raise click.UsageError("--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it")
-    return plain
+    from gitboot.model.scalars import Malformed, parse_fingerprint
+
+    try:
+        return parse_fingerprint(text)
+    except Malformed:
+        raise click.UsageError(
+            "--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it"
+        ) from None
 
 
 def _resolved(

@@ -309,7 +309,11 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
         signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
         ledger = instance.reconciler.status.ledger
-        with watched(settings.spool, bell.ring), serving(settings, access, ledger or "", bell.ring) as endpoints:
+        with (
+            watched(settings.spool, bell.ring),
+            watched(settings.bmc.credentials, bell.ring, below=True),
+            serving(settings, access, ledger or "", bell.ring) as endpoints,
+        ):
             loop.run(serving=endpoints)
         tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more

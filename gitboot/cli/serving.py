@@ -64,8 +64,11 @@ def _how_they_fare(workers: Workers, certificate: Certificate | None) -> Endpoin
 
 
 @contextmanager
-def watched(folder: Path | None, wake: Callable[[], None]) -> Iterator[None]:
-    """Call ``wake`` when something is written in a folder, as long as the block runs; the poll is the guarantee."""
+def watched(folder: Path | None, wake: Callable[[], None], *, below: bool = False) -> Iterator[None]:
+    """Call ``wake`` when something is written in a folder, as long as the block runs; the poll is the guarantee.
+
+    ``below``: or in one below it.
+    """
     import watchfiles
 
     if folder is None:
@@ -73,14 +76,14 @@ def watched(folder: Path | None, wake: Callable[[], None]) -> Iterator[None]:
         return
     ended = threading.Event()
     changes = watchfiles.watch(
-        folder, watch_filter=None, stop_event=ended, debounce=50, step=20, raise_interrupt=False, recursive=False
+        folder, watch_filter=None, stop_event=ended, debounce=50, step=20, raise_interrupt=False, recursive=below
     )
 
     def keep_waking() -> None:
         for _ in changes:
             wake()
 
-    thread = threading.Thread(target=keep_waking, name="spool", daemon=True)
+    thread = threading.Thread(target=keep_waking, name=f"watch-{folder.name}", daemon=True)
     thread.start()
     try:
         yield

@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from gitboot.assets.remembered import read_sightings
+from gitboot.bmc.credentials import is_covered, read_credentials
 from gitboot.bmc.override import OverrideRecord
-from gitboot.bmc.pool import BmcPool, is_covered, read_credentials
+from gitboot.bmc.pool import BmcPool
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource

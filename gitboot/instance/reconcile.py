@@ -287,7 +287,8 @@ class Reconciler:
         """Whose BMC does not let gitboot in, with other credentials than there are now."""
         failing = {uuid: schedule.appointments[uuid] for uuid in schedule.failing}
         asked = {uuid: each for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
-        now = {each.bmc.credentials: self._bmcs.fingerprint(each.bmc) for each in asked.values() if each.bmc}
+        by_name = {each.bmc.credentials: each.bmc for each in asked.values() if each.bmc}
+        now = {name: self._bmcs.fingerprint(bmc) for name, bmc in by_name.items()}
         return frozenset(
             uuid for uuid, each in asked.items() if each.bmc and now[each.bmc.credentials] != each.credentials
         )

@@ -22,6 +22,7 @@ class BmcAccess:
     ca: str | None  # PEM
     reports_uuid: SystemUuid | None = None  # what it shows, where that is not what the document says of its machine
     reports_serial: str | None = None
+    fingerprint: str | None = None  # of the one certificate that it may show, beside what else is checked
 
     @property
     def place(self) -> tuple[str, str | None]:
@@ -70,6 +71,7 @@ def machine(repository: FleetRepository, server: Server) -> Machine:
             ca=repository.files[bmc.tls.ca].decode("ascii", "ignore") if bmc.tls.ca else None,
             reports_uuid=bmc.reports.uuid if bmc.reports is not None else None,
             reports_serial=bmc.reports.serial if bmc.reports is not None else None,
+            fingerprint=bmc.tls.fingerprint,
         )
     return Machine(
         uuid=spec.uuid,

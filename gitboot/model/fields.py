@@ -21,6 +21,7 @@ from gitboot.model.scalars import (
     parse_count_or_percent,
     parse_digest,
     parse_file_path,
+    parse_fingerprint,
     parse_instant,
     parse_integer,
     parse_interface_address,
@@ -87,6 +88,11 @@ Sha256 = Annotated[
     Digest,
     BeforeValidator(parse_digest),
     WithJsonSchema(_matching(SHA256, "string")),
+]
+Fingerprint = Annotated[
+    Digest,
+    BeforeValidator(parse_fingerprint),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9A-Fa-f]{2}(:?[0-9A-Fa-f]{2}){31}$"}),
 ]
 Url = Annotated[
     ArtifactUrl,

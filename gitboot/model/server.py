@@ -14,6 +14,7 @@ from gitboot.model.fields import (
     BaseUrl,
     Boolean,
     FilePath,
+    Fingerprint,
     Instant,
     Integer,
     InterfaceAddress,
@@ -70,6 +71,10 @@ class BmcTls(Struct):
     ca: FilePath | None = Field(
         default=None,
         description="A PEM file in this repository with the authority to trust. Default: the system's own.",
+    )
+    fingerprint: Fingerprint | None = Field(
+        default=None,
+        description="The sha256 of the one certificate that it may show, beside what else is checked. Default: any.",
     )
 
 

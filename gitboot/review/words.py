@@ -60,7 +60,8 @@ def access(bmc: BmcAccess | None) -> str | None:
         return None
     encrypted = bmc.address.lower().startswith("https:")
     how = ", unverified" if not bmc.verify else ", by an authority of the repository" if bmc.ca is not None else ""
-    return f"{bmc.credentials} at {bmc.address}{how if encrypted else ', unencrypted'}"
+    one = f", with the certificate {bmc.fingerprint}" if bmc.fingerprint is not None else ""
+    return f"{bmc.credentials} at {bmc.address}{how + one if encrypted else ', unencrypted'}"
 
 
 def credentials(changes: Iterable[BmcChange]) -> list[str]:

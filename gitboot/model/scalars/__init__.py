@@ -7,6 +7,7 @@ from gitboot.model.scalars.artifacts import (
     parse_artifact_url,
     parse_base_url,
     parse_digest,
+    parse_fingerprint,
 )
 from gitboot.model.scalars.instants import format_instant, parse_instant
 from gitboot.model.scalars.machines import (
@@ -63,6 +64,7 @@ __all__ = [
     "parse_count_or_percent",
     "parse_digest",
     "parse_file_path",
+    "parse_fingerprint",
     "parse_instant",
     "parse_integer",
     "parse_interface_address",

@@ -26,6 +26,18 @@ def parse_digest(value: object) -> Digest:
     return Digest(found)
 
 
+def parse_fingerprint(value: object) -> Digest:
+    """A certificate's sha256 in any case, with or without colons, as openssl and BMCs' pages show it."""
+    found = text(value).replace(":", "").lower()
+    if not SHA256.fullmatch(found):
+        raise Malformed(
+            Code.DIGEST,
+            f"expected the sha256 of a certificate, found {shown(text(value))}",
+            "copy what `openssl x509 -noout -fingerprint -sha256` prints for it",
+        )
+    return Digest(found)
+
+
 # As the OCI distribution specification writes names, tags and digests ("Pulling manifests").
 _COMPONENT: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 OCI: Final = re.compile(
