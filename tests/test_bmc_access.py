@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.access import Credentials, Trust, as_file, origin_of, read_trust
-from gitboot.bmc.credentials import CredentialDirectory
+from gitboot.bmc.passwords import CredentialDirectory
 from gitboot.bmc.pool import Connections
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.transport import Reach

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from gitboot.bmc.access import AUTHORITY, Trust
 from gitboot.bmc.apply import bring_about
-from gitboot.bmc.credentials import CredentialDirectory, Held
 from gitboot.bmc.crew import MOST, MOST_OF_SITE, Crew, Task
 from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pace import NO_SIGN, Sign
+from gitboot.bmc.passwords import CredentialDirectory, Entrusted
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _UNUSED_S: Final = 900  # longer than until any BMC that is asked is asked again
 _LOGOUTS_S: Final = 2  # for all at the end, which is near
-_Access = tuple[BmcAccess, Held, bool]
+_Access = tuple[BmcAccess, Entrusted, bool]
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class Connections:
 
         ``known``: the ledger lets it have them; ``certificate``: the fingerprint of the one that it showed before.
         """
-        held = self.directory.of(bmc.credentials)
-        access, kept = (bmc, held, known), self._kept.get(uuid)
+        found = self.directory.of(bmc.credentials)
+        access, kept = (bmc, found, known), self._kept.get(uuid)
         if kept is not None and kept[0] == access:
             connection = kept[1]
             connection.login.keeps = True  # whoever is asked again is asked often
@@ -63,14 +63,14 @@ class Connections:
             from gitboot.bmc.redfish import BmcConnection  # only here: it takes its time, and many fleets have no BMC
             from gitboot.bmc.transport import Reach
 
-            trust, vouched = held.trust, held.trust.certificate(bmc)
+            trust, vouched = found.trust, found.trust.certificate(bmc)
             reach = Reach(
                 allowed=trust.allowed(bmc, known=known),
                 named=tuple(each for each in (vouched, bmc.fingerprint) if each is not None),
                 is_vouched_for=vouched is not None,
             )
             tls = self._tls(server, bmc, trust)
-            connection = BmcConnection(bmc.address, held.credentials, system=bmc.system, tls=tls, reach=reach)
+            connection = BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
         self._kept[uuid] = access, connection
         with self._using:
             self._used_s.pop(uuid, None)

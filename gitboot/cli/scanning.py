@@ -116,7 +116,8 @@ def _listed(places: Sequence[str]) -> Iterator[str]:
 
 def _scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int) -> list[Probe]:
     """What answers, in the order of addresses."""
-    from gitboot.bmc.pool import connections, read_credentials
+    from gitboot.bmc.passwords import CredentialDirectory
+    from gitboot.bmc.pool import connections
     from gitboot.bmc.redfish import BmcConnection
     from gitboot.bmc.scan import scan as look_at
     from gitboot.load.machines import BmcAccess
@@ -124,7 +125,7 @@ def _scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verif
 
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
-    read_credentials(credentials, name)  # says at once, and not of each address, what is missing
+    CredentialDirectory(credentials).of(name)  # says at once, and not of each address, what is missing
     order = {address: number for number, address in enumerate(asked)}
     with connections(credentials) as kept:
 

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from gitboot.assets.remembered import read_sightings
-from gitboot.bmc.credentials import is_covered, read_credentials
 from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.instance import directory as state

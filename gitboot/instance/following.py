@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gitboot.bmc.credentials import read_credentials
+from gitboot.bmc.passwords import read_credentials
 from gitboot.errors import UsageError
 from gitboot.instance.publishing import Target
 from gitboot.instance.settings import GitSettings, Settings

@@ -44,7 +44,7 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class Entrusted:
     """Credentials, what the instance says of them, and what tells both from others without telling either."""
 
     credentials: Credentials
@@ -54,7 +54,7 @@ class Held:
 
 @dataclass(slots=True)
 class _Kept:
-    held: Held
+    found: Entrusted
     versions: tuple[_Version, ...]
     read_s: float
 
@@ -78,12 +78,12 @@ class CredentialDirectory:
         self._said: dict[str, _Said] = {}
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def of(self, name: str) -> Held:
+    def of(self, name: str) -> Entrusted:
         """The credentials of that name, as they are now; raises `UsageError` where there are none."""
         if self._root is None:
             raise UsageError(f"no directory of credentials is given, and {name} is needed (--credentials)")
         with self._locks[name]:  # a command is asked once, however many wait for it
-            return self._held(self._root, name, asks=True)
+            return self._now(self._root, name, asks=True)
 
     def fingerprint(self, name: str) -> str | None:
         """What changes when credentials do, or what is said of them; None: there are none, as far as is known.
@@ -93,7 +93,7 @@ class CredentialDirectory:
         if self._root is None:
             return None
         try:
-            return self._held(self._root, name, asks=False).fingerprint
+            return self._now(self._root, name, asks=False).fingerprint
         except UsageError:
             return None
 
@@ -102,12 +102,12 @@ class CredentialDirectory:
         if (said := self._said.get(name)) is not None:
             said.until_s = min(said.until_s, time.monotonic() + _DOUBTED_S)
 
-    def _held(self, root: Path, name: str, *, asks: bool) -> Held:
+    def _now(self, root: Path, name: str, *, asks: bool) -> Entrusted:
         folder = root / name
         files = (folder / "username", folder / "password", folder / FILE, root / FILE, *_authorities(root, name))
         versions, kept = tuple(map(_version, files)), self._kept.get(name)
         if kept is not None and kept.versions == versions and time.monotonic() - kept.read_s < _READ_AGAIN_S:
-            return kept.held
+            return kept.found
         trust = read_trust(root, name)
         if trust.password_command and versions[1] is None:
             (username,) = _read(folder, name, ("username",))
@@ -115,9 +115,9 @@ class CredentialDirectory:
         else:
             username, password = _read(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
-        held = Held(credentials=credentials, trust=trust, fingerprint=_fingerprint(credentials, trust))
-        self._kept[name] = _Kept(held, versions, time.monotonic())
-        return held
+        found = Entrusted(credentials=credentials, trust=trust, fingerprint=_fingerprint(credentials, trust))
+        self._kept[name] = _Kept(found, versions, time.monotonic())
+        return found
 
     def _of_command(self, name: str, trust: Trust, *, asks: bool) -> str:
         command = tuple(part.replace("{name}", name) for part in trust.password_command)
