@@ -18,6 +18,9 @@ ENVIRONMENT = {
     "GIT_COMMITTER_EMAIL": "bot@example.net",
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "1",  # a commit starts no program that looks whether there is something to tidy up
+    "GIT_CONFIG_KEY_0": "maintenance.auto",
+    "GIT_CONFIG_VALUE_0": "false",
     "HOME": os.devnull,
 }
 
