@@ -302,18 +302,18 @@ def gitboot(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "limit"),
+    ("command", "servers", "limit"),
     [
-        ("validate", ("--commit-seconds", "0.1")),
-        ("plan", ("--commit-memory", "8")),
-        ("images", ("--commit-memory", "8")),
+        ("validate", LONG, ("--commit-seconds", "0.1")),
+        ("plan", MANY, ("--commit-memory", "8")),
+        ("images", MANY, ("--commit-memory", "8")),
     ],
-    ids=str,
+    ids=["validate", "plan", "images"],
 )
 def test_a_command_that_takes_more_than_it_may_says_so(
-    repository: Repository, command: str, limit: tuple[str, str]
+    repository: Repository, command: str, servers: int, limit: tuple[str, str]
 ) -> None:
-    repository.push({"many.yaml": many(LONG)})
+    repository.push({"many.yaml": many(servers)})
     done = gitboot(command, str(repository.bare), *limit)
     assert done.returncode == 3
     assert Code.LIMITS in done.stdout + done.stderr
