@@ -36,12 +36,14 @@ def _cold(place: Place) -> Figure:
 
     cost = of_command(instance.command("--once"), before=afresh, rounds=place.rounds)
     copy, listed = place.folder / "copy", place.folder / "written"
-    count, folders = 0, 0
+    made: dict[int, Path] = {}  # by inode: a file counts once, whatever it is called besides
+    folders = 0
     with listed.open("w") as lines:
         for path in sorted(instance.output.rglob("*")):
             if path.is_file() and not path.is_symlink():
-                count += 1
-                lines.write(f"{path.lstat().st_size} {copy / path.relative_to(instance.output)}\n")
+                there = copy / path.relative_to(instance.output)
+                first = made.setdefault(path.stat().st_ino, there)
+                lines.write(f"{path.stat().st_size} {there}\n" if first is there else f"= {there}\n{first}\n")
             elif path.is_dir() and not path.is_symlink():
                 folders += 1
     least = of_command(
@@ -51,7 +53,7 @@ def _cold(place: Place) -> Figure:
     )
     shutil.rmtree(copy)
     shutil.rmtree(folder)
-    note = f"{count / place.servers:.1f} files, {folders / place.servers:.1f} folders a server"
+    note = f"{len(made) / place.servers:.1f} files, {folders / place.servers:.1f} folders a server"
     return Figure(cost=cost, floor=least, note=note)
 
 

@@ -23,9 +23,10 @@ from gitboot.load import ParseCache, load
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars import format_instant
 from gitboot.plan import BootPlan, Decision, Record, Run
-from gitboot.render.formats import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve.hosts import idle
 from tests.fleets import SHA, at, mac_of, snapshot, uuid_of
 
 Document: TypeAlias = dict[str, Any]
@@ -173,6 +174,7 @@ def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: da
     files = shared_files(decisions)
     for name, planned in plans(decisions, records, instant).items():
         files |= server_files(decisions, decisions.servers[name], planned)
+        files |= tombstones(decisions.outputs, name, idle(decisions.networks[name]))
     return files
 
 

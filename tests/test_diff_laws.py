@@ -15,11 +15,12 @@ from gitboot.diff.guard import Limits, judge
 from gitboot.diff.risks import Risk
 from gitboot.load import FleetRepository, load
 from gitboot.plan import Record
-from gitboot.render.formats import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.schedule import server_state
 from gitboot.render.state import state_path
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve.hosts import idle
 from gitboot.review.causes import Causes
 from gitboot.review.groups import groups
 from tests.fleets import snapshot
@@ -78,7 +79,12 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
                 files |= {f"{instant} {record is None} {path}": file for path, file in made.items()}
         state = server_state(commit.decisions, decision, None, min(fleet.instants(None)))
         found[name] = files | {state_path(name): state.files[state_path(name)]}  # which tells the whole decision
-    return found, shared_files(commit.decisions)
+    unused = {
+        path: file
+        for name, host in commit.decisions.networks.items()
+        for path, file in tombstones(commit.decisions.outputs, name, idle(host)).items()
+    }
+    return found, {**shared_files(commit.decisions), **unused}
 
 
 @LAWS

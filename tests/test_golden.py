@@ -17,8 +17,9 @@ import pytest
 
 from gitboot.load import load
 from gitboot.plan import Record
-from gitboot.render.formats import lying, server_files, shared_files
+from gitboot.render.formats import lying, server_files, shared_files, tombstones
 from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import fallback
 from gitboot.source import open_snapshot
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of
@@ -220,7 +221,10 @@ def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
 def test_the_files_that_every_machine_begins_with_are_exactly_these(
     name: str, spec: str, more: tuple[str, ...]
 ) -> None:
-    files = shared_files(decided(fleet(spec), *SEED[1:], *more))
+    decisions = decided(fleet(spec), *SEED[1:], *more)
+    files = shared_files(decisions)
+    for host in decisions.hosts:
+        files |= tombstones(decisions.outputs, host.server, idle(host))
     machines = {path: file.content for path, file in files.items() if not path.startswith("ops/serve/")}
     _compare(GOLDEN / name, {path.removeprefix("boot/"): content for path, content in machines.items()})
 

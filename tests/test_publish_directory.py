@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,7 @@ from gitboot.publish import durable
 from gitboot.publish.changes import GRACE
 from gitboot.publish.directory import Directory, Published, would_change
 from gitboot.publish.disk import Disk
+from gitboot.publish.durable import staged
 from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
 from gitboot.publish.tree import LOCK, Difference, read_manifest, verify
 from gitboot.render.paths import ContentType
@@ -898,7 +901,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -> None:
     root = small_disk / "out"
-    large = {f"boot/{number}": File(b"x" * 100_000) for number in range(20)}
+    large = {f"boot/{number}": File(b"%06d" % number + b"x" * 100_000) for number in range(20)}
     with Directory.open(root, ledger="ours") as directory:
         publish_files(directory, tree(1), commit="one", at=AT)
         with pytest.raises(PublishError, match=r"boot/\d+: No space left on device \(free some space\)"):
@@ -1043,3 +1046,94 @@ def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp
                     put(directory, 1)
         put(directory, 1)
         assert (root / ENTRY).read_bytes() == tree(1)[ENTRY].content
+
+
+# One file, several names
+
+
+ALIKE = ("boot/v1/boot/m/boot.ipxe", "boot/ipxe/u", "boot/ipxe/v")
+
+
+def of_one_server(text: bytes, *paths: str) -> dict[str, Files]:
+    return {"s": server_files("s", dict.fromkeys(paths, File(text)))}
+
+
+def temporary(root: Path) -> list[Path]:
+    return [*root.rglob(".gitboot-*.tmp")]
+
+
+def inodes(root: Path) -> list[int]:
+    return [(root / path).stat().st_ino for path in ALIKE]
+
+
+def test_what_a_server_has_several_times_is_one_file(root: Path) -> None:
+    given: Any = {"shared": {"boot/shared": File(b"1")}, "complete": True, "commit": "1", "at": AT}
+    with Directory.open(root, ledger="ours") as directory:
+        others = {"t": server_files("t", {"boot/ipxe/t": File(b"1")})}
+        directory.publish({**of_one_server(b"1", *ALIKE), **others}, **given)
+        assert len(set(inodes(root))) == 1
+        assert not {(root / path).stat().st_ino for path in ("boot/ipxe/t", "boot/shared")} & set(inodes(root))
+        before = inodes(root)
+        directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
+        assert len(set(inodes(root))) == 1
+        assert inodes(root) != before
+    assert {(root / path).read_bytes() for path in ALIKE} == {b"2"}
+    assert len({(root / path).stat().st_mtime for path in ALIKE}) == 1
+    assert verify(root) == ()
+    assert temporary(root) == []
+
+
+def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
+        later = AT + timedelta(hours=1)
+        directory.publish(of_one_server(b"1", *ALIKE), None, complete=False, commit="2", at=later)
+    first, second, third = inodes(root)
+    assert first == second != third
+    dates = [(root / path).stat().st_mtime for path in ALIKE]
+    assert dates == [AT.timestamp(), AT.timestamp(), later.timestamp()]
+
+
+def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(root: Path) -> None:
+    """An access log tells versions apart by what `dated` has said of each path."""
+    file = File(b"2")
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
+        expected = [directory.dated(path, file, AT) for path in ALIKE]
+        directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
+    assert [int((root / path).stat().st_mtime) for path in ALIKE] == expected
+    first, second, third = inodes(root)
+    assert first != second == third
+
+
+@pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP])
+def test_where_nothing_can_have_two_names_it_is_two_files(
+    root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    refused: list[object] = []
+
+    def link(*names: object, **_: object) -> None:
+        refused.append(names)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
+    assert len(refused) == 2
+    assert len(set(inodes(root))) == 3
+    assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
+    assert verify(root) == ()
+
+
+def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) -> None:
+    """A publisher that was killed between two renames leaves a temporary name of a file that stands."""
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
+        left = root / staged(ALIKE[1])
+        os.link(root / ALIKE[0], left)
+        directory.publish(of_one_server(b"2", ALIKE[1]), None, complete=False, commit="2", at=AT)
+        assert (root / ALIKE[1]).read_bytes() == b"2"
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="3", at=AT)
+    assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
+    assert temporary(root) == []

@@ -36,7 +36,7 @@ from gitboot.publish.tree import PENDING, read_manifest, verify
 from gitboot.render.paths import is_immutable
 from gitboot.render.state import parse, server_of
 from gitboot.render.tree import File, Files
-from tests.trees import publish_files, whole
+from tests.trees import owner, publish_files, whole
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parent.parent
@@ -49,7 +49,9 @@ def tree(version: int, servers: int = 1) -> dict[str, File]:
         data = f"user data {version} of {server}\n".encode()
         content = f"boot/o/{sha256(data).hexdigest()}/user-data"
         files[content] = File(data)
-        files[f"boot/v1/boot/{server}/boot.ipxe"] = File(f"{version:04} {content}\n".encode())
+        entry = f"boot/v1/boot/{server}/boot.ipxe"
+        same = next(path for path in (f"boot/ipxe/{server}-{n}" for n in count()) if owner(path) == owner(entry))
+        files |= dict.fromkeys((entry, same), File(f"{version:04} {content}\n".encode()))  # one file, of two names
     return files
 
 
@@ -212,7 +214,7 @@ def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, 
 # Refused by the system
 
 
-CHANGING = {"mkdir", "rmdir", "write", "fchmod", "utime", "rename", "unlink", "pwrite", "ftruncate"}
+CHANGING = {"mkdir", "rmdir", "write", "fchmod", "utime", "rename", "link", "unlink", "pwrite", "ftruncate"}
 CALLS = {*CHANGING, "open", "stat", "fstat", "fsync", "listdir", "pread"}
 
 
@@ -306,8 +308,8 @@ class Recorder(Disk):
         self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str]]]] = []
         recorders.append(self)
 
-    def stage(self, path: str, content: bytes, at: datetime) -> None:
-        super().stage(path, content, at)
+    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None) -> None:
+        super().stage(path, content, at, like)
         self.since.append(("stage", path))
 
     def place(self, path: str) -> None:

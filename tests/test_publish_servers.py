@@ -75,10 +75,10 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(tmp_path: Path, monk
             touched.append(path)
             return super().read(path)
 
-        def stage(self, path: str, content: bytes, at: datetime) -> None:
+        def stage(self, path: str, content: bytes, at: datetime, like: str | None = None) -> None:
             touched.append(path)
             staged.append(len(content))
-            super().stage(path, content, at)
+            super().stage(path, content, at, like)
 
     staged: list[int] = []
     monkeypatch.setattr(directory_module, "Disk", Watched)

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 
 from gitboot.model.scalars import byte_orders
 from gitboot.render.disk import EFI_LOADERS
-from gitboot.render.formats import server_files, shared_files
+from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.grub import first_configuration
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan
+from gitboot.resolve.hosts import idle
 from tests import generated
 from tests.fleets import SEED, at, decided, document, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.generated import GeneratedFleet
@@ -29,6 +30,7 @@ def tree(decisions: Decisions) -> dict[str, File]:
     files = shared_files(decisions)
     for decision in decisions.servers.values():
         files |= server_files(decisions, decision, plan(decision, NOON, None))
+        files |= tombstones(decisions.outputs, decision.server, idle(decisions.networks[decision.server]))
     return files
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import BmcBusy, InvalidRepository
-from gitboot.model.scalars import SystemUuid, swapped
+from gitboot.model.scalars import MacAddress, SystemUuid, swapped
 from gitboot.plan import Record
 from gitboot.problems.problem import Problem
 from gitboot.render.formats import shared_files
@@ -107,6 +107,24 @@ def test_what_a_server_is_found_by_is_said() -> None:
         "address/10.0.0.7",
     }
     assert (found.summary["site"], found.summary["role"], found.summary["labels"]) == ("fra1", "web", {"role": "web"})
+
+
+def test_an_interface_that_may_not_boot_is_the_servers_and_says_nothing_of_its_boots() -> None:
+    outputs = fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]")
+    decisions = decided(outputs, *ONCE[1:])
+    about, record = About(idle=(MacAddress("52-54-00-99-99-99"),)), Record()
+    found = server_state(decisions, decisions.servers["web01"], record, NOON, about)
+    assert "mac/52-54-00-99-99-99" in found.published.identities
+    for path in ("boot/grub.cfg-01-52-54-00-99-99-99", "boot/pxelinux.cfg/01-52-54-00-99-99-99"):
+        (turn,) = found.published.paths[path]
+        assert turn.content == found.files[path].sha256 == found.published.files[path].sha256
+        assert "may not boot from this interface" in found.published.contents[turn.content]
+        assert (turn.since, turn.digest, turn.writes) == (None, None, None)
+        assert path not in found.entries
+    assert found.published.paths[ENTRY][0].writes is not None  # what its other interface is given
+    assert "boot/v1/boot/52-54-00-99-99-99/grub.cfg" not in found.files
+    assert found.holds(decisions.servers["web01"], record, NOON, about)
+    assert not found.holds(decisions.servers["web01"], record, NOON, About())
 
 
 ONCE = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", often="Once"))

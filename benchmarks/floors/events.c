@@ -1,6 +1,7 @@
 /* The least that reading YAML can cost: libyaml's events of each file on the list, thrown away.
  *
- * events LIST [WRITTEN]: LIST names a file a line; for each line "SIZE PATH" of WRITTEN a file of that size is made. */
+ * events LIST [WRITTEN]: LIST names a file a line; for each line "SIZE PATH" of WRITTEN a file of that size is made,
+ * and for two lines "= PATH" and "OTHER" what is at OTHER gets another name. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,15 +40,19 @@ static void parse(const char *path) {
     free(data);
 }
 
+static void make_folders(char *path) {
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        if (mkdir(path, 0755) < 0 && errno != EEXIST) fail(path);
+        *slash = '/';
+    }
+}
+
 static void write_file(char *path, size_t size) {
     static char content[1 << 20];
     int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0644);
     if (file < 0 && errno == ENOENT) { /* its folders first, once each */
-        for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-            *slash = 0;
-            if (mkdir(path, 0755) < 0 && errno != EEXIST) fail(path);
-            *slash = '/';
-        }
+        make_folders(path);
         file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0644);
     }
     if (file < 0) fail(path);
@@ -56,6 +61,13 @@ static void write_file(char *path, size_t size) {
         if (write(file, content, part) != (ssize_t)part) fail(path);
     }
     close(file);
+}
+
+static void link_file(const char *from, char *path) {
+    if (link(from, path) == 0) return;
+    if (errno != ENOENT) fail(path);
+    make_folders(path);
+    if (link(from, path) < 0) fail(path);
 }
 
 static void each_line(const char *path, void (*of)(char *)) {
@@ -73,8 +85,20 @@ static void each_line(const char *path, void (*of)(char *)) {
 
 static void parse_line(char *line) { parse(line); }
 
+static char *linked; /* that is to be the other name of what the next line says */
+
 static void write_line(char *line) {
     char *path;
+    if (linked) {
+        link_file(line, linked);
+        free(linked);
+        linked = NULL;
+        return;
+    }
+    if (line[0] == '=') {
+        linked = strdup(line + 2);
+        return;
+    }
     size_t size = strtoul(line, &path, 10);
     write_file(path + 1, size);
 }

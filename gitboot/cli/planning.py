@@ -72,6 +72,7 @@ def about_all(repository: FleetRepository) -> dict[str, About]:
             site=site.name if site is not None else None,
             labels=server.metadata.labels,
             addresses=tuple(sorted(addresses)),
+            idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
             machine=known[name],
         )
     return found

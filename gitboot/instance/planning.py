@@ -19,6 +19,7 @@ from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, Phase, Recor
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
+from gitboot.resolve.hosts import idle
 from gitboot.resolve.records import drift
 from gitboot.stoppage import Halt
 
@@ -239,11 +240,12 @@ def _state(
 
 def _about(commit: Commit, name: str) -> About:
     """What a commit says of a server beside its decision."""
-    nics = commit.decisions.networks[name].nics
+    host = commit.decisions.networks[name]
     return About(
         site=commit.sites.get(name),
         labels=commit.labels[name],
-        addresses=tuple(sorted(address for nic in nics for address in nic.addresses)),
+        addresses=tuple(sorted(address for nic in host.nics for address in nic.addresses)),
+        idle=idle(host),
         machine=commit.machines.get(commit.decisions.servers[name].uuid),
     )
 

@@ -20,7 +20,7 @@ from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Record
 from gitboot.publish.directory import Published
-from gitboot.render.formats import shared_files
+from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.paths import ContentType
 from gitboot.render.schedule import ServerState
 from gitboot.render.terms import Terms, render
@@ -147,7 +147,10 @@ def _shares_other(
     return (
         _fleetwide(old) != _fleetwide(new)
         or _unknown(held, old) != _unknown(plans, new)
-        or any(old.networks.get(name) != new.networks.get(name) for name in changed_by(held.commit, commit))
+        or (
+            is_of_hosts(new.outputs)
+            and any(old.networks.get(name) != new.networks.get(name) for name in changed_by(held.commit, commit))
+        )
         or any(_known(held.servers.get(name)) != _known(plans.servers.get(name)) for name in owed)
     )
 

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from gitboot import __version__
 from gitboot.canonical import canonical
@@ -168,7 +168,7 @@ class Directory:
         head, manifest = amended(tree, stamp, changes.digests, changes.shared)
         if head == tree.head and changes.is_nothing and not tree.pending:
             return
-        content = _content(changes, wanted)
+        content, alike = _content(changes, wanted), _alike(changes, wanted)
         batch = _batch(tree, changes)
         joined, parted = _rendered(changes.joined), _rendered(changes.parted)
         tree.begin({*changes.paths, *batch, *manifest})
@@ -177,7 +177,7 @@ class Directory:
             disk.sync()
             disk.place(PENDING)
             disk.sync()
-            _stage(disk, {**content, **batch, **joined, **manifest}, changes.at)
+            _stage(disk, {**content, **batch, **joined, **manifest}, changes.at, alike)
             disk.sync()
             self._place(path for path in content if is_content(path))
             disk.sync()
@@ -216,10 +216,20 @@ class Directory:
             self._disk.remove(path)
 
 
-def _stage(disk: Disk, contents: Mapping[str, bytes | None], at: datetime) -> None:
+def _stage(
+    disk: Disk,
+    contents: Mapping[str, bytes | None],
+    at: datetime,
+    alike: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> None:
+    """``alike`` are paths, by the first of them, that are to be one file."""
+    others = {path for paths in alike.values() for path in paths}
     for path, content in contents.items():
-        if content is not None:
-            disk.stage(path, content, at)
+        if content is None or path in others:
+            continue
+        disk.stage(path, content, at)
+        for other in alike.get(path, ()):
+            disk.stage(other, content, at, like=path)
 
 
 def _discard(disk: Disk, paths: Collection[str]) -> None:
@@ -271,6 +281,25 @@ def _content(changes: TreeChanges, wanted: Publication) -> dict[str, bytes]:
         for path in files.keys() & written
     }
     return {path: found[path] for path in changes.written}
+
+
+def _alike(changes: TreeChanges, wanted: Publication) -> dict[str, tuple[str, ...]]:
+    """Of what is written, by the first of each kind, the paths of one server that have the same content.
+
+    A file has names of one server alone, and of one publication: so it is replaced under all of them together, its date
+    is that of them all, and it never has more names than a file system allows.
+    """
+    written, taken = set(changes.written), set[str]()
+    found: dict[str, tuple[str, ...]] = {}
+    for files in (*wanted.servers.values(), wanted.shared):
+        if files is None:
+            continue
+        paths: dict[bytes, list[str]] = {}
+        for path in sorted((files.keys() & written) - taken):
+            paths.setdefault(files[path].content, []).append(path)
+        taken |= files.keys()
+        found.update((first, tuple(others)) for first, *others in paths.values() if others)
+    return found
 
 
 def _rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:

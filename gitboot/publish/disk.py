@@ -5,6 +5,7 @@ A path is relative to the directory. What the system refuses is a PublishError t
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,13 +13,15 @@ from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from stat import S_ISREG
-from typing import Concatenate, Final, ParamSpec, TypeGuard, TypeVar
+from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeGuard, TypeVar
 
 from gitboot.files import take
 from gitboot.publish.durable import Unsynced, refused, split, staged
 from gitboot.publish.folders import Folders
 
-_TEMPORARY: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+_TEMPORARY: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+# link(2): a file has as many names as its file system allows, the file system has no links, or begins at a mount point.
+_NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -35,6 +38,14 @@ def _named(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenat
     return named
 
 
+class _Written(NamedTuple):
+    """What was staged last, but as another name of the same."""
+
+    path: str
+    mtime: int
+    file: os.stat_result
+
+
 class Disk:
     """The files below ``root``, until ``close``."""
 
@@ -47,6 +58,7 @@ class Disk:
             raise refused(root, error) from error
         self._lock: int | None = None
         self._unsynced = Unsynced(root, self._folders)
+        self._latest: _Written | None = None
 
     def close(self) -> None:
         """Release the lock and everything else that is open."""
@@ -125,24 +137,29 @@ class Disk:
         return mtime
 
     @_named
-    def stage(self, path: str, content: bytes, at: datetime) -> None:
+    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None) -> None:
         """Write beside ``path`` what ``place`` is to put there after a ``sync``.
 
         It is dated ``at``, or a second after what stands there now if that is not older. Its permissions are
-        the same under any umask.
+        the same under any umask. ``like`` is a path for which the same content was staged: if that is dated the same,
+        both are one file under two names, where the file system has such.
         """
         folder, name = split(path)
         parent = self._folders.make(folder)
         mtime = self.dated(path, at)
-        fd = os.open(staged(name), _TEMPORARY, 0o644, dir_fd=parent)
-        try:
-            os.fchmod(fd, 0o644)
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-            os.utime(fd, (mtime, mtime))
-        finally:
-            os.close(fd)
+        alike = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
+        if alike is None or not _linked(self._folders.root, alike, staged(name), parent):
+            fd = _created(staged(name), parent)
+            try:
+                os.fchmod(fd, 0o644)
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+                os.utime(fd, (mtime, mtime))
+                if like is None:
+                    self._latest = _Written(path, mtime, os.fstat(fd))
+            finally:
+                os.close(fd)
         self._unsynced.add(staged(path))
 
     @_named
@@ -166,6 +183,30 @@ class Disk:
     def sync(self) -> None:
         """Wait until a power cut would undo nothing of what was staged, placed and removed."""
         self._unsynced.sync()
+
+
+def _created(name: str, folder: int) -> int:
+    """A new file of this name, opened; never one that stands there, which may be another's as well."""
+    try:
+        return os.open(name, _TEMPORARY, 0o644, dir_fd=folder)
+    except FileExistsError:
+        os.unlink(name, dir_fd=folder)
+        return os.open(name, _TEMPORARY, 0o644, dir_fd=folder)
+
+
+def _linked(root: int, written: _Written, name: str, folder: int) -> bool:
+    """Whether what was staged has got another name."""
+    try:
+        os.link(staged(written.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NO_LINK:
+            return False
+        raise
+    # On the way to it a symlink may have been followed.
+    if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), written.file):
+        return True
+    os.unlink(name, dir_fd=folder)
+    return False
 
 
 def make_root(root: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from gitboot.model.fleet import Output
+from gitboot.model.scalars import MacAddress
 from gitboot.plan import BootPlan, Decision
 from gitboot.render import dnsmasq, grub, httpboot, ipxe, kea, mirrors, paths, provisioned, pxelinux, userdata
 from gitboot.render.paths import PathKind, Role
@@ -26,6 +27,9 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.PROVISIONED, provisioned.render),
 )
 
+# What a loader finds by an interface that its machine may not boot from.
+TOMBSTONES: Final = ((Output.GRUB, grub.tombstones), (Output.PXELINUX, pxelinux.tombstones))
+
 # What every machine begins with, and what is for the whole fleet, by the output that asks for it.
 SHARED: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File]]]], ...]] = (
     (Output.IPXE, ipxe.shared),
@@ -42,6 +46,11 @@ def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None
     return {
         path: file for made, render in RENDERERS if made.asked_by in asking for path, file in render(decision, plan)
     }
+
+
+def tombstones(outputs: Collection[Output], server: str, idle: tuple[MacAddress, ...]) -> dict[str, File]:
+    """The files of interfaces that a server may not boot from; no plan changes them, and fetching one says nothing."""
+    return {path: file for output, render in TOMBSTONES if output in outputs for path, file in render(server, idle)}
 
 
 def lying(decision: Decision, files: Files, instead: Files) -> dict[str, File]:
@@ -71,6 +80,11 @@ def _sent_on(kind: PathKind, url: str, instead: File | None) -> File | None:
 
 
 _SENDERS: Final = (("ipxe", ipxe.sent_on), ("grub.cfg", grub.sent_on), ("pxelinux", pxelinux.sent_on))
+
+
+def is_of_hosts(outputs: Collection[Output]) -> bool:
+    """Whether shared files name each server's interfaces."""
+    return Output.DHCP_DNSMASQ in outputs or Output.DHCP_KEA in outputs
 
 
 def shared_files(decisions: Decisions) -> dict[str, File]:

@@ -7,16 +7,15 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import byte_orders
+from gitboot.model.scalars import MacAddress, byte_orders
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import grub_arguments, grub_text, grub_word
 from gitboot.render import disk, paths
-from gitboot.render.header import heading
+from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions
-from gitboot.resolve.hosts import idle
 
 _ATTEMPTS: Final = "1 2 3 4 5"
 _PAUSE_S: Final = 5
@@ -32,6 +31,11 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if plan is not None and not (plan.boot is None and plan.restrict):
         yield from ((paths.GRUB_BY_MAC.of(mac), configuration) for mac in plan.macs)
     yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in decision.macs)
+
+
+def tombstones(server: str, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
+    """What GRUB finds by interfaces that the server may not boot from: on to its disk."""
+    yield from ((paths.GRUB_LOOKUP.of(mac), _tombstone(server, IDLE)) for mac in idle)
 
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -147,13 +151,11 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``grub.cfg``, ``unknown.grub.cfg`` but where unknown servers are answered 404, and tombstones of idle NICs."""
+    """``grub.cfg``, and ``unknown.grub.cfg`` but where unknown servers are answered 404."""
     text = first_configuration(by_uuid=Output.UUID in decisions.outputs)
     yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:
         yield "boot/unknown.grub.cfg", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
-    for host, nic in idle(decisions.hosts):
-        yield paths.GRUB_LOOKUP.of(nic.mac), _tombstone(host.server, "may not boot from this interface")
 
 
 NICS: Final = 4  # that a machine is looked up by; GRUB has no way to count them

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gitboot.plan import BootPlan
+
+IDLE: Final = "may not boot from this interface"
 
 
 def heading(plan: BootPlan) -> list[str]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from gitboot.model.scalars import MacAddress
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import command_line, ipxe_text
 from gitboot.render import disk, paths
-from gitboot.render.header import heading
+from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions
-from gitboot.resolve.hosts import idle
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -30,8 +30,14 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     yield from ((paths.PXELINUX.of(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
 
 
+def tombstones(server: str, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
+    """What PXELINUX finds by interfaces that the server may not boot from: on to its disk."""
+    file = File(_tombstone(server, IDLE).encode(), ContentType.TEXT)
+    yield from ((paths.PXELINUX.of(mac), file) for mac in idle)
+
+
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``default``, but where unknown servers are answered 404, and tombstones of NICs that may not boot.
+    """``default``, but where unknown servers are answered 404.
 
     PXELINUX takes it for every machine that has no file of its own; it runs on x86 alone.
     """
@@ -40,9 +46,6 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
         text = "# gitboot: a machine that no Server document describes\n"
         text += _configuration(boot, f"unknown machine, boots {boot.image}" if boot else "")
         yield "boot/pxelinux.cfg/default", File(text.encode(), ContentType.TEXT)
-    for host, nic in idle(decisions.hosts):
-        text = _tombstone(host.server, "may not boot from this interface")
-        yield paths.PXELINUX.of(nic.mac), File(text.encode(), ContentType.TEXT)
 
 
 def sent_on(url: str, instead: str) -> str | None:

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from gitboot.load.machines import Machine
 from gitboot.model.image import ConfigFrom
-from gitboot.model.scalars import Digest, byte_orders
+from gitboot.model.scalars import Digest, MacAddress, byte_orders
 from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, Phase, Record
 from gitboot.render import state
-from gitboot.render.formats import lying, server_files
+from gitboot.render.formats import lying, server_files, tombstones
 from gitboot.render.keyed import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.render.paths import (
     BOOT,
@@ -48,6 +48,7 @@ class About:
     site: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    idle: tuple[MacAddress, ...] = ()  # interfaces that it may not boot from
     machine: Machine | None = None  # who it is besides; None: what its decision says is all
 
 
@@ -141,7 +142,8 @@ def server_state(
         for instant, planned in ((None, now), *later)
     ]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
-    files = {**announced, **renderings[0].lying}
+    unused = tombstones(decisions.outputs, decision.server, about.idle)
+    files = {**announced, **renderings[0].lying, **unused}
     published = PublishedServer(
         server=decision.server,
         identities=tuple(sorted(_identities(decision, about))),
@@ -157,8 +159,8 @@ def server_state(
         },
         plan=document(decision, now),
         files={path: Listed(file.sha256, len(file.content)) for path, file in sorted(files.items())},
-        contents=_contents(renderings, announced),
-        paths=_turns(renderings),
+        contents=_contents(renderings, announced) | {each.sha256: each.content.decode() for each in unused.values()},
+        paths=dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items())),
     )
     return ServerState(
         decision=decision,
@@ -305,6 +307,13 @@ def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Turn, ...]]:
     return turns
 
 
+def _unturning(tombstones: Mapping[str, File]) -> Iterator[tuple[str, tuple[Turn, ...]]]:
+    """What is answered whatever is planned, and says nothing by being fetched."""
+    for path, file in tombstones.items():
+        turn = Turn(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.ENTRY)
+        yield path, (turn,)
+
+
 def _version(path: str, rendering: _Rendering) -> Turn:
     kind = kind_of(path)
     assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
@@ -415,7 +424,7 @@ def _shows(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, 
 
 
 def _identities(decision: Decision, about: About) -> Iterator[str]:
-    yield from (identity_of(Kind.MAC, mac) for mac in decision.macs)
+    yield from (identity_of(Kind.MAC, mac) for mac in (*decision.macs, *about.idle))
     yield from (identity_of(Kind.UUID, uuid) for uuid in byte_orders(decision.uuid))
     yield from (identity_of(Kind.ADDRESS, address) for address in about.addresses)
     if decision.serial is not None:

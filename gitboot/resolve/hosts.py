@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gitboot.model.fleet import Site
@@ -46,6 +45,6 @@ def host(server: Server, site: Site | None) -> Host:
     )
 
 
-def idle(hosts: Iterable[Host]) -> Iterator[tuple[Host, Nic]]:
-    """The interfaces that no machine may boot from, which no decision lists."""
-    return ((host, nic) for host in hosts for nic in host.nics if not nic.boots)
+def idle(host: Host) -> tuple[MacAddress, ...]:
+    """The interfaces that the machine may not boot from, which its decision does not list."""
+    return tuple(nic.mac for nic in host.nics if not nic.boots)
