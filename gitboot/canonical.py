@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from hashlib import sha256
+from typing import Final
+
+import msgspec
 
 from gitboot.model.scalars import Digest
+
+_encode: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 def canonical(value: object) -> bytes:
     """RFC 8785 JSON of a value that holds no floats."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return _encode(value)
+
+
+def laid_out(value: object) -> bytes:
+    """The same for a person to read: over several lines."""
+    return msgspec.json.format(_encode(value), indent=2)
 
 
 def digest(value: object) -> Digest:

@@ -10,6 +10,7 @@ from stat import S_ISREG
 from typing import Any, Final
 
 from gitboot import files
+from gitboot.canonical import laid_out
 from gitboot.errors import UsageError
 
 LEDGER: Final = "ledger.sqlite"
@@ -61,7 +62,7 @@ def running(directory: Path) -> int | None:
 def write_status(directory: Path, status: Mapping[str, Any]) -> None:
     """Leave a status for `gitboot status`; a disk that refuses it loses only that."""
     with suppress(OSError):
-        files.write_whole(directory / STATUS, f"{json.dumps(status, indent=2, sort_keys=True)}\n".encode())
+        files.write_whole(directory / STATUS, laid_out(status) + b"\n")
 
 
 def read_status(directory: Path) -> dict[str, Any]:
