@@ -15,7 +15,7 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.evaluation import assembled
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
-from gitboot.instance.planning import Plans, changed_by, replanned
+from gitboot.instance.planning import Plans, changed_by, left_by, replanned
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger.entries import Facts, Request
 from gitboot.model.scalars import SystemUuid
@@ -76,12 +76,15 @@ class Run:
             commit=commit,
             requests=(adopt,) if self._knowledge.settled is None else (),
             changed=changed_by(settled, commit),
+            left=left_by(settled, commit),
             begun=self._plans.begun.keys() | self._names(self._unplanned, commit),
         )
         learnt = learn(self._knowledge, batch, self.at)
         servers, records = commit.decisions.servers, self._knowledge.records
         at_one = {name for name, each in servers.items() if attempt_of(each, records.get(each.uuid)) is not None}
-        assert learnt == learn(self._knowledge, replace(batch, changed={*batch.changed, *at_one}, begun=()), self.at)
+        assert learnt == learn(
+            self._knowledge, replace(batch, changed={*batch.changed, *at_one}, left=None, begun=()), self.at
+        )
         return learnt
 
     def happen(self, commit: Commit, other: GeneratedFleet, draw: random.Random) -> None:

@@ -5,30 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
+from gitboot.load.merged import replaced
+
 V = TypeVar("V")
+
+
+class _Held(Generic[V]):
+    """A value, or still its bytes; commits that share it decode it once."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bytes | V) -> None:
+        self.value = value
 
 
 class Encoded(Mapping[str, V], Generic[V]):
     """Values by name; each is decoded once, when it is first looked at."""
 
-    def __init__(self, held: dict[str, bytes | V], decode: Callable[[bytes], V]) -> None:
+    def __init__(self, held: Mapping[str, _Held[V]], decode: Callable[[bytes], V]) -> None:
         self._held, self._decode = held, decode
 
     def having(self, changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Encoded[V]:
         """The same with these values instead or besides, by name; the same object where nothing is another."""
         if not changed and not gone:
             return self
-        held = {**self._held, **changed}
-        for name in gone:
-            del held[name]
-        in_order = changed.keys() <= self._held.keys()
-        return Encoded(held if in_order else dict(sorted(held.items())), self._decode)
+        return Encoded(replaced(self._held, {name: _Held(each) for name, each in changed.items()}, gone), self._decode)
 
     def __getitem__(self, name: str) -> V:
-        value = self._held[name]
-        if isinstance(value, bytes):
-            value = self._held[name] = self._decode(value)
-        return value
+        held = self._held[name]
+        if isinstance(held.value, bytes):
+            held.value = self._decode(held.value)
+        return held.value
 
     def __contains__(self, name: object) -> bool:
         return name in self._held

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, TypeVar
 
+from gitboot.load.merged import replaced
+
 Key = TypeVar("Key", bound=str)
 
 
@@ -23,9 +25,8 @@ class Agenda(Generic[Key]):
         changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
         if not changed:
             return self
-        instants = {**self.instants, **{key: at for key, at in changed.items() if at is not None}}
-        for key in (key for key, at in changed.items() if at is None):
-            del instants[key]
+        due = {key: at for key, at in changed.items() if at is not None}
+        instants = replaced(self.instants, due, changed.keys() - due.keys())
         if len(self._queue) + len(changed) > 2 * len(instants) + 16:
             return Agenda(instants, sorted((at, key) for key, at in instants.items()))
         queue = list(self._queue)

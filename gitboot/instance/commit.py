@@ -25,7 +25,7 @@ class Commit:
     revision: Revision
     fleet: FleetSpec
     decisions: Decisions
-    machines: Mapping[SystemUuid, Machine]
+    machines: Mapping[SystemUuid, Machine]  # in the order of their UUIDs
     sites: Mapping[str, str]  # by server, where a site selects it
     labels: Mapping[str, Mapping[str, str]]  # by server
     opt_outs: tuple[OptOut, ...]
@@ -60,7 +60,7 @@ def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:
         revision=repository.revision,
         fleet=repository.fleet.spec,
         decisions=decisions,
-        machines=machines(repository),
+        machines=dict(sorted(machines(repository).items())),
         sites={name: site.name for name, site in sites.items() if site is not None},
         labels={name: server.metadata.labels for name, server in repository.servers.items()},
         opt_outs=tuple(opt_outs(repository)),

@@ -210,7 +210,7 @@ class _Assembly:
             base,
             revision=revision,
             decisions=decisions,
-            machines=_machines(base.machines, self._machines, result.gone_machines),
+            machines=merged(base.machines, self._machines, result.gone_machines),
             labels=merged(base.labels, self._labels, gone),
             sites=merged(base.sites, result.sites, result.gone_sites),
             base=self._base.revision if self._base is not None else None,
@@ -265,16 +265,6 @@ def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
         opt_outs=said.opt_outs,
         minimum_versions=said.minimum_versions,
     )
-
-
-def _machines(
-    before: Mapping[SystemUuid, Machine], changed: Mapping[SystemUuid, Machine], gone: tuple[SystemUuid, ...]
-) -> Mapping[SystemUuid, Machine]:
-    """Machines in the order of their names."""
-    after = merged(before, changed, gone)
-    if all(uuid in before and before[uuid].name == machine.name for uuid, machine in changed.items()):
-        return after
-    return dict(sorted(after.items(), key=lambda item: item[1].name))
 
 
 def _having(before: Mapping[str, V], changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Encoded[V]:

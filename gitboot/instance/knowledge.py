@@ -13,6 +13,7 @@ from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
+from gitboot.load.merged import replaced
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile, Decision, Record
 from gitboot.status import Event
@@ -189,8 +190,8 @@ class Learning:
         known = self.known
         records = {} if self.forgotten else known.records
         if self.new_records:
-            records = {**records, **{uuid: record for uuid, (_, record) in self.new_records.items()}}
-        pending = {**known.pending, **self.new_pending} if self.new_pending else known.pending
+            records = replaced(records, {uuid: record for uuid, (_, record) in self.new_records.items()})
+        judged = [uuid for uuid, each in self.new_pending.items() if not each]
         standing = known.standing
         if self.machines or self.gone:
             standing = (standing | self.machines.keys()) - self.gone
@@ -200,12 +201,12 @@ class Learning:
             settled=self.settled,
             records=records,
             unseen=self.unseen,
-            machines={**known.machines, **self.machines} if self.machines else known.machines,
+            machines=replaced(known.machines, self.machines) if self.machines else known.machines,
             standing=standing,
-            overrides={**known.overrides, **self.new_overrides} if self.new_overrides else known.overrides,
-            pins={**known.pins, **self.new_pins} if self.new_pins else known.pins,
+            overrides=replaced(known.overrides, self.new_overrides) if self.new_overrides else known.overrides,
+            pins=replaced(known.pins, self.new_pins) if self.new_pins else known.pins,
             known_pairs=self.known_pairs,
-            pending={uuid: each for uuid, each in pending.items() if each} if self.new_pending else pending,
+            pending=replaced(known.pending, self.new_pending, judged) if self.new_pending else known.pending,
             noted=self.noted,
             sightings=self.sightings,
             approvals=_approvals(known.approvals, self.approved, self.used_up),

@@ -42,6 +42,7 @@ class Batch:
     let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials since the guard let them pass
     commit: Commit | None = None  # the accepted one, where this instance acts for it
     changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
+    left: Collection[SystemUuid] | None = None  # machines that it lacks, of those before; None: look for them
     begun: Collection[str] = ()  # of the others, at least those that are at an installation
     fetched: tuple[Fetch, ...] = ()
     taken: Mapping[str, int] | None = None  # how far the spool is taken in with that
@@ -105,7 +106,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
 def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:
     """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
     if learning.settled != commit.revision:
-        provisioning.settle(learning, commit, batch.changed, batch.begun, batch.introduced, at)
+        provisioning.settle(learning, commit, batch.changed, batch.begun, batch.introduced, at, left=batch.left)
     kind = commit.fleet.provisioning.evidence
     for uuid, pinned in batch.pins:
         learning.pin(uuid, pinned)

@@ -14,7 +14,8 @@ from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.trust import left_since
-from gitboot.model.scalars import version_key
+from gitboot.load.merged import replaced
+from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, Phase, Record, Run
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import About, ServerState, server_state
@@ -114,15 +115,12 @@ def replanned(
         for name in names
     }
     here = {name: state for name, state in now.items() if state is not None}
-    servers = {**before.servers, **here}
-    for name in now.keys() - here.keys():
-        servers.pop(name, None)
     records = {name: knowledge.recorded(state.decision.uuid) for name, state in here.items()}
     return Plans(
         commit=commit,
         stop=stop,
         left=left,
-        servers=dict(sorted(servers.items())) if servers.keys() != before.servers.keys() else servers,
+        servers=replaced(before.servers, here, now.keys() - here.keys()),
         transitions=before.transitions.moved(
             {name: state.transition if state is not None else None for name, state in now.items()}
         ),
@@ -205,6 +203,15 @@ def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
         or before.labels[name] != now.labels[name]
         or before.decisions.networks[name] != now.decisions.networks[name]
     )
+
+
+def left_by(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
+    """The machines of which a commit says nothing any more; None: it is not known what was said before."""
+    if before is None:
+        return None
+    servers = before.decisions.servers
+    were = (servers[name].uuid for name in changed_by(before, now) if name in servers)
+    return frozenset(uuid for uuid in were if uuid not in now.machines)
 
 
 def _changes_all_files(before: Commit, now: Commit) -> bool:

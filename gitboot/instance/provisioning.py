@@ -38,11 +38,14 @@ def settle(
     begun: Collection[str],
     introduced: Mapping[SystemUuid, int],
     at: datetime,
+    *,
+    left: Collection[SystemUuid] | None = None,
 ) -> None:
     """Give each server that the ledger sees for the first time its first record.
 
     ``changed`` are the names of the servers that the commit changes, of all where nothing was settled before; ``begun``
     holds at least those of the others that are at an installation;
+    ``left`` are the machines that it lacks of those before, where that is known;
     ``introduced`` says with which provision number machines came since the commit that was accepted before. A
     ledger that is new, or older than what it was, or another's, cannot know what is installed. Until it is
     initialised, nothing is known of any server.
@@ -53,6 +56,11 @@ def settle(
         return
     here = [decisions.servers[name] for name in sorted(changed) if name in decisions.servers]
     _meet(learning, commit, here, introduced, at)
+    standing = learning.known.standing
+    if left is not None:
+        learning.gone |= standing.intersection(left)
+    else:
+        learning.gone |= {uuid for uuid in standing if uuid not in commit.machines}
     _adopt_late(learning, here)
     if decisions.evidence is Evidence.DECLARED:
         _declare(learning, here, at)
@@ -81,7 +89,6 @@ def _meet(
     learning.machines |= {
         uuid: machine for uuid, machine in here.items() if seen.get(uuid) != machine or uuid not in standing
     }
-    learning.gone |= standing.difference(commit.machines)
 
 
 def _begin(

@@ -16,6 +16,7 @@ from gitboot.instance.planning import Plans, changed_by
 from gitboot.instance.standing import TargetState
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store
+from gitboot.load.merged import replaced
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Record
@@ -96,9 +97,6 @@ def published(
     except (PublishError, LedgerError) as error:
         unwritable = str(error) if isinstance(error, LedgerError) else None
         return replace(attempt, failure=(type(error).__name__, str(error)), unwritable=unwritable)
-    stand = {**before.versions, **versions}
-    for name in owed - versions.keys():
-        stand.pop(name, None)
     events = (*before.events, *_events(done, commit, at))
     return replace(
         attempt,
@@ -108,7 +106,7 @@ def published(
         terms=terms,
         in_doubt=knowledge.settled is None,
         owed=frozenset(),
-        versions=stand,
+        versions=replaced(before.versions, versions, owed - versions.keys()),
         events=events,
     )
 

@@ -21,7 +21,7 @@ from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.overtaken import read_back, taken_in
-from gitboot.instance.planning import Plans, changed_by, replanned
+from gitboot.instance.planning import Plans, changed_by, left_by, replanned
 from gitboot.instance.publishing import as_it_lies, published
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
@@ -185,6 +185,7 @@ class Reconciler:
             requests=tuple(each for each in heard.requests if each.what == BEGIN),
             introduced=attempt.introduced,
             changed=changed_by(settled, accepted),
+            left=left_by(settled, accepted),
             begun=before.plans.begun.keys() | _names(before.unplanned, accepted),
             fetched=fetches_of(self._store, heard.spooled, before.keys),
             taken=heard.spool,

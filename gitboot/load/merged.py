@@ -1,22 +1,77 @@
-"""A mapping with some of its values replaced, in the order of its keys."""
+"""A mapping with some of its values replaced, in the order of its keys, at the cost of what is replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from heapq import merge
+from math import isqrt
+from typing import Any, TypeVar, overload
 
 K = TypeVar("K", bound=Any)
 V = TypeVar("V")
+D = TypeVar("D")
 
 
-def merged(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K]) -> Mapping[K, V]:
+def merged(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
     """What there was, with what is another and without what is gone; the same object where nothing is.
 
-    Copying is the only thing that takes as long as the whole is large, and is done in C.
+    The keys of ``before`` are in their order, unless nothing comes. It must not change any more.
     """
     if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in gone):
         return before
-    after = {**before, **changed}
+    return replaced(before, changed, gone)
+
+
+def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
+    """The same, without a look whether it is another."""
+    base, over, without = before, dict(changed), set[K]()
+    if isinstance(before, Overlay):
+        base, over, without = before.base, {**before.over, **changed}, before.without - changed.keys()
     for key in gone:
-        after.pop(key, None)
-    return after if changed.keys() <= before.keys() else dict(sorted(after.items()))
+        over.pop(key, None)
+        if key in base:
+            without.add(key)
+    come = tuple(sorted(key for key in over if key not in base))
+    # Each further change copies what lies above, and now and then what lies below: together that is least at the root.
+    if len(over) + len(without) <= 2 * isqrt(len(base)):
+        return Overlay(base, over, without, come)
+    flat = {**base, **over}
+    for key in without:
+        del flat[key]
+    return dict(sorted(flat.items())) if come else flat
+
+
+class Overlay(Mapping[K, V]):
+    """A mapping that shares nearly all with another one, which lies below it; made by `merged`."""
+
+    __slots__ = ("base", "come", "over", "without")
+
+    def __init__(self, base: Mapping[K, V], over: dict[K, V], without: set[K], come: tuple[K, ...]) -> None:
+        self.base, self.over, self.without = base, over, without
+        self.come = come  # the keys that lie above alone, sorted
+
+    def __getitem__(self, key: K) -> V:
+        if key in self.over:
+            return self.over[key]
+        if key in self.without:
+            raise KeyError(key)
+        return self.base[key]
+
+    @overload
+    def get(self, key: K, /) -> V | None: ...
+    @overload
+    def get(self, key: K, /, default: V | D) -> V | D: ...
+    def get(self, key: K, /, default: Any = None) -> Any:
+        if key in self.over:
+            return self.over[key]
+        return default if key in self.without else self.base.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.over or (key in self.base and key not in self.without)
+
+    def __iter__(self) -> Iterator[K]:
+        below = (key for key in self.base if key not in self.without) if self.without else iter(self.base)
+        return merge(below, self.come) if self.come else iter(below)
+
+    def __len__(self) -> int:
+        return len(self.base) - len(self.without) + len(self.come)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from gitboot.load.blobs import ParseCache, ParsedBlob, is_lfs_pointer, read_blob
 from gitboot.load.checks import reports_of_nothing, why_not_sealed
 from gitboot.load.listing import listed
+from gitboot.load.merged import merged, replaced
 from gitboot.load.references import references
 from gitboot.load.register import Register
 from gitboot.load.repository import FleetRepository
@@ -91,16 +92,19 @@ def succeed(before: Loaded, register: Register, snapshot: Snapshot, cache: Parse
     register.strike(gone)
     register.enter(come)
     origins = _origins(before, files, was)
-    contents = _contents(before, register, snapshot, gone, come)
-    if contents is None or not _holds_together(register, origins, snapshot, gone, come):
+    named = _named_files(before, register, snapshot, gone, come)
+    if named is None or not _holds_together(register, origins, snapshot, gone, come):
         register.strike(come)
         register.enter(gone)
         return None
-    delta = Delta(gone=gone, come=come, files=_differing(before.repository.files, contents))
+    contents, files_gone = named
+    delta = Delta(gone=gone, come=come, files=files_gone.union(contents))
     return Loaded(
         snapshot=snapshot,
         documents=files.documents(before),
-        repository=_repository(before.repository, snapshot, delta, origins, contents),
+        repository=_repository(
+            before.repository, snapshot, delta, origins, merged(before.repository.files, contents, files_gone)
+        ),
     ), delta
 
 
@@ -126,11 +130,7 @@ class _ChangedFiles:
     def documents(self, before: Loaded) -> Mapping[str, ParsedBlob]:
         if not self._parsed and not self._changed & before.documents.keys():
             return before.documents
-        documents = dict(before.documents)
-        for path in self._changed:
-            documents.pop(path, None)
-        documents.update(self._parsed)
-        return documents
+        return replaced(before.documents, self._parsed, self._changed - self._parsed.keys())
 
 
 def _read_files(before: Loaded, snapshot: Snapshot, cache: ParseCache) -> _ChangedFiles | None:
@@ -161,11 +161,7 @@ def _read_files(before: Loaded, snapshot: Snapshot, cache: ParseCache) -> _Chang
 def _origins(before: Loaded, files: _ChangedFiles, was: Mapping[Id, Resource]) -> Mapping[Id, Origin]:
     if not was and not files.origins:
         return before.repository.origins
-    origins = dict(before.repository.origins)
-    for key in was:
-        del origins[key]
-    origins.update(files.origins)
-    return origins
+    return replaced(before.repository.origins, files.origins, was.keys() - files.origins.keys())
 
 
 def _holds_together(
@@ -188,27 +184,29 @@ def _holds_together(
     return True
 
 
-def _contents(
+def _named_files(
     before: Loaded,
     register: Register,
     snapshot: Snapshot,
     gone: tuple[tuple[Id, Resource], ...],
     come: tuple[tuple[Id, Resource], ...],
-) -> Mapping[str, bytes] | None:
-    """The files that resources name, by path; None where one is missing or not there itself."""
+) -> tuple[dict[str, bytes], frozenset[str]] | None:
+    """The files that resources name and that are others, by path, and those that nobody names any more.
+
+    None where one is missing or not there itself.
+    """
     named = (name for _, resource in (*gone, *come) for kind, name, _ in references(resource) if kind == "file")
     asked = {*(snapshot.changed or ()), *named}
-    contents = dict(before.repository.files)
+    contents: dict[str, bytes] = {}
     for path in asked:
-        contents.pop(path, None)
         if register.naming(Id("file", path)):
             data = _content(snapshot, path)
             if data is None or is_lfs_pointer(data) or why_not_sealed(path, data) is not None:
                 return None
             contents[path] = data
-    if contents == before.repository.files:
-        return before.repository.files
-    return dict(sorted(contents.items()))
+    known = before.repository.files
+    other = {path: data for path, data in contents.items() if known.get(path) != data}
+    return other, frozenset(path for path in asked if path in known and path not in contents)
 
 
 def _content(snapshot: Snapshot, path: str) -> bytes | None:
@@ -216,12 +214,6 @@ def _content(snapshot: Snapshot, path: str) -> bytes | None:
         return snapshot.read(snapshot.blobs[path]) if path in snapshot.blobs else None
     except Oversized:
         return None
-
-
-def _differing(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> frozenset[str]:
-    if before is after:
-        return frozenset()
-    return frozenset(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
 def _repository(
@@ -248,12 +240,8 @@ def _repository(
     )
 
 
-def _changed(before: Mapping[str, Resource], kind: str, delta: Delta) -> dict[str, Resource]:
+def _changed(before: Mapping[str, Resource], kind: str, delta: Delta) -> Mapping[str, Resource]:
     """The resources of a kind, in the order of their names."""
-    after = dict(before)
     come = {key.name: resource for key, resource in delta.come if key.kind == kind}
-    for key, _ in delta.gone:
-        if key.kind == kind and key.name not in come:
-            del after[key.name]
-    after.update(come)
-    return after if come.keys() <= before.keys() else dict(sorted(after.items()))
+    gone = {key.name for key, _ in delta.gone if key.kind == kind}
+    return replaced(before, come, gone - come.keys())

@@ -116,9 +116,9 @@ def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[s
     keep_unknown = before is not None and deciding.only_servers
     unknown = before.unknown if before is not None and keep_unknown else deciding.unknown()
     gone = [name for name in affected if name not in repository.servers]
-    flawed = merged(before.flawed if before else {}, {name: each.findings for name, each in made.items()}, gone)
-    flawed = {name: findings for name, findings in flawed.items() if findings}
-    found = [(name, finding) for name, findings in flawed.items() for finding in findings]
+    findings = {name: each.findings for name, each in made.items() if each.findings}
+    flawed = merged(before.flawed if before else {}, findings, [*gone, *(made.keys() - findings.keys())])
+    found = [(name, finding) for name, each in flawed.items() for finding in each]
     located_problems, placed = located(repository, (*found, *unknown.findings), before.placed if before else {})
     problems = first([*deciding.problems, *located_problems])
     if any(problem.severity is Severity.ERROR for problem in problems):

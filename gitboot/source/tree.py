@@ -15,6 +15,7 @@ import pygit2
 from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository
 from gitboot.load import BlobId, Irregular, Oversized, Revision, Snapshot
+from gitboot.load.merged import merged
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.leftout import left_out
@@ -34,11 +35,12 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
     A tree that is malformed, or larger than any fleet, raises `InvalidRepository`.
     """
     with repository.reading() as git:
-        base, blobs, irregular = None, {}, {}
+        base = None
         if previous is not None and previous.revision in git:
             base = tree_at(git, previous.revision, folder)
-            blobs, irregular = dict(previous.blobs), dict(previous.irregular)
-        changed = set()
+        changed: set[str] = set()
+        blobs: dict[str, BlobId] = {}
+        irregular: dict[str, Irregular] = {}
         for path, mode, blob in _differences(git.odb, base, _checked_tree_at(git, revision, folder)):
             changed.add(path)
             blobs.pop(path, None)
@@ -47,12 +49,14 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
                 irregular[path] = _IRREGULAR[mode]
             elif mode is not None:
                 blobs[path] = BlobId(blob.hex())
+    if previous is None or base is None:
+        return Snapshot(revision=revision, blobs=blobs, read=Blobs(repository), irregular=irregular)
     return Snapshot(
         revision=revision,
-        blobs=blobs,
+        blobs=merged(previous.blobs, blobs, changed - blobs.keys()),
         read=Blobs(repository),
-        irregular=irregular,
-        changed=frozenset(changed) if base is not None else None,
+        irregular=merged(previous.irregular, irregular, changed - irregular.keys()),
+        changed=frozenset(changed),
     )
 
 
