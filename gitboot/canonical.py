@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from functools import cache
 from hashlib import sha256
-from typing import Final
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from gitboot.model.scalars import Digest
 
-_encode: Final = msgspec.json.Encoder(order="deterministic").encode
+if TYPE_CHECKING:
+    from msgspec.json import Encoder
 
 
 def canonical(value: object) -> bytes:
     """RFC 8785 JSON of a value that holds no floats."""
-    return _encode(value)
+    return _encoder().encode(value)
+
+
+@cache
+def _encoder() -> Encoder:
+    from msgspec.json import Encoder  # only here: an endpoint answers entries without it
+
+    return Encoder(order="deterministic")
 
 
 def laid_out(value: object) -> bytes:
     """The same for a person to read: over several lines."""
-    return msgspec.json.format(_encode(value), indent=2)
+    from msgspec.json import format  # likewise
+
+    return format(canonical(value), indent=2)
 
 
 def digest(value: object) -> Digest:
