@@ -1,6 +1,7 @@
 """A mapping that is changed again and again says what a dictionary says that is made anew each time."""
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_many_changes_add_up_to_one_dictionary_in_order(seed: int) -> None:
     draw = random.Random(seed)
     keys = range(draw.choice((4, 30, 300)))
     model = {key: 0 for key in keys if draw.random() < 0.6}
-    found = dict(model)
+    found: Mapping[int, int] = dict(model)
     for number in range(60):
         changed = {draw.choice(keys): draw.randint(0, 3) for _ in range(draw.randint(0, 3))}
         gone = [draw.choice(keys) for _ in range(draw.randint(0, 2))]
