@@ -423,7 +423,7 @@ def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_pa
             assert machine.requests == [], "nothing was sent, not even a password"
             rack.once(*rack.spooling)
             assert machine.requests == []
-            shown = seen["why"].rpartition("and is ")[2]
+            shown = seen["why"].rpartition("and is ")[2].split()[0]
             wrong = rack.typed("bmc", "resolve", "web01", "--certificate", "abc", "--reason", "it is new")
             assert wrong.code == Exit.USAGE
             rack.said("bmc", "resolve", "web01", "--certificate", shown.upper(), "--reason", "it is new")

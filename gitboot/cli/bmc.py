@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
-_LONGEST_REASON: Final = 24
 _MOST_NAMES: Final = 5
 
 _reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
@@ -54,10 +53,14 @@ def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs
     """Read the BMCs of SERVERS, or of all, and show what is wanted, seen, recorded and proven there.
 
     Those that need a person come first, then those that are not as they are wanted. Nothing is set.
+
+    Exit codes: 0 where all have answered, else 8.
     """
     found = _inspected(servers, state, credentials)
     for output in outputs:
         output.write(_as_text(found, state) if output.format == "text" else _as_json(found))
+    if any(one.seen is None for one in found):
+        sys.exit(Exit.PARTIAL)
 
 
 @command.command("diff", context_settings=_SETTINGS)
@@ -76,11 +79,13 @@ def diff(
 ) -> None:
     """Show each PATCH that would be sent now to the BMCs of SERVERS, or of all, and why; send none.
 
-    Exit codes: 0, and with --detailed-exitcode 2 where a BMC is not as it is wanted.
+    Exit codes: 0 where all have answered, with --detailed-exitcode 2 where one of them is not as it is wanted; else 8.
     """
     found = [one for one in _inspected(servers, state, credentials) if not one.is_settled]
     for output in outputs:
-        output.write(_as_diff(found) if output.format == "text" else _as_json(found))
+        output.write(_as_diff(found, state) if output.format == "text" else _as_json(found))
+    if any(one.seen is None for one in found):
+        sys.exit(Exit.PARTIAL)
     if found and detailed_exitcode:
         sys.exit(Exit.CHANGES)
 
@@ -256,7 +261,7 @@ def _as_text(found: list[Inspection], state: Path) -> str:
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
-    return "\n".join([table(header, rows), *_whys(found, state), "", _summed_up(found)])
+    return "\n".join([table(header, rows, shortened=(4, 3, 2)), *_whys(found, state), "", _summed_up(found)])
 
 
 def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
@@ -264,8 +269,7 @@ def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
     if not overrides:
         return "-"
     last = max(overrides, key=lambda each: (each.state.is_open, each.at))
-    reason = last.reason.partition("/after/")[0]
-    return f"{reason[:_LONGEST_REASON]}{'…' if len(reason) > _LONGEST_REASON else ''} {last.state}"
+    return f"{last.state} {last.reason.partition('/after/')[0]}"
 
 
 def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
@@ -285,14 +289,17 @@ def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
             yield f"    {with_state(hint, str(state))}"
 
 
-def _as_diff(found: list[Inspection]) -> str:
+def _as_diff(found: list[Inspection], state: Path) -> str:
     from gitboot.problems.order import printable
+    from gitboot.remedies import with_state
 
     lines: list[str] = []
     for one in found:
         lines.append(f"{click.style(one.subject.name, bold=True)}: {one.next}: {printable(one.why)}")
         if one.patch is not None:
             lines.append(f"  PATCH {one.subject.bmc.address}{one.patch}")
+        if one.hint is not None:
+            lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])
 
 

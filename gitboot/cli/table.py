@@ -20,10 +20,18 @@ def source(item: Mapping[str, Any]) -> str:
     return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Left-aligned columns with two spaces between; the header in bold."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, shortened: Sequence[int] = ()) -> str:
+    """Left-aligned columns with two spaces between; the header in bold.
+
+    Where it is wider than 100 columns, these are ``shortened``, the first first, to no less than their headers.
+    """
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    for column in shortened:
+        too_wide = sum(widths) + 2 * (len(widths) - 1) - _WIDTH
+        widths[column] = max(widths[column] - max(too_wide, 0), len(header[column]))
+        for line in lines:
+            line[column] = _cut(line[column], widths[column])
     text = []
     for number, line in enumerate(lines):
         cells = [cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)]
@@ -48,6 +56,12 @@ def wrapped(text: str, indent: str = "") -> str:
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def _cut(cell: str, width: int) -> str:
+    """A cell of at most so many columns; one that is coloured keeps its colour."""
+    plain = click.unstyle(cell)
+    return cell.replace(plain, f"{plain[: width - 1]}…") if len(plain) > width else cell
 
 
 def _width(cell: str) -> int:

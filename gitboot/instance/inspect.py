@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.bmc.access import pair_of
@@ -31,7 +33,7 @@ from gitboot.bmc.override import (
 )
 from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.pool import Connections
-from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
+from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import shared_values, wanted_by
@@ -130,6 +132,8 @@ class Inspection:
             "server": subject.name,
             "uuid": subject.uuid,
             "bmc": subject.bmc.address,
+            "credentials": subject.bmc.credentials,
+            "answered": self.seen is not None,
             "phase": subject.plan.phase if subject.plan else None,
             "cause": subject.plan.cause if subject.plan else None,
             "wanted": _facts(subject.wanted.override, reason=subject.wanted.reason) if subject.wanted else None,
@@ -151,7 +155,8 @@ class Inspection:
     def why(self) -> str:
         """The reason for what comes next, in words."""
         if self.failure is not None:
-            return str(self.failure)
+            why, name = str(self.failure), self.subject.bmc.credentials
+            return why if re.search(rf"\b{re.escape(name)}\b", why) else f"{why} (credentials {name})"
         match self.step:
             case Wait(why=why):
                 return why
@@ -169,8 +174,15 @@ class Inspection:
     def hint(self) -> str | None:
         """The line that a person may copy, once they have looked at it; STATE: the state directory."""
         name, doubt = self.subject.name, self.subject.doubt
-        if self.failure is not None:
-            return None
+        match self.failure:
+            case BmcUnreachable() | BmcBusy():
+                return f"curl -ksS {quote(self.subject.bmc.address.rstrip('/'))}/redfish/v1/"  # which needs no password
+            case BmcRejected():
+                return remedy(f"Bmc/{name}", "Stalled")
+            case BmcNotTrusted():
+                return "gitboot bmc trust --state STATE"
+            case UsageError():
+                return None
         if isinstance(self.step, AskOperator):
             return remedy(f"Bmc/{name}", self.step.condition)
         return remedy(*doubt, {"SERVERS": name}) if doubt is not None else None
