@@ -60,7 +60,7 @@ def test_keeping_a_step_again_changes_nothing(path: Path) -> None:
 
 def test_what_another_gitboot_wrote_is_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
-        other.setattr(steps, "_this_gitboot", lambda: "another")
+        other.setattr(steps, "this_program", lambda: b"another")
         fill(path)
     with Steps.open(path) as kept:
         assert kept.effect("a", "b", ONE) is None

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from gitboot.caches import read_cache, write_cache
 from gitboot.errors import CorruptClone, InvalidRepository
 from gitboot.evaluate.limits import Allowance
+from gitboot.evaluate.shelf import WORTH
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation
 from gitboot.load import Revision
@@ -123,6 +125,72 @@ def test_a_commit_that_was_dropped_leaves_nothing_behind(
     third = evaluate(evaluation, newest(source), first.commit)
     assert list(third.commit.decisions.servers) == ["web01", "web03"]
     assert (third.changes.before, third.changes.after) == (1, 2)
+
+
+# What is kept for the next process
+
+BELIEVED = (
+    b"\xa8firmware\xa4UEFI",
+    b"\xa8firmware\xa4BIOS",
+)  # in a decision, as msgpack: what it says, and what none does
+LARGE = {f"notes/{number}.txt": "of a large fleet" for number in range(WORTH)}
+
+
+def evaluated_anew(state: Path, revision: Revision) -> Commit:
+    """A commit, as a process tells it that has just begun."""
+    evaluation = Evaluation(state, waits=True)
+    try:
+        return evaluate(evaluation, revision).commit
+    finally:
+        evaluation.close()
+
+
+def until_kept(state: Path) -> Path:
+    """The answer comes first."""
+    kept = state / "evaluated.snapshot"
+    eventually(kept.exists)
+    return kept
+
+
+def test_the_next_process_goes_on_from_what_was_kept(
+    repository: Repository, source: Source, state: Path, evaluation: Evaluation
+) -> None:
+    repository.push(LARGE)
+    first = evaluate(evaluation, newest(source)).commit
+    kept = until_kept(state)
+    evaluation.close()
+    content = read_cache(kept, b"")
+    assert isinstance(content, bytes) and first.decisions.servers["web01"].base_url.encode() in content
+    # What no other process would come to shows that it was believed.
+    assert BELIEVED[0] in content
+    write_cache(kept, b"", content.replace(BELIEVED[0], BELIEVED[1]))
+    assert evaluated_anew(state, first.revision).decisions.servers["web01"].firmware == "BIOS"
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    servers = evaluated_anew(state, newest(source)).decisions.servers
+    assert [each.firmware for each in servers.values()] == ["BIOS", "UEFI"]
+
+
+def test_what_was_kept_and_is_damaged_is_found_out_anew(
+    repository: Repository, source: Source, state: Path, evaluation: Evaluation
+) -> None:
+    repository.push(LARGE)
+    first = evaluate(evaluation, newest(source)).commit
+    kept = until_kept(state)
+    evaluation.close()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole.replace(BELIEVED[0], BELIEVED[1]))
+    again = Evaluation(state, waits=True)
+    try:
+        assert evaluate(again, first.revision).commit == first
+        eventually(lambda: isinstance(read_cache(kept, b""), bytes))
+    finally:
+        again.close()
+
+
+def test_of_a_small_fleet_nothing_is_kept(source: Source, state: Path, evaluation: Evaluation) -> None:
+    evaluate(evaluation, newest(source))
+    evaluation.close()
+    assert not (state / "evaluated.snapshot").exists()
 
 
 def test_all_problems_of_a_commit_come_across(repository: Repository, source: Source, evaluation: Evaluation) -> None:

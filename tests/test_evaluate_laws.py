@@ -16,6 +16,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.evaluate.kept import from_bytes, to_bytes
 from gitboot.frames import encode
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import assembled
@@ -199,6 +200,12 @@ def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -
         return error.problems
 
 
+def begun_again(evaluator: Evaluator, history: History) -> Evaluator:
+    """An evaluator that begins with what another has found out of the commit that it was asked for last."""
+    data = to_bytes(evaluator.basis())
+    return Evaluator(history.snapshot, kept=lambda: from_bytes(data, history.read))
+
+
 def by_itself(history: History, revision: Revision) -> CommitPair | tuple[Problem, ...]:
     return evaluated(Evaluator(history.snapshot), revision, None)
 
@@ -254,8 +261,36 @@ def test_a_commit_is_the_same_however_it_was_come_to(
         old_side, new_side = base_cold.head.decided, cold.head.decided
         whole_changes = compare(old_side.decisions, new_side.decisions, old_side.repository, new_side.repository)
         assert found.extent == whole_changes.extent
+        again = begun_again(evaluator, history) if draw.random() < 0.4 else None
         if draw.random() < 0.6:
             base, base_tree, base_cold = new, tree, cold
+        evaluator = again or evaluator
+
+
+@LAWS
+@given(first=fleets(), other=fleets(), seed=st.integers(0, 2**32))
+def test_what_was_kept_of_another_commit_changes_nothing(
+    first: GeneratedFleet, other: GeneratedFleet, seed: int
+) -> None:
+    draw = random.Random(seed)
+    history = History({})
+    evaluator = Evaluator(history.snapshot)
+    before = evaluated(evaluator, history.commit(tree_of(first)), None)
+    assert isinstance(before, CommitPair)
+    tree = tree_of(first)
+    for _ in range(draw.randint(0, 3)):
+        tree = draw.choice(EDITS)(tree, other, draw)
+    revision = history.commit(tree)
+    found, cold = evaluated(begun_again(evaluator, history), revision, None), by_itself(history, revision)
+    if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
+        assert found == cold
+        return
+    new = assembled(None, revision, map(sent, told(found))).commit
+    assert in_full(new) == in_full(commit_by_itself(cold))
+    assert found.head.decided.repository.origins == cold.head.decided.repository.origins
+    assert found.head.loaded.documents == cold.head.loaded.documents
+    assert found.head.decided.made == cold.head.decided.made
+    assert (found.extent, found.head.pinned) == (cold.extent, cold.head.pinned)
 
 
 def sent(answer: wire.Answer) -> wire.Answer:

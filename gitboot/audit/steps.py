@@ -6,12 +6,11 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gitboot.audit.effects import Change, EffectKind, ServerEffect
+from gitboot.caches import this_program
 from gitboot.facts import facts
 from gitboot.model.scalars import SystemUuid
 
@@ -19,7 +18,7 @@ T = TypeVar("T")
 Found = tuple[SystemUuid, ServerEffect]
 
 _SCHEMA: Final = """
-CREATE TABLE written_by (gitboot TEXT NOT NULL);
+CREATE TABLE written_by (gitboot BLOB NOT NULL);
 CREATE TABLE tree (id TEXT PRIMARY KEY, problem TEXT) WITHOUT ROWID;  -- problem: NULL where it is valid
 CREATE TABLE step (id INTEGER PRIMARY KEY, old TEXT NOT NULL, new TEXT NOT NULL, UNIQUE (old, new));
 CREATE TABLE effect (
@@ -130,22 +129,13 @@ def _made(path: str) -> sqlite3.Connection:
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             connection.executescript(_SCHEMA)
             with connection:
-                connection.execute("INSERT INTO written_by VALUES (?)", (_this_gitboot(),))
-        if connection.execute("SELECT gitboot FROM written_by").fetchall() != [(_this_gitboot(),)]:
+                connection.execute("INSERT INTO written_by VALUES (?)", (this_program(),))
+        if connection.execute("SELECT gitboot FROM written_by").fetchall() != [(this_program(),)]:
             raise sqlite3.DatabaseError(f"{path} was written by another gitboot")
     except sqlite3.Error:
         connection.close()
         raise
     return connection
-
-
-@cache
-def _this_gitboot() -> str:
-    """Tells this code from any other, that of the same version between two releases too."""
-    code = sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        code.update(path.read_bytes())
-    return code.hexdigest()
 
 
 def _remove(path: Path) -> None:

@@ -11,6 +11,7 @@ import click
 
 from gitboot import phrases
 from gitboot.cli.bounded import evaluating
+from gitboot.cli.deciding import Deciding
 from gitboot.errors import UsageError
 from gitboot.load import FleetRepository
 from gitboot.load.machines import machines
@@ -23,7 +24,6 @@ from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import site_of
-from gitboot.resolve.reading import read
 from gitboot.resolve.records import first_records, imported
 from gitboot.source import open_snapshot
 
@@ -81,9 +81,7 @@ def about_all(repository: FleetRepository) -> dict[str, About]:
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
     with evaluating() as begun:
-        snapshot = open_snapshot(path, rev)
-        begun(len(snapshot.blobs))
-        decided = read(snapshot)
+        decided = Deciding(path).decide(open_snapshot(path, rev), begun)
         repository, decisions = decided.repository, decided.decisions
     return Planned(
         repository=repository,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -39,21 +38,18 @@ def command(
     `gitboot explain CODE` says more about a problem. No registry is asked, unless a document names an image by its tag:
     then those of --registries are, for the digests to write.
     """
+    from gitboot.cli.deciding import Deciding
     from gitboot.errors import InvalidRepository
     from gitboot.problems.codes import Code
     from gitboot.problems.problem import Problem, Severity
     from gitboot.resolve.optouts import overdue
-    from gitboot.resolve.reading import read
     from gitboot.source import open_snapshot
 
-    gc.disable()  # a fleet is loaded once and all of it kept: collecting would only look at it again and again
     problems: tuple[Problem, ...]
     summary = ""
     try:
         with evaluating() as begun:
-            snapshot = open_snapshot(path, rev)
-            begun(len(snapshot.blobs))
-            decided = read(snapshot)
+            decided = Deciding(path).decide(open_snapshot(path, rev), begun)
             repository, decisions = decided.repository, decided.decisions
         problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or this_second()))))
         servers, images = len(repository.servers), len(repository.images)

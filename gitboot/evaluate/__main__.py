@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
-from gitboot.bounds import Spent
+from gitboot.bounds import Spent, lift
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
 from gitboot.evaluate.limits import Allowance
+from gitboot.evaluate.shelf import Shelf
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import Revision
 from gitboot.source import Reader
@@ -24,15 +26,24 @@ def main(state: str, parent: str) -> None:
     asked, answers = as_child_of(parent)
     reader = Reader(Path(state))
     answering = _Answering(answers)
-    evaluator = Evaluator(reader.snapshot, begun=answering.begun)
+    shelf = Shelf(Path(state, KEPT), b"", _warn)
+    evaluator = Evaluator(reader.snapshot, begun=answering.begun, kept=lambda: shelf.take(reader.read))
     while (frame := read_frame(asked)) is not None:
         gc.disable()  # nearly all that is made stays
-        _answer(evaluator, wire.question(frame), answering)
+        if _answer(evaluator, wire.question(frame), answering):
+            lift()
+            with suppress(MemoryError):
+                shelf.put(evaluator)
         reader.close()
         gc.collect(_YOUNG)
         gc.freeze()  # it is not looked at again and again
 
 
+def _warn(text: str) -> None:
+    sys.stderr.write(f"gitboot: {text}\n")
+
+
+KEPT: Final = "evaluated.snapshot"  # in STATE; its key is of no use: who writes there can do anything
 _YOUNG: Final = 1  # what was made before is frozen
 
 
@@ -57,13 +68,14 @@ class _Answering:
         write_frame(self._stream, answer)
 
 
-def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering) -> None:
-    """Answer one question; where that cannot be, this process ends."""
+def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering) -> bool:
+    """Answer one question, and say whether the commit holds together; where that cannot be, this process ends."""
     base = Revision(question.base) if question.base is not None else None
     try:
         answering.begin(question.allowance)
         for answer in told(evaluator.evaluate(Revision(question.revision), base)):
             answering.send(answer)
+        return True
     except InvalidRepository as error:
         answering.send(wire.Refused(error.problems, error.orders))
     except SourceError as error:
@@ -72,6 +84,7 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
         os._exit(OUT_OF_MEMORY)  # what was half made is not trusted
     except BrokenPipeError:
         os._exit(0)  # whoever asked is gone
+    return False
 
 
 if __name__ == "__main__":

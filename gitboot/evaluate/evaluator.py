@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
-from gitboot.diff.changes import GROUPING, Touched, compare
+from gitboot.diff.changes import GROUPING, Changes, Touched, compare
 from gitboot.diff.extent import Extent
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot
+from gitboot.load.listing import listed, looked_into
 from gitboot.load.register import Register
 from gitboot.load.successor import Delta, Loaded, everything, succeed
 from gitboot.resolve.affected import Reach, affected, entered, struck
@@ -38,13 +40,26 @@ class Foundation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Basis:
+    """A foundation with its indexes: all that an evaluator has of a commit."""
+
+    foundation: Foundation
+    register: Register
+    reach: Reach
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CommitPair:
     """A commit and its base: what is the same in both need not be looked at."""
 
     base: Foundation | None
     head: Foundation
     servers: Collection[str]  # of either commit, that can be others
-    extent: Extent
+    changes: Callable[[], Changes]  # worked out where it is asked for
+
+    @property
+    def extent(self) -> Extent:
+        return self.changes().extent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +76,15 @@ class Evaluator:
     The indexes follow the candidate, and go back with it where it is dropped.
     """
 
-    def __init__(self, snapshots: Snapshots, *, begun: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        *,
+        begun: Callable[[int], None] = lambda _: None,
+        kept: Callable[[], Basis | None] = lambda: None,
+    ) -> None:
         self._snapshots = snapshots
+        self._kept = kept  # gives what another evaluator has found out of some commit, where nothing is known yet
         self._begun = begun  # is told of how many files a commit is, before they are read
         self._base: Foundation | None = None
         self._candidate: Foundation | None = None
@@ -75,11 +97,29 @@ class Evaluator:
         self._take_as_base(base)
         snapshot = self._snapshots(revision, self._base.loaded.snapshot if self._base is not None else None)
         self._begun(len(snapshot.blobs))
-        found = self._next(snapshot) if self._base is not None else None
+        found = self._next(_against(self._base, snapshot)) if self._base is not None else self._first(snapshot)
         if found is None:
             found = self._whole(snapshot)
         self._candidate = found.head
         return found
+
+    @property
+    def foundation(self) -> Foundation:
+        """The commit that was evaluated last."""
+        assert self._candidate is not None  # noqa: S101
+        return self._candidate
+
+    def basis(self) -> Basis:
+        """The same with its indexes, which change with what is evaluated next."""
+        if self._step is None:
+            register, reach = _indexes_of(self.foundation)
+            return Basis(foundation=self.foundation, register=register, reach=reach)
+        return Basis(foundation=self.foundation, register=self._indexes(self.foundation), reach=self._reach)
+
+    @property
+    def worked_on(self) -> int:
+        """How many servers the commit that was evaluated last was decided for anew."""
+        return len(self._step.servers) if self._step is not None else len(self.foundation.decided.made)
 
     def _take_as_base(self, base: Revision | None) -> None:
         if self._candidate is not None and base == self._candidate.revision:
@@ -93,7 +133,8 @@ class Evaluator:
             if base is not None:
                 snapshot = self._snapshots(base, None)
                 self._begun(len(snapshot.blobs))
-                self._base = self._whole(snapshot).head
+                found = self._upon_kept(snapshot)
+                self._base = found.head if found is not None else self._whole(snapshot).head
         self._candidate = self._step = None
 
     def _go_back(self) -> None:
@@ -104,20 +145,44 @@ class Evaluator:
         self._register.strike(self._step.delta.come)
         self._register.enter(self._step.delta.gone)
 
+    def _first(self, snapshot: Snapshot) -> CommitPair | None:
+        """A commit before which there is none, by what was kept of this one or another; None where that is no help."""
+        if (found := self._upon_kept(snapshot)) is None:
+            return None
+        decided = found.head.decided
+        return CommitPair(
+            base=None,
+            head=found.head,
+            servers=decided.repository.servers.keys(),
+            changes=partial(compare, None, decided.decisions, None, decided.repository),
+        )
+
+    def _upon_kept(self, snapshot: Snapshot) -> CommitPair | None:
+        """A commit against what was kept of another; the indexes are the commit's then."""
+        if (kept := self._kept()) is None:
+            return None
+        self._base, self._register, self._reach = kept.foundation, kept.register, kept.reach
+        found = self._next(_against(kept.foundation, snapshot))
+        self._base = None
+        if found is None:
+            self._register = None  # it is the other commit's
+        return found
+
     def _whole(self, snapshot: Snapshot) -> CommitPair:
         """A commit of which all is looked at."""
         base = self._base
         head = _read(snapshot, base)
         repository, decided = head.loaded.repository, head.decided
         before = base.decided if base is not None else None
-        changes = compare(
+        changes = partial(
+            compare,
             before.decisions if before else None,
             decided.decisions,
             before.repository if before else None,
             repository,
         )
         names = repository.servers.keys() | (before.repository.servers.keys() if before else set())
-        return CommitPair(base=base, head=head, servers=names, extent=changes.extent)
+        return CommitPair(base=base, head=head, servers=names, changes=changes)
 
     def _next(self, snapshot: Snapshot) -> CommitPair | None:
         """A commit of which only what differs is looked at; None where that is not enough."""
@@ -143,7 +208,8 @@ class Evaluator:
         entered(self._reach, decided.made, servers)
         self._register, self._step = register, _Step(delta=delta, servers=servers)
         documents = delta.resources | {Id("file", path) for path in delta.files}
-        changes = compare(
+        changes = partial(
+            compare,
             base.decided.decisions,
             decided.decisions,
             base.decided.repository,
@@ -154,15 +220,30 @@ class Evaluator:
             base=base,
             head=Foundation(loaded=loaded, decided=decided, pinned=_pinned(base, loaded.repository, servers)),
             servers=servers,
-            extent=changes.extent,
+            changes=changes,
         )
 
     def _indexes(self, base: Foundation) -> Register:
         if self._register is None:
-            self._register, self._reach = Register(), Reach()
-            self._register.enter(everything(base.loaded.repository))
-            entered(self._reach, base.decided.made, base.decided.made)
+            self._register, self._reach = _indexes_of(base)
         return self._register
+
+
+def _against(base: Foundation, snapshot: Snapshot) -> Snapshot:
+    """A snapshot that knows which of the files that are looked into are others than in ``base``."""
+    if snapshot.changed is not None:
+        return snapshot
+    named = base.loaded.repository.files
+    before = looked_into(base.loaded.snapshot, base.loaded.documents, named)
+    now = looked_into(snapshot, listed(snapshot).documents, named)
+    return replace(snapshot, changed=frozenset(path for path, _ in before.items() ^ now.items()))
+
+
+def _indexes_of(foundation: Foundation) -> tuple[Register, Reach]:
+    register, reach = Register(), Reach()
+    register.enter(everything(foundation.loaded.repository))
+    entered(reach, foundation.decided.made, foundation.decided.made)
+    return register, reach
 
 
 def _read(snapshot: Snapshot, base: Foundation | None) -> Foundation:

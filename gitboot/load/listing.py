@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from gitboot.document import Place
@@ -10,7 +10,7 @@ from gitboot.load.blobs import oversized
 from gitboot.load.ignore import MAX_BYTES, read_ignore
 from gitboot.load.patterns import Line
 from gitboot.load.problems import START, problem_at
-from gitboot.load.snapshot import Irregular, Oversized, Snapshot
+from gitboot.load.snapshot import BlobId, Irregular, Oversized, Snapshot
 from gitboot.model.scalars import shown
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
@@ -39,6 +39,11 @@ def listed(snapshot: Snapshot) -> Listing:
     problems += (_irregular_problem(path, snapshot.irregular[path]) for path in irregular)
     documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not left_out(path))
     return Listing(tuple(documents), irregular, tuple(problems))
+
+
+def looked_into(snapshot: Snapshot, documents: Iterable[str], named: Iterable[str]) -> dict[str, BlobId]:
+    """Of a fleet with these documents, which name these files, all that is read; what else lies there is not."""
+    return {path: snapshot.blobs[path] for path in (*documents, _IGNORE, *named) if path in snapshot.blobs}
 
 
 def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:

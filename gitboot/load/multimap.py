@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -14,6 +14,17 @@ class Multimap(Generic[K, V]):
 
     def __init__(self) -> None:
         self._held: dict[K, V | set[V]] = {}
+
+    @classmethod
+    def of(cls, held: Mapping[K, Collection[V]]) -> Multimap[K, V]:
+        """What `held` gave."""
+        found = cls()
+        found._held = {key: set(values) if len(values) > 1 else next(iter(values)) for key, values in held.items()}
+        return found
+
+    def held(self) -> dict[K, list[V]]:
+        """All that there is."""
+        return {key: [*self[key]] for key in self._held}
 
     def __getitem__(self, key: K) -> Collection[V]:
         held = self._held.get(key)

@@ -7,7 +7,7 @@ whom a selector finds, is then a look-up and no walk over all servers.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gitboot.load.identities import identities, place_of
 from gitboot.load.multimap import Multimap
@@ -15,6 +15,15 @@ from gitboot.load.references import references
 from gitboot.load.resources import Id, Resource
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
+
+
+class Registered(NamedTuple):
+    """All that a `Register` holds."""
+
+    identities: dict[tuple[str, str], list[str]]
+    bmcs: dict[tuple[str, bool], list[str]]
+    labels: dict[str, dict[str, list[str]]]
+    naming: dict[Id, list[Id]]
 
 
 class Register:
@@ -25,6 +34,24 @@ class Register:
         self._bmcs = Multimap[tuple[str, bool], str]()  # (address, whether its system is named) -> servers
         self._labels: dict[str, Multimap[str, str]] = {}  # key -> value -> servers
         self._naming = Multimap[Id, Id]()  # a resource, or a file of kind "file" -> who names it
+
+    @classmethod
+    def of(cls, held: Registered) -> Register:
+        """What `held` gave."""
+        found = cls()
+        found._identities, found._bmcs = Multimap.of(held.identities), Multimap.of(held.bmcs)
+        found._labels = {label: Multimap.of(values) for label, values in held.labels.items()}
+        found._naming = Multimap.of(held.naming)
+        return found
+
+    def held(self) -> Registered:
+        """All that there is."""
+        return Registered(
+            identities=self._identities.held(),
+            bmcs=self._bmcs.held(),
+            labels={label: values.held() for label, values in self._labels.items()},
+            naming=self._naming.held(),
+        )
 
     def enter(self, resources: Iterable[tuple[Id, Resource]]) -> None:
         for key, resource in resources:

@@ -1,0 +1,102 @@
+"""What is kept on disk only to be faster: it can be deleted at any time, and counts only where it is whole.
+
+A file of it begins with which program wrote it, and with a digest that only who has the key can make. So what is
+damaged, cut short, of another version or another's is never taken for what was found out.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+import sys
+from contextlib import suppress
+from enum import Enum
+from functools import cache
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gitboot.files import write_whole
+
+MOST: Final = 8  # files in one folder
+_SIZE: Final = 32  # bytes of a digest
+_SUFFIX: Final = ".snapshot"
+
+
+class Unusable(Enum):
+    """Why what is kept in a file does not count."""
+
+    ABSENT = "there is none"
+    FOREIGN = "another version of gitboot wrote it"
+    DAMAGED = "it is damaged, or not from here"
+    OPEN = "others may write it"
+
+
+def read_cache(path: Path, key: bytes) -> bytes | Unusable:
+    """What `write_cache` wrote with the same key and by the same program."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                return Unusable.OPEN
+            program, digest, content = file.read(_SIZE), file.read(_SIZE), file.read()
+    except FileNotFoundError:
+        return Unusable.ABSENT
+    except OSError:
+        return Unusable.DAMAGED
+    if len(program) == _SIZE and program != this_program():
+        return Unusable.FOREIGN
+    return content if hmac.compare_digest(digest, _digest(key, content)) else Unusable.DAMAGED
+
+
+def write_cache(path: Path, key: bytes, content: bytes) -> None:
+    """Keep something at ``path``, whose folder is nobody else's; of many files there those used least go.
+
+    Where that cannot be, nothing is kept.
+    """
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(path, this_program() + _digest(key, content) + content)
+        _tidy(path.parent)
+
+
+def _tidy(folder: Path) -> None:
+    """Keep the newest files, and none that was begun and left."""
+    found = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found[MOST:]:
+        path.unlink(missing_ok=True)
+
+
+def _digest(key: bytes, content: bytes) -> bytes:
+    return blake2b(content, key=key, digest_size=_SIZE, person=b"gitboot").digest()
+
+
+def key_at(path: Path) -> bytes | None:
+    """The key in a file, which is made where there is none; None where that cannot be, or others may know it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(FileExistsError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(os.urandom(_SIZE))
+        found = path.stat()
+        key = path.read_bytes()
+    except OSError:
+        return None
+    return key if len(key) == _SIZE and found.st_uid == os.geteuid() and not found.st_mode & 0o077 else None
+
+
+@cache
+def this_program() -> bytes:
+    """Tells this code from any other, that of the same version between two releases too, and from other libraries."""
+    code = sha256(sys.version.encode())
+    package = Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        code.update(path.read_bytes())
+    installed = Path(msgspec.__file__).parent.parent  # names of these folders end in a version
+    for name in sorted(os.listdir(installed)):
+        code.update(name.encode() if name.endswith(("-info", ".egg")) else b"")
+    return code.digest()

@@ -1,0 +1,49 @@
+"""Where what was found out about a fleet is kept for the next process: a file that can be deleted at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gitboot.caches import Unusable, read_cache, write_cache
+from gitboot.evaluate.evaluator import Basis, Evaluator
+from gitboot.evaluate.kept import from_bytes, to_bytes
+from gitboot.load import BlobId
+
+WORTH: Final = 500  # files of a fleet: to read fewer anew takes less than to look whether this file counts
+_SHARE: Final = 8  # one server in so many decided anew: then the next process is better off with a new file
+
+
+class Shelf:
+    """A file with the basis of one commit, of which a fleet's next one is evaluated.
+
+    Whatever is wrong with it, it is done without, and ``warn`` is told, unless it is only of another version.
+    """
+
+    def __init__(self, path: Path, key: bytes, warn: Callable[[str], None]) -> None:
+        self._path, self._key, self._warn = path, key, warn
+        self._since = 0  # how many servers were decided for since the file was written or read
+
+    def take(self, read: Callable[[BlobId], bytes]) -> Basis | None:
+        """What lies there; ``read`` reads the fleet's files."""
+        found = read_cache(self._path, self._key)
+        if not isinstance(found, Unusable):
+            try:
+                return from_bytes(found, read)
+            except msgspec.DecodeError:
+                found = Unusable.DAMAGED
+        if found in (Unusable.DAMAGED, Unusable.OPEN):
+            self._warn(f"what is kept in {self._path} does not count, and is found out anew: {found.value}")
+        return None
+
+    def put(self, evaluator: Evaluator) -> None:
+        """Keep what the evaluator has found out last, where that is worth it."""
+        self._since += evaluator.worked_on
+        foundation = evaluator.foundation
+        if len(foundation.loaded.snapshot.blobs) < WORTH or self._since * _SHARE <= len(foundation.decided.made):
+            return
+        write_cache(self._path, self._key, to_bytes(evaluator.basis()))
+        self._since = 0

@@ -1,0 +1,134 @@
+"""What commands keep of a large fleet makes them faster, and changes nothing that they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli import deciding
+from gitboot.evaluate import evaluator, shelf
+from gitboot.source import worktree
+from tests.fleets import SEED, mac_of, policy, server, uuid_of
+from tests.rack import Done, typed
+from tests.repositories import Work
+
+FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
+WEB01 = next(path for path, text in FILES.items() if "kind: Server" in text)
+TIE = policy("tie", "{matchLabels: {role: web}}")
+COMMANDS = (("validate",), ("plan", "-o", "json", "--records", "fresh"), ("explain", "web01", "-o", "json"))
+EDITS = {
+    "nothing": {},
+    "another server": {"web77.yaml": server("web77", "role: web")},
+    "a server that is another": {WEB01: server("web01", "role: web", spec="kernelArguments: [quiet]")},
+    "two policies of one priority": {"tie.yaml": TIE},
+    "an identity that is taken": {"web78.yaml": server("web78").replace(uuid_of("web78"), uuid_of("web01"))},
+    "what is no YAML": {"broken.yaml": "{"},
+    "a file that is left out": {".gitbootignore": "00.yaml\n"},
+}
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where commands keep what they find out, of a small fleet too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(deciding, "WORTH", 1)
+    monkeypatch.setattr(shelf, "WORTH", 1)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    made = Work(tmp_path / "work")
+    made.commit(FILES, "Begin")
+    monkeypatch.chdir(made.path)
+    return made
+
+
+def kept(cache: Path) -> list[Path]:
+    return sorted(cache.rglob("*.snapshot"))
+
+
+def without_cache(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Done:
+    with monkeypatch.context() as patched:
+        patched.setattr(deciding, "WORTH", 1_000_000)
+        return typed(*command, "--at", "2026-11-22T00:00:00Z")
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_command_says_the_same_with_what_was_kept(
+    edit: str, cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert typed("validate").code == 0
+    assert kept(cache)
+    work.write(EDITS[edit])
+    for command in COMMANDS:
+        expected = without_cache(command, monkeypatch)
+        assert typed(*command, "--at", "2026-11-22T00:00:00Z") == expected
+
+
+def test_what_was_kept_is_not_found_out_again(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed("validate")
+    work.write(EDITS["a server that is another"])
+    monkeypatch.setattr(evaluator, "read", lambda *_: pytest.fail("the whole fleet was read"))
+    assert typed("validate").code == 0
+    assert "quiet" in typed("explain", "web01").out
+
+
+def test_damage_is_told_once_and_repaired(cache: Path, work: Work) -> None:
+    first = typed("plan")
+    (file,) = kept(cache)
+    file.write_bytes(file.read_bytes()[:-1])
+    damaged, again = typed("plan"), typed("plan")
+    assert (damaged.out, again) == (first.out, first)
+    assert damaged.err == f"gitboot: what is kept in {file} does not count, and is found out anew: it is damaged, " + (
+        f"or not from here\n{first.err}"
+    )
+
+
+def test_what_a_stranger_kept_hides_no_problem(cache: Path, work: Work, tmp_path: Path) -> None:
+    typed("validate")
+    (file,) = kept(cache)
+    forged = file.read_bytes()
+    for each in (file, tmp_path / "state" / "gitboot" / "cache.key"):  # as on another machine, with another key
+        each.unlink()
+    work.write({"tie.yaml": TIE})
+    found = typed("validate")
+    assert found.code == 3
+    file.write_bytes(forged)
+    assert (typed("validate").code, typed("validate").out) == (3, found.out)
+
+
+def test_without_a_key_of_ones_own_nothing_is_kept(cache: Path, work: Work, tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    assert (typed("validate").code, kept(cache)) == (0, [])
+
+
+def test_of_a_small_fleet_nothing_is_kept(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "WORTH", len(FILES) + 1)
+    assert (typed("validate").code, kept(cache)) == (0, [])
+    monkeypatch.setattr(deciding, "WORTH", len(FILES))
+    assert typed("validate").code == 0
+    assert len(kept(cache)) == 1
+
+
+def test_what_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:
+    cache.touch()
+    assert mac_of("web01") in typed("plan", "-o", "json").out.replace("-", ":")
+
+
+def test_what_no_fleet_looks_into_is_not_read(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
+    read: list[str] = []
+    content = worktree._Files._content
+
+    def noted(self: worktree._Files, path: str) -> bytes:
+        read.append(path)
+        return content(self, path)
+
+    monkeypatch.setattr(worktree._Files, "_content", noted)
+    for _ in range(2):
+        assert typed("validate").code == 0
+        assert sorted(set(read)) == sorted([".gitbootignore", *FILES])
+    assert kept(cache)
