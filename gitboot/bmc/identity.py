@@ -176,18 +176,20 @@ def shared(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -
     first: dict[str, tuple[str, str | None]] = {}
     found: set[str] = set()
     for each in pins:
-        for value in (each.uuid, _upper(each.serial), *_values(each.changed)):
-            if value is not None and first.setdefault(value, each.place) != each.place:
-                found.add(value)
-    if not found:
-        return frozenset()
-    claimed: set[str] = {order for uuid in described for order in byte_orders(uuid)}
-    claimed |= {serial.upper() for serial in described.values() if serial is not None}
-    return frozenset(found - claimed)
+        found.update(value for value in values_of(each) if first.setdefault(value, each.place) != each.place)
+    return frozenset(found - claimed_by(described)) if found else frozenset()
 
 
-def _values(shown: Shown | None) -> tuple[str | None, ...]:
-    return (shown.uuid, _upper(shown.serial)) if shown is not None else ()
+def values_of(pinned: Pinned) -> frozenset[str]:
+    """What a BMC has shown that may tell its machine from others."""
+    shown = (Shown(uuid=pinned.uuid, serial=pinned.serial), *((pinned.changed,) if pinned.changed is not None else ()))
+    return frozenset(value for each in shown for value in (each.uuid, _upper(each.serial)) if value is not None)
+
+
+def claimed_by(described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
+    """The values that documents give to their machines, by UUID and serial number."""
+    serials = (serial.upper() for serial in described.values() if serial is not None)
+    return frozenset((*(order for uuid in described for order in byte_orders(uuid)), *serials))
 
 
 class _Likeness(Enum):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from gitboot.load.merged import replaced
 
 Key = TypeVar("Key", bound=str)
+
+_FEW: Final = 16  # of so many one: if more have moved, all are sorted anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Agenda(Generic[Key]):
     """A value: moving somebody gives another one."""
 
     instants: Mapping[Key, datetime] = field(default_factory=dict)
-    _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted; what has moved since stands there too
+    _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
     def moved(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
         """With these keys due at other instants; None: not at all."""
@@ -27,20 +29,22 @@ class Agenda(Generic[Key]):
             return self
         due = {key: at for key, at in changed.items() if at is not None}
         instants = replaced(self.instants, due, changed.keys() - due.keys())
-        if len(self._queue) + len(changed) > 2 * len(instants) + 16:
+        if len(changed) * _FEW > len(instants):
             return Agenda(instants, sorted((at, key) for key, at in instants.items()))
         queue = list(self._queue)
-        for key, at in changed.items():
-            if at is not None:
-                insort(queue, (at, key))
+        for key in changed:
+            if (before := self.instants.get(key)) is not None:
+                del queue[bisect_left(queue, (before, key))]
+        for key, at in due.items():
+            insort(queue, (at, key))
         return Agenda(instants, queue)
 
     def due(self, at: datetime) -> frozenset[Key]:
         """Who is due by ``at``."""
         end = bisect_right(self._queue, at, key=lambda each: each[0])
-        return frozenset(key for instant, key in self._queue[:end] if self.instants.get(key) == instant)
+        return frozenset(key for _, key in self._queue[:end])
 
     @property
     def next(self) -> datetime | None:
         """When the first is due."""
-        return next((instant for instant, key in self._queue if self.instants.get(key) == instant), None)
+        return self._queue[0][0] if self._queue else None

@@ -10,9 +10,10 @@ from typing import Final
 from zlib import crc32
 
 from gitboot.bmc.access import pair_of
-from gitboot.bmc.identity import CannotTell, Pinned, shared
+from gitboot.bmc.identity import CannotTell, shared
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.sharing import Sharing
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import awaits_progress, wants_reading
@@ -99,8 +100,7 @@ class Schedule:
     last_failure: str = ""
     resting_until: datetime | None = None
     has_asked: bool = False  # whether any job has ended
-    pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # of which `shared` was found
-    shared: frozenset[str] = frozenset()  # what the BMCs of several machines show
+    sharing: Sharing = field(default_factory=Sharing)  # what the BMCs of several machines show
 
     @property
     def next_due(self) -> datetime | None:
@@ -267,17 +267,17 @@ def jobs(
     schedule = schedule.with_appointments(
         {ask.uuid: Appointment(name=ask.name, due=at) for ask in due if ask.uuid not in schedule.appointments}
     )
-    made = [_job(ask, knowledge, schedule.shared) for ask in due]
+    made = [_job(ask, knowledge, schedule.sharing.values) for ask in due]
     return _admitted(replace(schedule, refused=frozenset()), made, at)
 
 
 def _compared(schedule: Schedule, knowledge: Knowledge, at: datetime) -> Schedule:
     """With what the BMCs of several machines show; whoever was held because of that is asked now."""
-    if schedule.pins is knowledge.pins:
+    found = schedule.sharing.after(knowledge.pins, knowledge.machines)
+    if found is schedule.sharing:
         return schedule
-    found = shared_values(knowledge)
-    now = replace(schedule, pins=knowledge.pins, shared=found)
-    return hurried(now, schedule.failing, at) if found != schedule.shared else now
+    now = replace(schedule, sharing=found)
+    return hurried(now, schedule.failing, at) if found.values != schedule.sharing.values else now
 
 
 def shared_values(knowledge: Knowledge) -> frozenset[str]:
@@ -331,7 +331,7 @@ def unasked(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
     """Machines of which a fetch is to be judged by a BMC that nobody asks, once it is arranged who is asked."""
     if schedule.may_set is None:
         return frozenset()
-    return frozenset(knowledge.pending.keys() - schedule.asks.keys())
+    return frozenset(uuid for uuid in knowledge.pending if uuid not in schedule.asks)  # - would look at all asks
 
 
 def hurried(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> Schedule:

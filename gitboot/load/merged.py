@@ -41,6 +41,20 @@ def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] 
     return dict(sorted(flat.items())) if come else flat
 
 
+def differing(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
+    """The keys whose values are not the same objects; what lies below both is not looked at."""
+    keys = {*before, *after} if _base(before) is not _base(after) else {*_touched(before), *_touched(after)}
+    return {key for key in keys if before.get(key) is not after.get(key)}
+
+
+def _base(mapping: Mapping[K, V]) -> Mapping[K, V]:
+    return mapping.base if isinstance(mapping, Overlay) else mapping
+
+
+def _touched(mapping: Mapping[K, V]) -> Collection[K]:
+    return mapping.over.keys() | mapping.without if isinstance(mapping, Overlay) else ()
+
+
 class Overlay(Mapping[K, V]):
     """A mapping that shares nearly all with another one, which lies below it; made by `merged`."""
 
