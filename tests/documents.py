@@ -89,10 +89,12 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_interface_address: _ADDRESSES.map(str) | _INTERFACES,
     scalars.parse_network: _INTERFACES.map(lambda interface: str(ip_network(interface, strict=False))),
     scalars.parse_digest: st.binary(min_size=32, max_size=32).map(bytes.hex),
+    scalars.parse_fingerprint: st.binary(min_size=32, max_size=32).map(bytes.hex),
     scalars.parse_artifact_url: _URLS
     | _matching(r"assets:[a-z0-9]{1,6}(/[A-Za-z0-9_%+~-]{1,6}){0,2}")
     | _matching(r"oci://registry\.test(/[a-z]{1,4}){1,2}@sha256:[0-9a-f]{64}"),
     scalars.parse_base_url: _URLS,
+    scalars.parse_bmc_address: _URLS | _matching(r"ipmi://[a-z]{1,6}(\.[a-z]{1,6})?(:6[0-9]{3})?"),
     scalars.parse_instant: st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC)).map(  # noqa: DTZ001
         lambda instant: format_instant(instant.replace(microsecond=0))
     ),
@@ -183,6 +185,8 @@ def _least(field: FieldInfo) -> int:
 
 
 def _bmc(drawn: Document) -> Document:
+    if drawn["address"].startswith("ipmi:"):  # which has neither paths nor certificates
+        return {name: value for name, value in drawn.items() if name not in ("system", "tls")}
     return drawn | ({"system": f"/{drawn['system']}"} if "system" in drawn else {})
 
 

@@ -57,6 +57,7 @@ class Trust:
     networks: tuple[IPv4Network | IPv6Network, ...] = ()  # in which they may be used
     hosts: tuple[str, ...] = ()  # names that they may be used for; *.NAME: every name below it
     http: bool = False  # unencrypted
+    ipmi: bool = False  # by IPMI, which hands a hash of the password to whoever asks for it
     unverified: bool = False  # for BMCs with verify: false
     repository_authorities: bool = False  # for BMCs with an authority out of the repository
     certificates: tuple[tuple[str, str], ...] = ()  # by host: the one that its BMC shows, whoever has signed it
@@ -110,7 +111,8 @@ class Trust:
         """How a BMC is reached may be less safe than it could be only where the instance says so."""
         by_authority = _is_https(bmc) and self.certificate(bmc) is None
         for is_so, is_allowed, what, key in (
-            (not _is_https(bmc), self.http, "it is reached unencrypted", "http"),
+            (_is_http(bmc), self.http, "it is reached unencrypted", "http"),
+            (bmc.by_ipmi, self.ipmi, "IPMI hands a hash of the password to whoever asks", "ipmi"),
             (by_authority and not bmc.verify, self.unverified, "nobody verifies its certificate", "unverified"),
             (
                 by_authority and bmc.verify and bmc.ca is not None,
@@ -166,7 +168,8 @@ def as_file(bmcs: Iterable[BmcAccess]) -> str:
     lines = [f"networks = {_listed(_collapsed(networks))}"] if networks else []
     lines += [f"hosts = {_listed(sorted(hosts))}"] if hosts else []
     for key, why, needing in (
-        ("http", "unencrypted", [each for each in found if not _is_https(each)]),
+        ("http", "unencrypted", [each for each in found if _is_http(each)]),
+        ("ipmi", "a hash of the password goes to whoever asks", [each for each in found if each.by_ipmi]),
         ("unverified", "verify: false", [each for each in found if _is_https(each) and not each.verify]),
         (
             "repository-authorities",
@@ -250,12 +253,17 @@ _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
     "networks": _networks,
     "hosts": _hosts,
     "http": _word,
+    "ipmi": _word,
     "unverified": _word,
     "repository-authorities": _word,
     "certificates": _certificates,
     "password-command": _command,
 }
 _KEYS: Final = ", ".join(_PARSERS)
+
+
+def _is_http(bmc: BmcAccess) -> bool:
+    return urlsplit(bmc.address).scheme.lower() == "http"
 
 
 def _is_https(bmc: BmcAccess) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Identified, Pinned, identify, known_at, pin, with_certificate
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import (
@@ -31,13 +32,13 @@ from gitboot.bmc.quirks import boot_patch
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 
 if TYPE_CHECKING:
-    from gitboot.bmc.redfish import BmcConnection
+    from gitboot.bmc.driver import Driver
 
 _MOST_STEPS: Final = 8  # withdraw, confirm, set, confirm, and as much again for a BMC that changes under us
 
 
 def bring_about(
-    bmc: BmcConnection, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]
+    bmc: Driver, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]
 ) -> Result:
     """Record, set, confirm, until nothing is left to do now.
 
@@ -97,7 +98,7 @@ def bring_about(
             if job.only_read and isinstance(step, Set | Withdraw):
                 return done(Outcome.UNCHANGED, "only read, to judge a fetch")
             if job.dry_run and (patch := would_send(step, seen)) is not None:
-                return done(Outcome.UNCHANGED, f"would PATCH {patch}")
+                return done(Outcome.UNCHANGED, f"would {'' if seen.bmc == IPMI else 'PATCH '}{patch}")
             match step:
                 case Leave():
                     shown = f"{seen.override.enabled} {seen.override.target}"
@@ -139,7 +140,7 @@ def bring_about(
 
 
 def look(
-    bmc: BmcConnection, records: Iterable[OverrideRecord], clock: Callable[[], datetime], *, with_clock: bool = False
+    bmc: Driver, records: Iterable[OverrideRecord], clock: Callable[[], datetime], *, with_clock: bool = False
 ) -> Observed:
     """Read a BMC: in one request, and one more for its clock where what has become of an override depends on it."""
     seen = bmc.observe()
@@ -149,7 +150,7 @@ def look(
 
 
 def would_send(step: object, seen: Observed) -> str | None:
-    """The PATCH of a step that has one: its path and its body."""
+    """The PATCH of a step that has one: its path and its body; by IPMI the command."""
     match step:
         case Set(record=record):
             override = record.override
@@ -157,4 +158,6 @@ def would_send(step: object, seen: Observed) -> str | None:
             override = OFF
         case _:
             return None
+    if seen.bmc == IPMI:
+        return f"Set System Boot Options: {override.enabled} {override.target} {override.mode or ''}".rstrip()
     return f"{seen.settings}: {json.dumps({'Boot': boot_patch(override, seen)})}"

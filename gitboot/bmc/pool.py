@@ -27,7 +27,7 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 
 if TYPE_CHECKING:
-    from gitboot.bmc.redfish import BmcConnection
+    from gitboot.bmc.driver import Driver
 
 
 _UNUSED_S: Final = 900  # longer than until any BMC that is asked is asked again
@@ -40,14 +40,14 @@ class Connections:
     """One kept connection a machine, made anew when its document, its credentials, or what is said of them changed."""
 
     directory: CredentialDirectory
-    _kept: dict[SystemUuid, tuple[_Access, BmcConnection]] = field(init=False, default_factory=dict)
+    _kept: dict[SystemUuid, tuple[_Access, Driver]] = field(init=False, default_factory=dict)
     _used_s: dict[SystemUuid, float] = field(init=False, default_factory=dict)  # when last, in that order
     _using: threading.Lock = field(init=False, default_factory=threading.Lock)  # guards that
     _trusting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def to(
         self, uuid: SystemUuid, server: str, bmc: BmcAccess, *, known: bool = False, certificate: str | None = None
-    ) -> BmcConnection:
+    ) -> Driver:
         """The connection to a machine's BMC; raises `UsageError` where there are no credentials that it may be sent.
 
         ``known``: the ledger lets it have them; ``certificate``: the fingerprint of the one that it showed before.
@@ -56,27 +56,35 @@ class Connections:
         access, kept = (bmc, found, known), self._kept.get(uuid)
         if kept is not None and kept[0] == access:
             connection = kept[1]
-            connection.login.keeps = True  # whoever is asked again is asked often
+            if connection.login is not None:
+                connection.login.keeps = True  # whoever is asked again is asked often
         else:
             if kept is not None:
                 kept[1].close()
-            from gitboot.bmc.redfish import BmcConnection  # only here: it takes its time, and many fleets have no BMC
-            from gitboot.bmc.transport import Reach
-
-            trust, vouched = found.trust, found.trust.certificate(bmc)
-            reach = Reach(
-                allowed=trust.allowed(bmc, known=known),
-                named=tuple(each for each in (vouched, bmc.fingerprint) if each is not None),
-                is_vouched_for=vouched is not None,
-            )
-            tls = self._tls(server, bmc, trust)
-            connection = BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
+            connection = self._opened(server, bmc, found, known=known)
         self._kept[uuid] = access, connection
         with self._using:
             self._used_s.pop(uuid, None)
             self._used_s[uuid] = time.monotonic()  # behind all that were used before
         connection.reach.certificate = certificate
         return connection
+
+    def _opened(self, server: str, bmc: BmcAccess, found: Entrusted, *, known: bool) -> Driver:
+        # Only here: they take their time, and many fleets have no BMC.
+        from gitboot.bmc.ipmi import IpmiConnection
+        from gitboot.bmc.redfish import BmcConnection
+        from gitboot.bmc.transport import Reach
+
+        trust, vouched = found.trust, found.trust.certificate(bmc)
+        reach = Reach(
+            allowed=trust.allowed(bmc, known=known),
+            named=tuple(each for each in (vouched, bmc.fingerprint) if each is not None),
+            is_vouched_for=vouched is not None,
+        )
+        if bmc.by_ipmi:
+            return IpmiConnection(bmc.address, found.credentials, reach=reach)
+        tls = self._tls(server, bmc, trust)
+        return BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
 
     def _tls(self, server: str, bmc: BmcAccess, trust: Trust) -> ssl.SSLContext:
         from gitboot.bmc.transport import tls_context
@@ -96,7 +104,7 @@ class Connections:
         kept = self._kept.get(uuid)
         return kept[0][1].fingerprint if kept is not None else None
 
-    def unused(self) -> list[BmcConnection]:
+    def unused(self) -> list[Driver]:
         """Give away those that nobody has used for a while: a BMC has few sessions, and this machine its limits."""
         found = []
         since_s = time.monotonic() - _UNUSED_S
@@ -115,7 +123,7 @@ class Connections:
         self._kept.clear()
 
 
-def _close(connection: BmcConnection, until_s: float) -> None:
+def _close(connection: Driver, until_s: float) -> None:
     connection.close(log_out=time.monotonic() < until_s)
 
 

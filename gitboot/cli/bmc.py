@@ -297,7 +297,8 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
     for one in found:
         lines.append(f"{click.style(one.subject.name, bold=True)}: {one.next}: {printable(one.why)}")
         if one.patch is not None:
-            lines.append(f"  PATCH {one.subject.bmc.address}{one.patch}")
+            address = one.subject.bmc.address
+            lines.append(f"  {address}: {one.patch}" if one.subject.bmc.by_ipmi else f"  PATCH {address}{one.patch}")
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])

@@ -131,7 +131,9 @@ def _scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verif
 
         def connect(address: str) -> BmcConnection:
             access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
-            return kept.to(SystemUuid(address), address, access, known=True)  # named by whoever typed the command
+            driver = kept.to(SystemUuid(address), address, access, known=True)  # named by whoever typed the command
+            assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
+            return driver
 
         bar = click.progressbar(length=len(asked), label="addresses", file=sys.stderr, hidden=not sys.stderr.isatty())
         with bar:

@@ -46,7 +46,7 @@ from gitboot.resolve import plan
 from gitboot.resolve.attempts import step_of
 
 if TYPE_CHECKING:
-    from gitboot.bmc.redfish import BmcConnection
+    from gitboot.bmc.driver import Driver
 
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
@@ -278,7 +278,7 @@ def _inspect(subject: Subject, connections: Connections, at: datetime) -> tuple[
         return _found(subject, bmc, pinned, at), sign()
 
 
-def _found(subject: Subject, bmc: BmcConnection, pinned: Pinned | None, at: datetime) -> Inspection:
+def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -> Inspection:
     try:
         seen = look(bmc, subject.overrides, lambda: at)
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:

@@ -78,4 +78,4 @@ def _path(path: str) -> str:
     return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
 
 
-_PORTS: Final = {"http": 80, "https": 443}
+_PORTS: Final = {"http": 80, "https": 443, "ipmi": 623}

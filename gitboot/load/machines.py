@@ -25,6 +25,11 @@ class BmcAccess:
     fingerprint: str | None = None  # of the one certificate that it may show, beside what else is checked
 
     @property
+    def by_ipmi(self) -> bool:
+        """Whether it is asked by IPMI, and not by Redfish."""
+        return self.address.lower().startswith("ipmi:")
+
+    @property
     def place(self) -> tuple[str, str | None]:
         """What two BMCs cannot share, however it is spelt."""
         return place_of(self.address, self.system)

@@ -17,6 +17,7 @@ from gitboot.model.scalars import (
     nonempty,
     parse_artifact_url,
     parse_base_url,
+    parse_bmc_address,
     parse_boolean,
     parse_count_or_percent,
     parse_digest,
@@ -101,6 +102,11 @@ Url = Annotated[
 ]
 BaseUrl = Annotated[
     str, BeforeValidator(parse_base_url), WithJsonSchema({"type": "string", "pattern": r"^https?://[^?#\s]+$"})
+]
+BmcAddress = Annotated[
+    str,
+    BeforeValidator(parse_bmc_address),
+    WithJsonSchema({"type": "string", "pattern": r"^(https?|ipmi)://[^?#\s]+$"}),
 ]
 Instant = Annotated[datetime, BeforeValidator(parse_instant), WithJsonSchema(_matching(INSTANT, "string"))]
 CountOrPercent = Annotated[

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from gitboot.model.envelope import STRICT, Metadata, Struct
 from gitboot.model.fields import (
-    BaseUrl,
+    BmcAddress,
     Boolean,
     FilePath,
     Fingerprint,
@@ -92,9 +92,11 @@ class BmcReports(Struct):
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class Bmc(Struct):
-    """A server's management controller, reached through Redfish."""
+    """A server's management controller, reached through Redfish, or through IPMI where it has none."""
 
-    address: BaseUrl = Field(description="The BMC's base URL: https://10.112.0.13.")
+    address: BmcAddress = Field(
+        description="The BMC's base URL: https://10.112.0.13; or ipmi://10.112.0.13 where it has no Redfish."
+    )
     system: Text | None = Field(
         default=None,
         description="The Redfish path of the system: /redfish/v1/Systems/1. Default: the only one there is.",
@@ -108,6 +110,17 @@ class Bmc(Struct):
         description="What it shows of its machine, where that is neither the UUID nor the serial number of the server."
         " Default: one of the two.",
     )
+
+    @model_validator(mode="after")
+    def _ipmi_has_neither_paths_nor_certificates(self) -> Bmc:
+        if self.address.lower().startswith("ipmi:") and (self.system is not None or self.tls != BmcTls()):
+            raise Malformed(
+                Code.COMBINATION,
+                "system and tls are Redfish's, and this BMC is reached by IPMI",
+                "leave them out, or write https://HOST where the BMC has Redfish",
+                ("address",),
+            )
+        return self
 
     @model_validator(mode="after")
     def _system_is_a_path(self) -> Bmc:

@@ -205,7 +205,8 @@ class Code(StrEnum):
         "GB1037",
         "Not a URL that gitboot can publish",
         "It is written into boot scripts: plain ASCII without spaces, quotes or credentials.",
-        "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST; percent-encode anything else.",
+        "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST; percent-encode anything else. A BMC's "
+        "address is https://HOST, or ipmi://HOST where it has no Redfish.",
     )
     INSTANT = (
         "GB1038",

@@ -6,6 +6,7 @@ from gitboot.model.scalars.artifacts import (
     Digest,
     parse_artifact_url,
     parse_base_url,
+    parse_bmc_address,
     parse_digest,
     parse_fingerprint,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "one_line",
     "parse_artifact_url",
     "parse_base_url",
+    "parse_bmc_address",
     "parse_boolean",
     "parse_count_or_percent",
     "parse_digest",

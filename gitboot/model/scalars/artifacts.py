@@ -86,6 +86,18 @@ def parse_base_url(value: object) -> str:
     return found.rstrip("/")
 
 
+def parse_bmc_address(value: object) -> str:
+    """Where a BMC answers: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
+    found = text(value)
+    if not found.lower().startswith("ipmi:"):
+        return parse_base_url(found)
+    _check_url_text(found)
+    parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
+    if parsed is None or int(parsed[2] or 623) > 65535:
+        raise _malformed_url(found, "a host that speaks IPMI", "write ipmi://HOST or ipmi://HOST:PORT")
+    return found.rstrip("/")
+
+
 _URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what every loader carries unharmed
 
 

@@ -1,0 +1,38 @@
+"""What a BMC has to be able to do, by whichever protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Protocol
+
+from gitboot.bmc.override import Observed, Override
+
+if TYPE_CHECKING:
+    from gitboot.bmc.login import Login
+    from gitboot.bmc.transport import Reach
+
+IPMI: Final = "IPMI"  # what `Observed.bmc` says of a BMC that is asked by IPMI
+
+
+class Driver(Protocol):
+    """A connection to one BMC: `BmcConnection` by Redfish, `IpmiConnection` by IPMI.
+
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    """
+
+    reach: Reach
+
+    @property
+    def login(self) -> Login | None:
+        """Who asks; None where each request has a session of its own."""
+
+    def observe(self) -> Observed: ...
+
+    def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed: ...
+
+    def set_override(self, wanted: Override, seen: Observed) -> None: ...
+
+    def clear(self, seen: Observed) -> None: ...
+
+    def close(self, *, log_out: bool = True) -> None: ...

@@ -1,0 +1,223 @@
+"""One BMC through IPMI 2.0, where it has no Redfish: its boot flags, and setting them, by ipmitool.
+
+IPMI has no instant of the last reset and no boot progress, so nothing proves that an override was consumed: one that is
+gone is lost, and evidence or a person says what became of it. Why ipmitool and no library: docs/adr/0035.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from typing import Final
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from gitboot.bmc.access import Credentials
+from gitboot.bmc.driver import IPMI
+from gitboot.bmc.identity import Shown
+from gitboot.bmc.override import OFF, BootTarget, Enabled, Observed, Override, stands
+from gitboot.bmc.transport import AddressRefused, Reach
+from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
+
+# IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, 3 is HMAC-SHA1 and AES; both encrypt. Older BMCs have only 3.
+_SUITES: Final = (17, 3)
+_PORT: Final = 623
+
+# IPMI 2.0, 28.12 and 28.13: Set and Get System Boot Options, parameters 3 and 5.
+_GET_FLAGS: Final = (0x00, 0x09, 0x05, 0x00, 0x00)
+_SET: Final = (0x00, 0x08)
+_KEEP_VALID: Final = (*_SET, 0x03, 0x1F)  # the flags are for the next boot, however it begins, and not for a minute
+_VALID, _PERSISTENT, _EFI = 0x80, 0x40, 0x20
+_DEVICES: Final = {BootTarget.NONE: 0, BootTarget.PXE: 1, BootTarget.HDD: 2, BootTarget.CD: 5}
+_TARGETS: Final = {number: target for target, number in _DEVICES.items()}
+_GET_STATUS: Final = (0x00, 0x01)
+_GET_GUID: Final = (0x06, 0x37)
+
+_NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # 5.2, completion codes: busy, or not in this state
+# What ipmitool says, by its -v. "is not what we requested": a BMC that takes what it likes, whatever it was asked for.
+_ANOTHER_SUITE: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
+_REFUSED: Final = re.compile(r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I)
+_COMPLETION: Final = re.compile(r"rsp=0x([0-9a-f]{2})\):? *(.*)", re.I)
+_OCTETS: Final = re.compile(rb"^((?: [0-9a-f]{2})+)\s*$", re.M)
+
+
+class IpmiConnection:
+    """A BMC that is asked by a process of its own each time; for one thread at a time.
+
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    """
+
+    def __init__(
+        self, address: str, credentials: Credentials, *, reach: Reach | None = None, timeout_s: float = 15
+    ) -> None:
+        self._address = address.rstrip("/")
+        self._credentials = credentials
+        self.reach = reach or Reach()
+        self.login = None
+        self._timeout_s = timeout_s
+        self._suite: int | None = None  # that the BMC took last
+
+    def close(self, *, log_out: bool = True) -> None:
+        """Nothing is kept open."""
+
+    def observe(self) -> Observed:
+        """Read the boot flags, the power state and who the system is, in three requests."""
+        flags, status = self._ask(_GET_FLAGS), self._ask(_GET_STATUS)
+        if len(flags) < 4 or not status:
+            raise BmcUnreachable(f"{self._address}: an answer that is too short: {flags.hex(' ')}")
+        return Observed(
+            system="",
+            override=_override(flags[2], flags[3]),
+            shown=self._shown(),
+            power="On" if status[0] & 1 else "Off",
+            allowable_targets=frozenset(_DEVICES),
+            bmc=IPMI,
+        )
+
+    def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
+        """A BMC shows no clock by IPMI: it is as it was seen."""
+        return seen
+
+    def set_override(self, wanted: Override, seen: Observed) -> None:
+        """Write the boot flags, unless they are as wanted. That the BMC took them does not say that it keeps them."""
+        if stands(wanted, seen):
+            return
+        with suppress(BmcRejected):  # not every BMC knows that it may forget them after a minute
+            self._ask(_KEEP_VALID)
+        self._ask((*_SET, 0x05, *_flags(wanted)))
+
+    def clear(self, seen: Observed) -> None:
+        """Disable the override that was ``seen``."""
+        self.set_override(OFF, seen)
+
+    def _shown(self) -> Shown:
+        """Who the system is: by its GUID, or where that could be read in two ways, by its serial number."""
+        try:
+            if (uuid := system_uuid(self._ask(_GET_GUID))) is not None:
+                return Shown(uuid=uuid)
+            found = re.search(rb"^ *(?:Product|Chassis) Serial +: *(\S.*?) *$", self._run(("fru", "print", "0")), re.M)
+        except BmcRejected:
+            return Shown()
+        return Shown(serial=found[1].decode("ascii", "replace")) if found else Shown()
+
+    def _ask(self, octets: tuple[int, ...]) -> bytes:
+        answer = self._run(("raw", *(f"0x{each:02x}" for each in octets)))
+        return bytes.fromhex(b"".join(_OCTETS.findall(answer)).decode("ascii"))
+
+    def _run(self, command: tuple[str, ...]) -> bytes:
+        """What a command answers, by the best suite that the BMC takes."""
+        suites = (self._suite,) if self._suite is not None else _SUITES
+        for suite in suites:
+            ended = self._asked(command, suite)
+            said = ended.stderr.decode("utf-8", "replace")
+            if ended.returncode == 0 or _COMPLETION.search(said):
+                self._suite = suite
+            if ended.returncode == 0:
+                return ended.stdout
+            if not _ANOTHER_SUITE.search(said):
+                break
+        raise self._failure(said, command)
+
+    def _asked(self, command: tuple[str, ...], suite: int) -> subprocess.CompletedProcess[bytes]:
+        parts = urlsplit(self._address)
+        host, port = parts.hostname or "", parts.port or _PORT
+        options = (
+            "-I",
+            "lanplus",
+            "-H",
+            self._resolved(host, port),
+            "-p",
+            str(port),
+            "-L",
+            "OPERATOR",
+            "-C",
+            str(suite),
+        )
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C",
+            "IPMI_PASSWORD": self._credentials.password,  # seen by nobody else, as an argument would be
+        }
+        began_s = time.monotonic()
+        try:
+            ended = subprocess.run(
+                ("ipmitool", *options, "-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2", *command),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self._timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise BmcUnreachable(f"{self._address}: no answer within {self._timeout_s:g} s") from None
+        except OSError as error:
+            raise BmcRejected(
+                f"{self._address}: ipmitool cannot be started: {error.strerror}; install it here"
+            ) from None
+        self.reach.waited_s = time.monotonic() - began_s
+        return ended
+
+    def _resolved(self, host: str, port: int) -> str:
+        """The address that is asked: looked at, and not resolved again after that."""
+        try:
+            return next(self.reach.addresses(host, port))
+        except AddressRefused as error:
+            raise BmcNotTrusted(f"{self._address}: {error}") from None
+        except socket.gaierror as error:
+            raise BmcUnreachable(f"{self._address}: {error.strerror}") from None
+
+    def _failure(self, said: str, command: tuple[str, ...]) -> TryAgain | OperatorError:
+        lines = [line.strip("> ") for line in said.splitlines() if line.strip() and not line.startswith("Loading ")]
+        if (completion := _COMPLETION.search(said)) is not None:
+            message = f"{self._address}: {' '.join(command)}: 0x{completion[1]} {completion[2].strip()}"
+            return BmcBusy(message) if int(completion[1], 16) in _NOT_NOW else BmcRejected(message)
+        if _REFUSED.search(said):
+            name = f' "{self._credentials.name}"' if self._credentials.name else ""
+            return BmcRejected(f"{self._address}: the BMC refuses the user name or password of credentials{name}")
+        return BmcUnreachable(f"{self._address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
+
+
+def _override(flags: int, device: int) -> Override:
+    mode = "UEFI" if flags & _EFI else "Legacy"
+    if not flags & _VALID:
+        return Override(enabled=Enabled.DISABLED, target=BootTarget.NONE, mode=mode)
+    number = device >> 2 & 0b1111
+    return Override(
+        enabled=Enabled.CONTINUOUS if flags & _PERSISTENT else Enabled.ONCE,
+        target=_TARGETS.get(number, f"device {number}"),
+        mode=mode,
+    )
+
+
+def _flags(wanted: Override) -> Iterator[int]:
+    """Parameter 5: what is valid, which device, and nothing of the rest."""
+    if wanted.enabled is Enabled.DISABLED:
+        yield from (0, 0, 0, 0, 0)
+        return
+    persistent = _PERSISTENT if wanted.enabled is Enabled.CONTINUOUS else 0
+    yield _VALID | persistent | (_EFI if wanted.mode == "UEFI" else 0)
+    yield _DEVICES[BootTarget(wanted.target)] << 2
+    yield from (0, 0, 0)
+
+
+def system_uuid(guid: bytes) -> SystemUuid | None:
+    """The UUID that a GUID means; None where its bytes could be read in two ways, or in none.
+
+    IPMI 2.0, 20.8 sends the last byte first, and many BMCs send SMBIOS's bytes instead, of which `byte_orders` knows
+    both orders. Only version and variant of RFC 9562 tell which it is.
+    """
+    if len(guid) != 16:
+        return None
+    as_smbios = guid[8] >> 6 == 0b10 and (1 <= guid[6] >> 4 <= 8 or 1 <= guid[7] >> 4 <= 8)
+    as_ipmi = guid[7] >> 6 == 0b10 and 1 <= guid[9] >> 4 <= 8
+    if as_smbios is as_ipmi:
+        return None
+    uuid = SystemUuid(str(UUID(bytes=guid if as_smbios else guid[::-1])))
+    return None if is_placeholder_uuid(uuid) else uuid
