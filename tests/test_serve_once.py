@@ -24,6 +24,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, forget, forgotten_next, take
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
+from gitboot.publish.manifest import STATUS
 from gitboot.render import terms
 from gitboot.render.state import state_path
 from gitboot.render.terms import TERMS, Terms
@@ -239,6 +240,9 @@ def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
         assert plain.get(f"{url}/readyz").status_code == 200, "it sends on"
         (here.root / TERMS).write_bytes(terms.render(Terms(giver=None))[TERMS].content)
         assert plain.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
+        working = {"conditions": [], "progress": {"message": "planning: 1 of 2 servers (2 of 3)"}}
+        (here.root / STATUS).write_text(json.dumps(working))
+        assert plain.get(f"{url}/readyz").text == "ready\nplanning: 1 of 2 servers (2 of 3)\n"
     with here.serve() as url:
         assert plain.get(f"{url}/readyz").status_code == 200
         (here.root / TERMS).write_bytes(terms.render(Terms(giver="f" * 32, sends_on=True))[TERMS].content)

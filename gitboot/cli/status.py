@@ -51,6 +51,7 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         f"attempted  {attempted}",
         f"servers    {sum(status['phases'].values())}{': ' if phases else ''}{phases}",
         *(f"{name:9}  {_counts(status[name])}" for name in ("records", "runs", "drift", "bmcs") if status.get(name)),
+        *([f"underway   {status['progress']['message']}"] if process and status.get("progress") else []),
         f"planned    {_to_the_second(status['plannedAt']) if status['plannedAt'] else 'not since the start'}",
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]

@@ -15,13 +15,17 @@ from gitboot.status import Event
 
 _lock = threading.Lock()
 
+_CLEAR = "\x1b[K"  # the rest of the line that is written over: ECMA-48, EL
+
 _COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
 
 
 def tell(event: Event) -> None:
     """Say what happened, whole lines only, whichever thread calls."""
     with _lock:
-        sys.stderr.write(f"{_line(event)}\n")  # at once: other processes write there, too
+        is_passing = event.type == "Progress" and sys.stderr.isatty()
+        after = "\r" if is_passing else "\n"  # the next line takes its place
+        sys.stderr.write(f"{_CLEAR if sys.stderr.isatty() else ''}{_line(event)}{after}")  # at once: others write, too
         sys.stderr.flush()
 
 

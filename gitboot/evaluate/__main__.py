@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import IO, Final
 
@@ -17,7 +20,7 @@ from gitboot.evaluate.evaluator import Evaluator
 from gitboot.evaluate.limits import Allowance
 from gitboot.evaluate.shelf import Shelf
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
-from gitboot.load import Revision
+from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.source import Reader
 
 
@@ -27,7 +30,12 @@ def main(state: str, parent: str) -> None:
     reader = Reader(Path(state))
     answering = _Answering(answers)
     shelf = Shelf(Path(state, KEPT), b"", _warn)
-    evaluator = Evaluator(reader.snapshot, begun=answering.begun, kept=lambda: shelf.take(reader.read))
+
+    def counted(revision: Revision, previous: Snapshot | None) -> Snapshot:
+        snapshot = reader.snapshot(revision, previous)
+        return replace(snapshot, read=answering.counting(snapshot.read))
+
+    evaluator = Evaluator(counted, begun=answering.begun, kept=lambda: shelf.take(reader.read))
     while (frame := read_frame(asked)) is not None:
         gc.disable()  # nearly all that is made stays
         if _answer(evaluator, wire.question(frame), answering):
@@ -44,6 +52,7 @@ def _warn(text: str) -> None:
 
 
 KEPT: Final = "evaluated.snapshot"  # in STATE; its key is of no use: who writes there can do anything
+_FILES: Final = 1000  # between two words on how many were read
 _YOUNG: Final = 1  # what was made before is frozen
 
 
@@ -63,6 +72,17 @@ class _Answering:
         """A commit of so many files is read: give it what that may take, and say so."""
         self._allowance.bound(self._spent, files)
         self.send(wire.Begun(files))
+
+    def counting(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
+        """What reads a file, and says after each so many how many there were."""
+        numbers = count(1)
+
+        def reading(blob: BlobId) -> bytes:
+            if (number := next(numbers)) % _FILES == 0:
+                self.send(wire.Counted(number))
+            return read(blob)
+
+        return reading
 
     def send(self, answer: wire.Answer) -> None:
         write_frame(self._stream, answer)

@@ -1,8 +1,8 @@
 """What instance and evaluator say to each other, a frame each.
 
-An instance sends `Question`. The evaluator answers with `Begun`, then any number of `ServerParts` and one `CommitEnd`;
-or, at any time, with `Refused` or `Unreadable`. A frame is never taken for one of another version: both ends are one
-program.
+An instance sends `Question`. The evaluator answers with `Begun`, then any number of `Counted`, of `ServerParts`, and
+one `CommitEnd`; or, at any time, with `Refused` or `Unreadable`. A frame is never taken for one of another version:
+both ends are one program.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ class Question(msgspec.Struct, frozen=True):
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
     """A commit of so many files is read: its limits grow with them."""
+
+    files: int
+
+
+class Counted(msgspec.Struct, frozen=True, tag=True):
+    """So many of its files have been read so far."""
 
     files: int
 
@@ -97,7 +103,7 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
     is_corrupt: bool
 
 
-Answer = Begun | ServerParts | CommitEnd | Refused | Unreadable
+Answer = Begun | Counted | ServerParts | CommitEnd | Refused | Unreadable
 
 answer: Final[Callable[[bytes], Answer]] = msgspec.msgpack.Decoder(Answer).decode
 question: Final[Callable[[bytes], Question]] = msgspec.msgpack.Decoder(Question).decode

@@ -29,6 +29,7 @@ from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps
 from gitboot.instance.learn import Batch, learn
+from gitboot.instance.listener import WorkListener
 from gitboot.instance.lookout import ArtifactWatch, Lookout
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.publishing import Target
@@ -48,6 +49,7 @@ from gitboot.observe.kernel import uptime
 from gitboot.observe.spool import IDENTITY
 from gitboot.observe.stopped import Words, folders
 from gitboot.plan import Record
+from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
 from gitboot.publish.manifest import STATUS
@@ -132,6 +134,7 @@ def assembled(
     report: Callable[[Status, datetime], None] = lambda _, __: None,
     uptime: Callable[[], Uptime] = uptime,
     laps: Laps | None = None,
+    listener: WorkListener | None = None,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
@@ -168,7 +171,7 @@ def assembled(
         store=store,
         target=Followed(outside.target, outside.followers),
         bmcs=bmcs,
-        outlet=Outlet(tell=tell, report=report, laps=laps or Laps()),
+        outlet=Outlet(tell=tell, report=report, laps=laps or Laps(), listener=listener or WorkListener()),
     )
     try:
         yield Instance(reconciler=reconciler, inbox=inbox, store=store)
@@ -205,9 +208,10 @@ def running(
         stack.enter_context(state.locked(settings.state))
         store = stack.enter_context(opened_ledger(settings.state / state.LEDGER, tell, clock))
         ledger = facts.read(store).identity
-        tree = stack.enter_context(
-            Directory.open(settings.output, ledger=ledger, heir_of=lambda: facts.read(store).heir_of)
-        )
+        left = state.LeftStatus(settings.state, clock)
+        listener = WorkListener(partial(_told_how_far, left, tell, clock))
+        heir_of, told = (lambda: facts.read(store).heir_of), listener.of(Work.PUBLISH)
+        tree = stack.enter_context(Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told))
         owner = tree.stamp.ledger if tree.stamp is not None else None
         records = records_of(settings.output)
         if owner == ledger:
@@ -215,7 +219,9 @@ def running(
         _doubt_without_marks(store, settings, owner)
         laps = Laps()
         if evaluation_of is None:
-            evaluation = Evaluation(settings.state, allowance=settings.allowance, waits=wait, laps=laps)
+            evaluation = Evaluation(
+                settings.state, allowance=settings.allowance, waits=wait, laps=laps, read=listener.of(Work.READ)
+            )
             source = stack.enter_context(_fetched_apart(settings, settings.state))
         else:
             evaluation = evaluation_of(settings.state)
@@ -244,9 +250,10 @@ def running(
                 tell=tell,
                 clock=clock,
                 wake=wake,
-                report=partial(_reported, settings, tree, store, clock, judged),
+                report=partial(_reported, settings, tree, left, store, judged),
                 uptime=uptime,
                 laps=laps,
+                listener=listener,
             )
         )
         yield instance, source
@@ -443,31 +450,38 @@ def trust_of(settings: TrustSettings, source: Source, folder: Path) -> Authority
 _KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start
 
 
+def _told_how_far(left: state.LeftStatus, tell: Tell, clock: Clock, underway: Underway | None) -> None:
+    """Say what long work is at, and how long it still takes: as an event, and in the status."""
+    left.note(underway)
+    if underway is not None:
+        facts = {name: value for name, value in underway.facts().items() if name != "message"}
+        tell(Event(at=clock(), type="Progress", message=underway.message, facts=facts))
+
+
 def _reported(
     settings: Settings,
     tree: Directory,
+    left: state.LeftStatus,
     store: Store,
-    clock: Clock,
     judged: Callable[[Status, int], None] | None,
     status: Status,
     at: datetime,
 ) -> None:
-    _leave_status(settings, store, tree, clock, status, at)
+    _leave_status(settings, store, tree, left, status, at)
     if judged is not None:
         _, change = store.mark or ("", 0)
         judged(status, change)
 
 
 def _leave_status(
-    settings: Settings, store: Store, tree: Directory, clock: Clock, status: Status, at: datetime
+    settings: Settings, store: Store, tree: Directory, left: state.LeftStatus, status: Status, at: datetime
 ) -> None:
     """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
 
     It has how far the ledger has come: an older copy of it is noticed by that.
     """
     identity, changes = store.progress
-    facts_at = {**status.facts(), "at": format_instant(at), "clock": format_instant(clock()), "changes": changes}
-    state.write_status(settings.state, facts_at)
+    facts_at = left.write({**status.facts(), "at": format_instant(at), "changes": changes})
     tree.write_status(status_file(facts_at), at)
     if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
         with suppress(OSError):  # it says less then, and is trusted less

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Final
@@ -12,6 +14,9 @@ from typing import Any, Final
 from gitboot import files
 from gitboot.canonical import laid_out
 from gitboot.errors import UsageError
+from gitboot.model.scalars import format_instant
+from gitboot.progress import Underway
+from gitboot.status import Status
 
 LEDGER: Final = "ledger.sqlite"
 LOCK: Final = "lock"
@@ -59,10 +64,32 @@ def running(directory: Path) -> int | None:
         raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
 
 
-def write_status(directory: Path, status: Mapping[str, Any]) -> None:
-    """Leave a status for `gitboot status`; a disk that refuses it loses only that."""
-    with suppress(OSError):
-        files.write_whole(directory / STATUS, laid_out(status) + b"\n")
+class LeftStatus:
+    """What is left for `gitboot status`, from any thread; a disk that refuses it loses only that."""
+
+    def __init__(self, directory: Path, clock: Callable[[], datetime]) -> None:
+        self._directory, self._clock, self._lock = directory, clock, threading.Lock()
+        self._facts: Mapping[str, Any] = Status().facts()
+        with suppress(UsageError):
+            self._facts = read_status(directory)  # it stands until there is another
+
+    def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave a new status, and return it with the time by the clock."""
+        with self._lock:
+            self._facts = facts
+            return self._write(None)
+
+    def note(self, underway: Underway | None) -> None:
+        """Leave how far long work has come since, with the status that there was."""
+        with self._lock:
+            self._write(underway)
+
+    def _write(self, underway: Underway | None) -> dict[str, Any]:
+        progress = underway.facts() if underway is not None else None
+        facts = {**self._facts, "clock": format_instant(self._clock()), "progress": progress}
+        with suppress(OSError):
+            files.write_whole(self._directory / STATUS, laid_out(facts) + b"\n")
+        return facts
 
 
 def read_status(directory: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
 from gitboot.model.scalars import SystemUuid
+from gitboot.progress import Told, unheard
 from gitboot.resolve import Decisions
 
 V = TypeVar("V")
@@ -34,12 +35,19 @@ class Evaluation:
     """
 
     def __init__(
-        self, state: Path, *, allowance: Allowance | None = None, waits: bool = False, laps: Laps | None = None
+        self,
+        state: Path,
+        *,
+        allowance: Allowance | None = None,
+        waits: bool = False,
+        laps: Laps | None = None,
+        read: Told = unheard,
     ) -> None:
         self._state = state
         self._allowance = allowance or Allowance()
         self._waits = waits  # until the answer has come, instead of giving None
         self._laps = laps or Laps()
+        self._read = read  # is told how many files of a commit are
         self.on_answer: Callable[[], None] = lambda: None
         self._process: Child | None = None
         self._asked: _Asked | None = None
@@ -86,7 +94,7 @@ class Evaluation:
         if self._process is None:
             self._process = Child("gitboot.evaluate", str(self._state))
         lap = self._laps.start()
-        answer = self._conversations.submit(_converse, self._process, revision, base, self._allowance)
+        answer = self._conversations.submit(_converse, self._process, revision, base, self._allowance, self._read)
         self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
         answer.add_done_callback(lambda _: lap(Stage.EVALUATE))
         answer.add_done_callback(lambda _: self.on_answer())
@@ -110,14 +118,16 @@ class _Killed(Exception):
     """Somebody killed the process: its limits do not do that."""
 
 
-def _converse(process: Child, revision: Revision, base: Commit | None, allowance: Allowance) -> Evaluated:
+def _converse(process: Child, revision: Revision, base: Commit | None, allowance: Allowance, read: Told) -> Evaluated:
     """Ask, and wait for the answer; where none comes, the process has ended."""
-    frames = _Frames(process, allowance)
+    frames = _Frames(process, allowance, read)
     try:
         process.send(wire.Question(revision, base.revision if base is not None else None, allowance))
         return assembled(base, revision, frames)
     except (EOFError, BrokenPipeError):
         raise frames.end() from None
+    finally:
+        read(1, 1)
 
 
 def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.Answer]) -> Evaluated:
@@ -144,8 +154,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 class _Frames:
     """What an evaluator sends, until it ends or has to be ended."""
 
-    def __init__(self, process: Child, allowance: Allowance) -> None:
-        self._process, self._allowance = process, allowance
+    def __init__(self, process: Child, allowance: Allowance, read: Told) -> None:
+        self._process, self._allowance, self._read, self._files = process, allowance, read, 0
         self._began, self._wall_s = time.monotonic(), allowance.wall_s(0)
         self._late = False
 
@@ -153,8 +163,12 @@ class _Frames:
         try:
             for frame in self._process.answers(lambda: self._began + self._wall_s - time.monotonic()):
                 answer = wire.answer(frame)
-                if isinstance(answer, wire.Begun):
-                    self._wall_s = self._allowance.wall_s(answer.files)
+                match answer:
+                    case wire.Begun(files=files):
+                        self._wall_s, self._files = self._allowance.wall_s(files), files
+                        self._read(0, files + 1)  # what was read is still to be decided
+                    case wire.Counted(files=done) if self._files:
+                        self._read(min(done, self._files), self._files + 1)
                 yield answer
         except TimeoutError:
             self._late = True

@@ -17,6 +17,7 @@ from gitboot.instance.trust import left_since
 from gitboot.load.merged import replaced
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, Phase, Record, Run
+from gitboot.progress import Told, counted, unheard
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import About, ServerState, server_state
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
@@ -87,6 +88,7 @@ def replanned(
     at: datetime,
     stop: Halt = Halt.NONE,
     keys: TokenKeys = NO_KEYS,
+    told: Told = unheard,
 ) -> tuple[Plans, frozenset[str]]:
     """The plans at ``at``, and the servers whose files may be others than before.
 
@@ -112,7 +114,7 @@ def replanned(
         return replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), different
     now = {
         name: _state(commit, knowledge, name, at, stop, left, keys) if name in different else before.servers[name]
-        for name in names
+        for name in counted(names, told)
     }
     here = {name: state for name, state in now.items() if state is not None}
     records = {name: knowledge.recorded(state.decision.uuid) for name, state in here.items()}

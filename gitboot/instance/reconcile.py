@@ -19,6 +19,7 @@ from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, Learnt, learn
+from gitboot.instance.listener import WorkListener
 from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.planning import Plans, changed_by, left_by, replanned
@@ -30,6 +31,7 @@ from gitboot.instance.trust import is_clock_trusted
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
+from gitboot.progress import Told, Work
 from gitboot.render.terms import terms_of
 from gitboot.status import Endpoints, Event, Status, Telling
 from gitboot.stoppage import Halt
@@ -48,6 +50,7 @@ class Outlet:
     tell: Callable[[Event], None] = _nobody
     report: Callable[[Status, datetime], None] = _nobody
     laps: Laps = field(default_factory=Laps)
+    listener: WorkListener = field(default_factory=WorkListener)
 
 
 class Reconciler:
@@ -72,6 +75,7 @@ class Reconciler:
         self._accepting, self._inbox, self._store = accepting, inbox, store
         self._target, self._bmcs = target, bmcs
         self._tell, self._report, self.laps = outlet.tell, outlet.report, outlet.laps
+        self._planning = outlet.listener.of(Work.PLAN)
 
     @property
     def status(self) -> Status:
@@ -127,7 +131,7 @@ class Reconciler:
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
-            now, different = _planned(now, commit, at)
+            now, different = _planned(now, commit, at, self._planning)
             self._inbox.artifacts.want(_needed(now.plans, commit), _bases(commit))
             if wait:
                 now, different = self._looked(now, commit, different, at)
@@ -238,7 +242,7 @@ class Reconciler:
             return replace(before, unwritable=str(error)), different
         for event in learnt.news.events:
             self._tell(event)
-        now, others = _planned(replace(before, knowledge=learnt.knowledge), commit, at)
+        now, others = _planned(replace(before, knowledge=learnt.knowledge), commit, at, self._planning)
         return now, different | others
 
     def _stood_back(self, now: Standing) -> Standing:
@@ -357,13 +361,13 @@ def _bases(commit: Commit) -> tuple[str, ...]:
     return (commit.decisions.base_url, *commit.decisions.sites.values())
 
 
-def _planned(now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:
+def _planned(now: Standing, commit: Commit, at: datetime, told: Told) -> tuple[Standing, frozenset[str]]:
     """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
     changed = _names(now.unplanned, commit) | changed_by(now.plans.commit, commit)
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
     if stop is Halt.NONE and now.is_unasked:
         stop = Halt.WRITING
-    plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys)
+    plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys, told)
     machines = _machines(changed | different, now.plans, plans)
     return replace(now, plans=plans, unplanned=now.unplanned | machines), different
 

@@ -12,6 +12,7 @@ from types import MappingProxyType, TracebackType
 from gitboot import __version__
 from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
+from gitboot.progress import Told, counted, unheard
 from gitboot.publish.amend import amended
 from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
 from gitboot.publish.disk import Disk, holds, is_there, make_root
@@ -37,10 +38,11 @@ class Published:
 class Directory:
     """A directory that this process alone publishes to, from ``open`` to ``close``."""
 
-    def __init__(self, disk: Disk, *, ledger: str, heir_of: Callable[[], str | None]) -> None:
+    def __init__(self, disk: Disk, *, ledger: str, heir_of: Callable[[], str | None], told: Told = unheard) -> None:
         self._disk = disk
         self._ledger = ledger
         self._heir_of = heir_of
+        self._told = told
         self._tree = Tree(disk)
         self._named = NamedContent()
         self._owed: Publication | None = None  # what publications that failed were to bring about
@@ -48,11 +50,14 @@ class Directory:
         self._left: bytes | None = None  # the manifest when the last publication had ended
 
     @classmethod
-    def open(cls, root: Path, *, ledger: str, heir_of: Callable[[], str | None] = lambda: None) -> Directory:
+    def open(
+        cls, root: Path, *, ledger: str, heir_of: Callable[[], str | None] = lambda: None, told: Told = unheard
+    ) -> Directory:
         """The directory at ``root``, made where it is missing, for the instance that has this ledger.
 
-        ``heir_of`` tells whose tree it may take over: another ledger's, once a person has said so.
-        Raises LockedByAnother where another process publishes, PublishError where it cannot be written.
+        ``heir_of`` tells whose tree it may take over: another ledger's, once a person has said so. ``told`` is called
+        as a publication goes on. Raises LockedByAnother where another process publishes, PublishError where it cannot
+        be written.
         """
         make_root(root)
         disk = Disk(root)
@@ -60,7 +65,7 @@ class Directory:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
             disk.remove(staged(PENDING))
-            return cls(disk, ledger=ledger, heir_of=heir_of)
+            return cls(disk, ledger=ledger, heir_of=heir_of, told=told)
         except BaseException:
             disk.close()
             raise
@@ -177,14 +182,14 @@ class Directory:
             disk.sync()
             disk.place(PENDING)
             disk.sync()
-            _stage(disk, {**content, **batch, **joined, **manifest}, changes.at, alike)
+            _stage(disk, {**content, **batch, **joined, **manifest}, changes.at, alike, _half(self._told, 0))
             disk.sync()
             self._place(path for path in content if is_content(path))
             disk.sync()
             self._place(joined)
-            self._place(changes.states)
             states = set(changes.states)
-            self._place(path for path in (*content, *batch) if not is_content(path) and path not in states)
+            entries = [path for path in (*content, *batch) if not is_content(path) and path not in states]
+            self._place(counted([*changes.states, *entries], _half(self._told, 1)))
             if parted:
                 _stage(disk, parted, changes.at)
                 disk.sync()
@@ -198,6 +203,8 @@ class Directory:
             with suppress(PublishError):
                 _discard(disk, {*tree.pending, PENDING})
             raise
+        finally:
+            self._told(1, 1)
         tree.settle(head)
         tree.retire(changes.retired, changes.at)
         tree.forget(changes.batches)
@@ -221,15 +228,21 @@ def _stage(
     contents: Mapping[str, bytes | None],
     at: datetime,
     alike: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    told: Told = unheard,
 ) -> None:
     """``alike`` are paths, by the first of them, that are to be one file."""
     others = {path for paths in alike.values() for path in paths}
-    for path, content in contents.items():
+    for path, content in counted(contents.items(), told):
         if content is None or path in others:
             continue
         disk.stage(path, content, at)
         for other in alike.get(path, ()):
             disk.stage(other, content, at, like=path)
+
+
+def _half(told: Told, half: int) -> Told:
+    """Who is told of one of the two times that each file costs something."""
+    return lambda done, total: told(half * total + done, 2 * total)
 
 
 def _discard(disk: Disk, paths: Collection[str]) -> None:

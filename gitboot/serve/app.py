@@ -265,6 +265,8 @@ class Endpoint:
         why_not = await self._why_not_ready()
         stopped = self._tree.words.now
         told = f"{stopped.stoppage}\n" if stopped is not None else ""
+        if (underway := self._tree.status().get("progress")) is not None:
+            told += f"{underway['message']}\n"
         return _text(200, f"ready\n{told}") if why_not is None else _text(503, f"{why_not}\n{told}")
 
     async def _why_not_ready(self) -> str | None:

@@ -160,6 +160,16 @@ class StageItem(_Model):
     seconds: float  # all together
 
 
+class Progress(_Model):
+    """How far long work has come."""
+
+    work: str  # Reading, Planning, Publishing
+    done: int
+    total: int
+    left_seconds: int | None  # that it still takes, as far as that follows from what is done
+    message: str  # the same in words
+
+
 class InstanceStatus(_Document):
     """An instance at a glance."""
 
@@ -170,6 +180,7 @@ class InstanceStatus(_Document):
     at: datetime | None = None  # when the instance said so last; absent where only a tree is served
     clock: datetime | None = None  # its clock, which endpoints compare with theirs
     changes: int | None = None  # of its ledger, since there is one
+    progress: Progress | None = None  # of long work that is being done; null: none is
     planned_at: datetime | None
     next_transition: datetime | None
     phases: Mapping[str, int]

@@ -1,0 +1,181 @@
+"""How far long work has come: counted by who does it, told at a sane rate, to whoever looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import cast
+
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli.status import command
+from gitboot.cli.telling import tell
+from gitboot.evaluate import wire
+from gitboot.evaluate.__main__ import _Answering
+from gitboot.evaluate.limits import Allowance
+from gitboot.frames import Buffer, Child, encode
+from gitboot.instance.directory import LeftStatus, locked, read_status
+from gitboot.instance.evaluation import _Frames
+from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
+from gitboot.load import BlobId
+from gitboot.progress import Underway, Work, counted
+from gitboot.publish.directory import Directory
+from gitboot.render.tree import File
+from gitboot.serve.openapi import InstanceStatus
+from gitboot.status import Event
+from tests.trees import server_files
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_each_item_is_counted_before_it_and_all_at_the_end() -> None:
+    told: list[tuple[int, int]] = []
+    found = [(each, len(told)) for each in counted("abc", lambda *how: told.append(how))]
+    assert found == [("a", 1), ("b", 2), ("c", 3)]
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then() -> None:
+    told: list[Underway | None] = []
+    clock = Clock()
+    note = WorkListener(told.append, clock_s=clock).of(Work.PLAN)
+    note(0, 100)
+    clock.now_s = FIRST_S - 0.1
+    note(10, 100)
+    note(100, 100)
+    assert told == []  # nothing to take back, either
+    note(0, 100)
+    for done in range(1, 100):
+        clock.now_s += 1
+        note(done, 100)
+    note(100, 100)
+    assert told[-1] is None
+    said = [each for each in told if each is not None]
+    assert len(said) == 1 + int((99 - FIRST_S) // EVERY_S)
+    first = said[0]
+    assert (first.done, first.total, first.left_s) == (5, 100, 95)
+    assert said[1].done == first.done + EVERY_S
+
+
+def test_of_two_at_once_each_has_its_own_pace() -> None:
+    told: list[Underway | None] = []
+    clock = Clock()
+    listener = WorkListener(told.append, clock_s=clock)
+    reads, plans = listener.of(Work.READ), listener.of(Work.PLAN)
+    reads(0, 10)
+    clock.now_s = 4
+    plans(0, 10)
+    clock.now_s = 6
+    reads(3, 10)
+    plans(1, 10)
+    assert [each.work for each in told if each is not None] == [Work.READ]
+
+
+@pytest.mark.parametrize(
+    ("underway", "message"),
+    [
+        (Underway(work=Work.READ, done=0, total=1, left_s=None), "reading: 0 of 1 file (1 of 3)"),
+        (
+            Underway(work=Work.PLAN, done=40_000, total=100_000, left_s=90),
+            "planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)",
+        ),
+    ],
+    ids=["nothing yet", "planning"],
+)
+def test_it_is_said_in_words(underway: Underway, message: str) -> None:
+    assert underway.message == message == underway.facts()["message"]
+
+
+def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -> None:
+    instants = iter([AT.replace(minute=minute) for minute in range(4)])
+    (tmp_path / "status.json").write_text(json.dumps({"attempted": {}, "changes": 7, "clock": "old"}))
+    left = LeftStatus(tmp_path, lambda: next(instants))
+    left.note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
+    found = read_status(tmp_path)
+    assert found["changes"] == 7  # by which an older copy of the ledger is noticed
+    assert found["clock"] == "2026-11-20T12:00:00Z"  # which endpoints compare with theirs
+    assert found["progress"]["done"] == 1
+    assert left.write({"attempted": {}, "changes": 8})["clock"] == "2026-11-20T12:01:00Z"
+    assert read_status(tmp_path)["progress"] is None
+    left.note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
+    left.note(None)
+    assert (read_status(tmp_path)["progress"], read_status(tmp_path)["changes"]) == (None, 8)
+
+
+def test_a_first_start_has_a_status_before_anything_is_published(tmp_path: Path) -> None:
+    LeftStatus(tmp_path, lambda: AT).note(Underway(work=Work.READ, done=1, total=2, left_s=3))
+    found = read_status(tmp_path)
+    status = InstanceStatus.model_validate({**found, "conditions": []})
+    assert status.progress is not None
+    assert (status.progress.work, status.progress.left_seconds) == ("Reading", 3)
+
+
+def test_a_publication_counts_its_files_up_to_its_end_however_it_ends(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    servers = {f"s{n}": server_files(f"s{n}", {f"boot/ipxe/{n}": File(b"%d" % n)}) for n in range(50)}
+    with Directory.open(tmp_path, ledger="ours", told=lambda *how: told.append(how)) as directory:
+        directory.publish(servers, {}, complete=True, commit="1", at=AT)
+    shares = [done / total for done, total in told]
+    assert len(told) > 200
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 1)
+
+
+def test_an_evaluator_says_how_many_files_it_has_read() -> None:
+    pipe = BytesIO()
+    answering = _Answering(pipe)
+    read = answering.counting(lambda blob: blob.encode())
+    assert {read(BlobId("content")) for _ in range(2500)} == {b"content"}
+    frames = [*Buffer().add(pipe.getvalue())]
+    assert [wire.answer(frame) for frame in frames] == [wire.Counted(1000), wire.Counted(2000)]
+
+
+class Evaluating:
+    """Stands for a process of which only what it has said is asked."""
+
+    def answers(self, left_s: object) -> Iterator[bytes]:
+        yield from map(
+            encode, (wire.Begun(0), wire.Counted(5), wire.Begun(1500), wire.Counted(1000), wire.Counted(2000))
+        )
+
+
+def test_what_was_read_of_a_commit_is_still_to_be_decided() -> None:
+    told: list[tuple[int, int]] = []
+    frames = _Frames(cast(Child, Evaluating()), Allowance(), lambda *how: told.append(how))
+    assert len([*frames]) == 5
+    assert told == [(0, 1), (0, 1501), (1000, 1501), (1500, 1501)]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_status_says_how_far_it_is_while_somebody_works(tmp_path: Path, runs: bool) -> None:
+    LeftStatus(tmp_path, lambda: AT).note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
+    with locked(tmp_path) if runs else nullcontext():
+        found = CliRunner().invoke(command, ["--state", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert ("underway   planning: 1 of 2 servers, about 3 s left (2 of 3)" in found.output) is runs
+
+
+def test_on_a_terminal_the_next_line_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    tell(Event(at=AT, type="Progress", message="half"))
+    tell(Event(at=AT, type="Published", message="all"))
+    first, second = terminal.getvalue().split("\r")
+    assert first.endswith("half") and "\n" not in first
+    assert second.startswith("\x1b[K") and second.endswith("all\n")
