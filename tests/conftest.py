@@ -25,6 +25,8 @@ _BOOTS: Final = Path(__file__).parent / "boots"
 
 os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
 
+os.environ["XDG_STATE_HOME"] = os.devnull  # so commands keep nothing of large fleets, but where a test lets them
+
 _MEMORY: Final = Path("/dev/shm")
 _ROOM: Final = 1 << 30  # bytes; what is there at one time is less than half of it
 

@@ -19,25 +19,23 @@ from gitboot.cli.inputs import kept, stated
 from gitboot.evaluate.evaluator import Basis, CommitPair, Evaluator
 from gitboot.evaluate.shelf import WORTH, Shelf
 from gitboot.load import Revision, Snapshot
-from gitboot.resolve.decide import Decided
 
 
 class Deciding:
-    """Decides snapshots of the fleet at ``path``."""
+    """Decides snapshots of the fleet at ``path``; without one nothing is kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last: Revision | None = None  # that holds together
         self._shelf: Shelf | None = None
         self._evaluator = Evaluator(self._snapshot, kept=self._kept)
 
-    def decide(self, snapshot: Snapshot, begun: Callable[[int], None]) -> Decided:
-        """What a snapshot decides; raises `InvalidRepository`. ``begun`` is told how many files it has."""
-        return self.compare(snapshot, begun).head.decided
+    def decide(self, snapshot: Snapshot, begun: Callable[[int], None]) -> CommitPair:
+        """What a snapshot decides, beside the last one that held together; raises `InvalidRepository`.
 
-    def compare(self, snapshot: Snapshot, begun: Callable[[int], None]) -> CommitPair:
-        """The same beside the one before, if that held together."""
+        ``begun`` is told how many files it has.
+        """
         gc.disable()  # a fleet is loaded once and all of it kept: collecting would only look at it again and again
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
@@ -53,9 +51,11 @@ class Deciding:
 
     def _kept(self) -> Basis | None:
         snapshot = self._snapshots[next(reversed(self._snapshots))]
+        if self._path is None or len(snapshot.blobs) < WORTH:
+            return None
         name = sha256(os.fsencode(self._path.resolve())).hexdigest()[:32]
         file, key_file = kept(f"fleets/{name}.snapshot"), stated("cache.key")
-        if len(snapshot.blobs) < WORTH or file is None or key_file is None or (key := key_at(key_file)) is None:
+        if file is None or key_file is None or (key := key_at(key_file)) is None:
             return None
         self._shelf = Shelf(file, key, lambda text: click.echo(f"gitboot: {text}", err=True))
         return self._shelf.take(snapshot.read)

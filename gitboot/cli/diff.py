@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import shlex
 import sys
 from collections.abc import Mapping
@@ -74,7 +73,6 @@ def command(
     limits: dict[str, int | None] = given
     if trust.verify is Verify.TAG:
         raise UsageError("--verify tag is for gitboot run, which follows a tag; compare with --verify head or range")
-    gc.disable()  # two fleets are loaded once and all of them kept
     if not range and accepted is None:
         raise UsageError("compare with what? Give BASE..HEAD, or --accepted")
     since_commit = accepted_by(accepted) if accepted is not None else None
@@ -91,6 +89,7 @@ def command(
         line=found.line if each_merge or accepted is not None else (),
         command=again,
         need=trust.reinstalls_need,
+        known=found.changes() if found.changes is not None else None,
     )
     result = dataclasses.replace(result, signers=found.signers)
     for output in outputs:

@@ -41,16 +41,14 @@ def command(
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
     chosen = selected(selector)
-    for name in names:
-        fleet.decision(name)
+    asked = sorted({fleet.decision(name).server for name in names}) or fleet.decisions.servers
     items: list[dict[str, Any]] = []
     plans = {}
-    for decision, plan in fleet.plans():
-        metadata = fleet.repository.servers[decision.server].metadata
-        if names and metadata.name not in names:
-            continue
+    for server in asked:
+        metadata = fleet.repository.servers[server].metadata
         if chosen is not None and not chosen.matches(metadata.name, metadata.labels):
             continue
+        decision, plan = fleet.plan(server)
         plans[decision.server] = plan
         files = fleet.files(decision, plan)
         boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
@@ -68,9 +66,9 @@ def command(
             found = document(revision=fleet.decisions.revision, items=items)
             output.write(found if output.format == "json" else _as_yaml(found))
     if not items:
-        asked = f" with the labels {selector}" if selector else ""
+        labelled = f" with the labels {selector}" if selector else ""
         among = f" among {', '.join(names)}" if names else ""
-        click.echo(f"no server{among}{asked}; the fleet has {len(fleet.decisions.servers)}", err=True)
+        click.echo(f"no server{among}{labelled}; the fleet has {len(fleet.decisions.servers)}", err=True)
     tell_already_made({item["server"]: item["alreadyMade"] for item in items})
     tell_held_back(held_back(plans))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -45,9 +45,9 @@ class Planned:
             hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
             raise UsageError(f"there is no server {server!r}; {hint}") from None
 
-    def plans(self) -> Iterator[tuple[Decision, BootPlan | None]]:
-        for decision in self.decisions.servers.values():
-            yield decision, plan(decision, self.at, self.records.get(decision.uuid))
+    def plan(self, server: str) -> tuple[Decision, BootPlan | None]:
+        decision = self.decision(server)
+        return decision, plan(decision, self.at, self.records.get(decision.uuid))
 
     def states(self) -> dict[str, ServerState]:
         """Each server as it is published, its next transitions included."""
@@ -81,7 +81,7 @@ def about_all(repository: FleetRepository) -> dict[str, About]:
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
     with evaluating() as begun:
-        decided = Deciding(path).decide(open_snapshot(path, rev), begun)
+        decided = Deciding(path).decide(open_snapshot(path, rev), begun).head.decided
         repository, decisions = decided.repository, decided.decisions
     return Planned(
         repository=repository,

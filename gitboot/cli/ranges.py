@@ -13,12 +13,14 @@ from typing import Final
 
 from gitboot.authorship import Message, Signer
 from gitboot.cli.bounded import evaluating
+from gitboot.cli.deciding import Deciding
+from gitboot.diff.changes import Changes
 from gitboot.diff.guard import may_acknowledge
 from gitboot.errors import InvalidRepository
+from gitboot.evaluate.evaluator import CommitPair
 from gitboot.instance.settings import TrustSettings
-from gitboot.load import ParseCache, Revision, Snapshot
+from gitboot.load import Revision, Snapshot
 from gitboot.problems.problem import Problem
-from gitboot.resolve.reading import read
 from gitboot.review.merges import Between
 from gitboot.review.side import Side
 from gitboot.source.compare import Range, open_range
@@ -35,6 +37,7 @@ class Compared:
     base: Side
     head: Side
     messages: tuple[Message, ...]
+    changes: Callable[[], Changes] | None = None  # of HEAD against BASE, where that is known
     line: tuple[Between, ...] = ()
     signers: tuple[tuple[str, Signer], ...] = ()  # of commits that have to be signed
 
@@ -47,7 +50,7 @@ def compared(
     Where a commit is ``accepted``, BASE is that. Commits that have to be signed and are not are a problem of HEAD; what
     a merge would make is signed by nobody yet.
     """
-    parsed: ParseCache = {}  # what both sides have in common is parsed once
+    deciding = Deciding(path)  # what both sides have in common is decided once
     base, dots, head = range.partition("..")
     names = "accepted" if accepted is not None else base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
     try:
@@ -64,12 +67,17 @@ def compared(
         line = [each._replace(messages=_signed(each.messages, signatures)) for each in (p.merge for p in found.line)]
         messages = _signed(found.messages, signatures)
         signers = [(each, signatures.signer(each)) for each in commits] if trust.verify is not None else []
+    old, _ = side(names[0], found.base, deciding)
+    new, pair = _nothing(names[1], found.head.revision, [fault] if fault else ()), None
+    if fault is None:
+        new, pair = side(names[1], found.head, deciding)
     return Compared(
-        base=side(names[0], found.base, parsed),
-        head=side(names[1], found.head, parsed) if fault is None else _nothing(names[1], found.head.revision, [fault]),
+        base=old,
+        head=new,
+        changes=pair.changes if pair is not None else None,
         messages=messages,
         line=tuple(
-            Between(merge.revision, merge.messages, partial(_side_of, passed.snapshot, parsed))
+            Between(merge.revision, merge.messages, partial(_side_of, passed.snapshot, deciding))
             for merge, passed in zip(line, found.line, strict=True)
         ),
         signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
@@ -100,24 +108,23 @@ def _nothing(named: str, revision: str, problems: Iterable[Problem] = ()) -> Sid
     return Side(named=named, revision=revision, decisions=None, repository=None, problems=tuple(problems))
 
 
-def _side_of(snapshot: Callable[[], Snapshot], parsed: ParseCache) -> Side:
+def _side_of(snapshot: Callable[[], Snapshot], deciding: Deciding) -> Side:
     found = snapshot()
-    return side(found.revision, found, parsed)
+    return side(found.revision, found, deciding)[0]
 
 
-def side(named: str, snapshot: Snapshot, parsed: ParseCache) -> Side:
-    """A revision, loaded and decided; ``parsed`` keeps what its blobs parse to."""
+def side(named: str, snapshot: Snapshot, deciding: Deciding) -> tuple[Side, CommitPair | None]:
+    """A revision, loaded and decided, and where it holds together what is known of it beside the one before."""
     try:
         with evaluating() as begun:
-            begun(len(snapshot.blobs))
-            decided = read(snapshot, parsed)
-            repository, decisions = decided.repository, decided.decisions
+            found = deciding.decide(snapshot, begun)
     except InvalidRepository as error:
-        return _nothing(named, snapshot.revision, error.problems)
+        return _nothing(named, snapshot.revision, error.problems), None
+    decided = found.head.decided
     return Side(
         named=named,
         revision=snapshot.revision,
-        decisions=decisions,
-        repository=repository,
-        problems=decisions.warnings,
-    )
+        decisions=decided.decisions,
+        repository=decided.repository,
+        problems=decided.decisions.warnings,
+    ), found

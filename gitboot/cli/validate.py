@@ -49,7 +49,7 @@ def command(
     summary = ""
     try:
         with evaluating() as begun:
-            decided = Deciding(path).decide(open_snapshot(path, rev), begun)
+            decided = Deciding(path).decide(open_snapshot(path, rev), begun).head.decided
             repository, decisions = decided.repository, decided.decisions
         problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or this_second()))))
         servers, images = len(repository.servers), len(repository.images)

@@ -161,14 +161,15 @@ def review(
     line: Sequence[Between] = (),
     command: str,
     need: ReinstallsNeed | None = None,
+    known: Changes | None = None,
 ) -> Review:
-    """Compare and judge two sides; without decisions on one there is less to say.
+    """Compare and judge two sides; without decisions on one there is less to say. ``known``: their changes.
 
     The fleet's own guards count as they were and as they are: a commit that loosens them is judged by the old.
     """
     if head.decisions is None or head.repository is None:
         return _without_changes(base, head, command)
-    changes = compare(base.decisions, head.decisions, base.repository, head.repository)
+    changes = known or compare(base.decisions, head.decisions, base.repository, head.repository)
     given = acknowledgements(messages, changes.digest, need)
     verdict = judge(changes.extent, tightened(limits, base, head), given.given)
     steps, unheeded = tuple[HeldStep, ...](), given.unheeded
