@@ -10,7 +10,7 @@ from typing import Final
 
 import pygit2
 
-from benchmarks import artifacts, endpoint, evaluation, serving
+from benchmarks import artifacts, bmcs, endpoint, evaluation, serving
 from benchmarks.cost import Cost, median, of_command
 from benchmarks.fleet import name_of
 from benchmarks.floors import floor
@@ -190,10 +190,6 @@ def _cobbler(_: Place) -> Figure:
     raise CannotRun("cobbler 3.3.10 is not packaged for Debian 12; a container is to be measured by hand")
 
 
-def _bmcs(_: Place) -> Figure:
-    raise CannotRun("10,000 BMCs over TLS need a double of their own, which is not written yet")
-
-
 ROWS: Final = (
     Row(
         name="cold",
@@ -328,5 +324,12 @@ ROWS: Final = (
         goal="10,000 in a minute; again, without reading any, in half of that",
         measure=artifacts.verified,
     ),
-    Row(name="bmcs", title="10,000 BMCs", floor="", goal="≤ 3 ms to read, ≤ 5 ms to set", measure=_bmcs, only=1),
+    Row(
+        name="bmcs",
+        title="One of 10,000 BMCs over TLS that answer after 300 ms",
+        floor="a socket that sends the request and waits",
+        goal="≤ 3 ms of CPU and 1 request to read, ≤ 5 ms and 3 to set; all in 60 s; ≤ 200 KiB a connection",
+        measure=bmcs.measured,
+        only=1,
+    ),
 )

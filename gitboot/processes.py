@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -129,6 +130,13 @@ def _kill_all_of(process: subprocess.Popen[bytes]) -> None:
     """Kill a process, not reaped yet, so that its number is nobody else's, and its group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def raise_limits() -> None:
+    """Let this process open as many files as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # more than the kernel lets anyone have
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def python(module: str, *arguments: str) -> list[str]:

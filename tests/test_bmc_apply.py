@@ -412,6 +412,24 @@ def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: Mak
     assert web03.requests == []
 
 
+@pytest.mark.parametrize(
+    ("wanted", "asked"),
+    [
+        (ALWAYS, ["GET system", "PATCH system", "GET system"]),
+        (ONCE, ["GET system", "GET manager", "PATCH system", "GET system"]),  # its clock
+        (None, ["GET system"]),
+    ],
+    ids=["Continuous", "Once", "nothing"],
+)
+def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: Wanted | None, asked: list[str]) -> None:
+    rack.bring_about(wanted)
+    names = {rack.machine.path: "system", rack.machine.manager_path: "manager"}
+    assert [f"{each.method} {names[each.path]}" for each in rack.server.service.requests] == asked
+    rack.server.service.requests.clear()
+    rack.bring_about(wanted)
+    assert [each.method for each in rack.server.service.requests] == ["GET"]
+
+
 @pytest.mark.parametrize(("until_s", "times_set"), [(1, 1), (0, 0), (-1, 0)])
 def test_nothing_is_set_from_the_instant_on_at_which_something_else_may_be_wanted(
     rack: Rack, until_s: int, times_set: int

@@ -50,6 +50,7 @@ def bring_about(
     seen: Observed | None = None
     identified: Identified | None = None
     pinned = known_at(job.pinned, job.bmc.place)
+    was_confirmed = False  # what was seen says no less than another reading would
 
     def done(
         outcome: Outcome,
@@ -88,13 +89,18 @@ def bring_about(
 
     try:
         for _ in range(_MOST_STEPS):
-            seen = look(bmc, records.values(), clock, with_clock=job.with_clock)
+            if seen is None or not was_confirmed or needs_clock(records.values(), seen, clock()):
+                seen = look(bmc, records.values(), clock, with_clock=job.with_clock)
+                was_confirmed = False
             before = before or seen.override
             identified = identify(job.described, seen.shown, pinned=pinned, shared=job.shared)
             pinned = pin(seen.shown, identified, pinned=pinned, place=job.bmc.place, at=clock())
             step = next_step(
                 wanted=job.wanted, observed=seen, records=records.values(), at=clock(), identified=identified
             )
+            if was_confirmed and isinstance(step, Set | Withdraw):  # what is written rests on a reading of its own
+                was_confirmed = False
+                continue
             if job.only_read and isinstance(step, Set | Withdraw):
                 return done(Outcome.UNCHANGED, "only read, to judge a fetch")
             if job.dry_run and (patch := would_send(step, seen)) is not None:
@@ -109,6 +115,7 @@ def bring_about(
                     return done(Outcome.STALLED, f"{condition}: {message}", asks=condition)
                 case Confirm(record=record):
                     keep(record)
+                    was_confirmed = True
                 case Set(record=record):
                     if record.override.enabled is Enabled.ONCE:
                         seen = bmc.with_clock(seen, clock)

@@ -16,6 +16,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
 from gitboot.cli.scanning import scan
 from gitboot.phrases import count, some
+from gitboot.processes import raise_limits
 
 if TYPE_CHECKING:
     from gitboot.bmc.override import OverrideRecord
@@ -225,6 +226,7 @@ def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) 
     from gitboot.errors import UsageError
     from gitboot.instance.inspect import inspect, subjects
 
+    raise_limits()  # each BMC has a connection
     at = now()
     with looked_at(state, at) as instance, connections(credentials) as kept:
         names = chosen(servers, instance)

@@ -22,7 +22,7 @@ from gitboot.cli.stopping import end_by_signal
 from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
-from gitboot.processes import reap_orphans
+from gitboot.processes import raise_limits, reap_orphans
 from gitboot.status import Event, Status
 from gitboot.timekeeping import keeping
 
@@ -217,6 +217,7 @@ def command(**given: Any) -> None:
     once, dry_run = given.pop("once"), given.pop("dry_run")
     access = access_of(given)
     check(access)
+    raise_limits()  # each BMC has a connection
     settings = _settings(**given)
     if dry_run:
         sys.exit(_dry_run(settings))

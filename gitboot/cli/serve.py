@@ -18,7 +18,7 @@ from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_k
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import UsageError
-from gitboot.processes import end_with, python, reap_orphans
+from gitboot.processes import end_with, python, raise_limits, reap_orphans
 from gitboot.status import Event
 from gitboot.storage import check_spool
 from gitboot.timekeeping import keeping
@@ -197,7 +197,6 @@ def _work(
     from gitboot.observe.stopped import Words, folders
     from gitboot.serve.app import DEADLINE_S, Endpoint
     from gitboot.serve.clocks import ComparedClock
-    from gitboot.serve.connection import raise_limits
     from gitboot.serve.readiness import Turns, why_not_ready
     from gitboot.serve.recording import Recording
     from gitboot.serve.refusals import reporting_to

@@ -6,7 +6,6 @@ import asyncio
 import re
 import resource
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -172,13 +171,6 @@ class Connection(HttpToolsProtocol):
             return False
         self._client.abort()
         return True
-
-
-def raise_limits() -> None:
-    """Let this process open as many files as it may."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # more than the kernel lets anyone have
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @cache
