@@ -44,7 +44,7 @@ def leaks(boot: Boot, known: frozenset[str] = frozenset()) -> Iterator[Leak]:
     ``known`` are digests of what was told where it comes from.
     """
     for argument in boot.kernel_arguments:
-        if _gives_away(argument):
+        if gives_away(argument):
             name = argument.partition("=")[0]
             yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
     texts = dict(boot.user_data.files) if boot.user_data is not None else {}
@@ -57,7 +57,7 @@ def leaks(boot: Boot, known: frozenset[str] = frozenset()) -> Iterator[Leak]:
 
 
 @lru_cache(maxsize=4096)  # servers have most of them in common
-def _gives_away(argument: str) -> bool:
+def gives_away(argument: str) -> bool:
     name, _, value = argument.partition("=")
     return bool(secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument))
 

@@ -1,0 +1,293 @@
+"""`gitboot compare`: what an old system answers each server, beside what gitboot would."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from copy import copy
+from dataclasses import replace
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import click
+
+from gitboot.cli.bounded import bounded
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import OutputOption, document, fleet_argument, output_option, this_second
+from gitboot.migration.former import SHAPES
+
+if TYPE_CHECKING:
+    from urllib.request import OpenerDirector
+
+    from gitboot.cli.planning import Planned
+    from gitboot.load import FleetRepository
+    from gitboot.migration.contrast import Contrast
+    from gitboot.migration.former import Asker, OldBoot
+    from gitboot.plan import Decision
+    from gitboot.resolve import Decisions
+
+_MOST_BYTES: Final = 1 << 20  # of one answer
+_HOPS: Final = 3  # from script to script
+_NAME: Final = 40  # characters of a server's name in the table
+
+
+@click.command()
+@fleet_argument
+@click.option("--old", required=True, metavar="URL", help="Where the old system answers machines.")
+@click.option(
+    "--as", "shape", required=True, type=click.Choice(list(SHAPES)), help="What it is: by which paths it is asked."
+)
+@click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 256),
+    default=32,
+    metavar="NUMBER",
+    help="How many servers are asked for at a time. Default: 32.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True, max=300),
+    default=10.0,
+    metavar="SECONDS",
+    help="How long one answer may take to come. Default: 10.",
+)
+@click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A PEM file with the authority of the old system's certificate. Default: those of the machine.",
+)
+@output_option("text", "markdown", "json")
+@bounded
+def command(
+    path: Path,
+    rev: str | None,
+    old: str,
+    shape: str,
+    names: tuple[str, ...],
+    parallel: int,
+    timeout_s: float,
+    ca_bundle: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Ask the old system for each server of the fleet at PATH, and show where gitboot would answer otherwise.
+
+    Compared are kernel, initrds, arguments and user data of what the server's policy boots, also where it is Parked. A
+    file that lies at the same path below both systems is the same; where user data is may differ, what it says may
+    not. What looks like a secret is not shown. The old system is only read, and nothing but --old is asked; some
+    (Ironic, Tinkerbell) may note that a machine has asked. The exit code is 2 where anything differs or is missing,
+    6 where the old system did not answer.
+    """
+    from gitboot.cli.planning import planned_fleet
+    from gitboot.migration.contrast import Likeness
+    from gitboot.web import host_of, opener
+
+    host_of(old)
+    asked = opener(ca_bundle)
+    fleet = planned_fleet(path, rev, this_second(), None)
+    for name in names:
+        fleet.decision(name)
+    decisions = [each for name, each in _active(fleet.repository).servers.items() if not names or name in names]
+
+    def one(decision: Decision) -> Contrast:
+        return _compared(asked, old, shape, decision, _asker(fleet, decision), timeout_s)
+
+    found = sorted(_all(decisions, one, parallel), key=lambda each: each.server)
+    for output in outputs:
+        output.write(_FORMATS[output.format](found))
+    verdicts = {each.verdict for each in found}
+    if verdicts & {Likeness.DIFFERS, Likeness.MISSING, Likeness.NOTHING}:
+        sys.exit(Exit.CHANGES)
+    if Likeness.UNKNOWN in verdicts:
+        sys.exit(Exit.SOURCE)
+
+
+def _active(repository: FleetRepository) -> Decisions:
+    """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
+    from gitboot.model.server import Lifecycle
+    from gitboot.resolve import decide
+
+    fleet, servers = copy(repository.fleet), {}
+    object.__setattr__(fleet, "spec", copy(fleet.spec))
+    object.__setattr__(fleet.spec, "require_policy", False)  # who has none boots its disk: that is compared
+    for name, server in repository.servers.items():
+        servers[name] = active = copy(server)
+        if server.spec.lifecycle is Lifecycle.PARKED:  # copied as it is: a document is validated as text, and once
+            spec = copy(server.spec)
+            object.__setattr__(spec, "lifecycle", Lifecycle.ACTIVE)
+            object.__setattr__(active, "spec", spec)
+    return decide(replace(repository, fleet=fleet, servers=servers))
+
+
+def _all(decisions: list[Decision], one: Callable[[Decision], Contrast], parallel: int) -> Iterator[Contrast]:
+    """Each server's comparison as it is done, so many at a time."""
+    pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
+    try:
+        jobs = [pool.submit(one, decision) for decision in decisions]
+        with click.progressbar(
+            length=len(jobs), label="servers", file=sys.stderr, hidden=not sys.stderr.isatty()
+        ) as bar:
+            for job in as_completed(jobs):
+                bar.update(1)
+                yield job.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _asker(fleet: Planned, decision: Decision) -> Asker:
+    from gitboot.migration.former import Asker
+
+    server = fleet.repository.servers[decision.server]
+    return Asker(
+        name=decision.server,
+        uuid=str(decision.uuid),
+        macs=tuple(mac.replace("-", ":") for mac in server.boot_macs),
+        serial=server.spec.serial or "",
+    )
+
+
+def _compared(
+    opener: OpenerDirector, old: str, shape: str, decision: Decision, asker: Asker, timeout_s: float
+) -> Contrast:
+    """One server; whatever the old system does is a verdict."""
+    from gitboot.errors import HostUnreachable
+    from gitboot.migration.contrast import Contrast, Likeness, contrasted
+
+    boot = decision.policy.boot if decision.policy is not None else None
+    try:
+        answer = _asked(opener, old, shape, asker, timeout_s)
+        if answer is None:
+            return Contrast(server=asker.name, verdict=Likeness.MISSING, message="the old system answers 404")
+        if boot is None:
+            if answer.kernel is None:
+                return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk")
+            return Contrast(server=asker.name, verdict=Likeness.NOTHING, message="no policy boots it from the network")
+        data = _user_data(opener, old, answer, timeout_s)
+    except HostUnreachable as error:
+        return Contrast(server=asker.name, verdict=Likeness.UNKNOWN, message=str(error))
+    return contrasted(asker.name, answer, data, boot, old_url=old, base_url=decision.base_url)
+
+
+def _asked(opener: OpenerDirector, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
+    """What the old system boots a machine by: the first of its MAC addresses that is known; None: none is."""
+    from gitboot.migration.former import boot_of
+
+    urls = asker.urls(old, shape)
+    for number, url in enumerate(urls):
+        variables = asker.variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
+        for _ in range(_HOPS):
+            if not (
+                script := _fetched(opener, url, timeout_s) or ""
+            ).strip():  # Cobbler answers so whom it does not know
+                break
+            boot = boot_of(script, url, variables)
+            if boot.chain is None or not _same_host(boot.chain, old) or "${" in boot.chain:
+                return boot
+            url = boot.chain
+    return None
+
+
+def _user_data(opener: OpenerDirector, old: str, boot: OldBoot, timeout_s: float) -> str | None:
+    """What the system would find where it is led; None: it is led nowhere, or to another host than the old system."""
+    url = boot.user_data_url
+    if url is None or not _same_host(url, old):
+        return None
+    return _fetched(opener, f"{url}user-data" if url.endswith("/") else url, timeout_s)
+
+
+def _same_host(url: str, old: str) -> bool:
+    ours, theirs = urlsplit(old), urlsplit(url)
+    return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
+
+
+def _fetched(opener: OpenerDirector, url: str, timeout_s: float) -> str | None:
+    """A text; None: there is none. Raises `HostUnreachable` for any other answer."""
+    from gitboot.errors import HostUnreachable
+    from gitboot.web import opened
+
+    try:
+        with opened(opener, url, headers={"Accept": "*/*"}, timeout_s=timeout_s) as answer:
+            if answer.status in (404, 410):
+                return None
+            if answer.status != 200:
+                raise HostUnreachable(f"{urlsplit(url).netloc} answers {answer.status}")
+            content = answer.read(_MOST_BYTES + 1)
+    except HTTPException as error:
+        raise HostUnreachable(f"{urlsplit(url).netloc}: {type(error).__name__}") from error
+    if len(content) > _MOST_BYTES:
+        raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_MOST_BYTES:,} bytes")
+    return content.decode(errors="replace")
+
+
+# What is shown
+
+
+def _as_text(found: list[Contrast]) -> str:
+    from gitboot.cli.table import table, wrapped
+    from gitboot.migration.contrast import Likeness
+    from gitboot.problems.order import printable
+
+    others = [each for each in found if each.verdict is not Likeness.EQUAL]
+    rows = [(_short(printable(each.server)), str(each.verdict), _what(each)) for each in others]
+    lines = [table(("SERVER", "ANSWER", "WHAT"), rows)] if rows else []
+    for each in others:
+        for what, old, new in each.differences:
+            lines += [
+                "",
+                wrapped(f"{each.server}: {what}"),
+                wrapped(f"old:     {old}", "  "),
+                wrapped(f"gitboot: {new}", "  "),
+            ]
+    return "\n".join((*lines, *([""] if lines else []), _counted(found)))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+
+
+def _what(each: Contrast) -> str:
+    text = each.message or ", ".join(what for what, _, _ in each.differences)
+    return text if len(text) <= 45 else f"{text[:44]}…"
+
+
+def _as_markdown(found: list[Contrast]) -> str:
+    from gitboot.migration.contrast import Likeness
+
+    def cell(text: str) -> str:
+        return text.replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("\n", " ")
+
+    lines = [_counted(found), "", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|"]
+    for each in found:
+        if each.verdict is not Likeness.EQUAL:
+            for what, old, new in each.differences or ((each.message, "-", "-"),):
+                lines.append(f"| {cell(each.server)} | {each.verdict} | {cell(what)} | `{cell(old)}` | `{cell(new)}` |")
+    return "\n".join(lines if len(lines) > 4 else lines[:1])
+
+
+def _as_json(found: list[Contrast]) -> str:
+    items = [
+        {
+            "server": each.server,
+            "verdict": str(each.verdict),
+            "message": each.message,
+            "differences": [{"what": what, "old": old, "gitboot": new} for what, old, new in each.differences],
+        }
+        for each in found
+    ]
+    return document(items=items)
+
+
+def _counted(found: list[Contrast]) -> str:
+    from gitboot.phrases import count
+
+    counts = Counter(str(each.verdict) for each in found)
+    told = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
+    return f"{count(len(found), 'server')}: {told}" if found else "the fleet has no server"
+
+
+_FORMATS: Final = {"text": _as_text, "markdown": _as_markdown, "json": _as_json}

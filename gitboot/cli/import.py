@@ -1,0 +1,181 @@
+"""`gitboot import`: a fleet repository of what another system knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import click
+
+from gitboot.cli.init import CI, SCHEMAS, seed
+from gitboot.errors import UsageError
+from gitboot.migration.systems import SYSTEMS
+from gitboot.phrases import count
+
+REPORT: Final = "import-report.md"
+_WRITTEN: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
+_LARGEST: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
+_MOST: Final = 50_000  # files
+
+
+def _table() -> str:
+    return "\n\n".join(f"{name}: {system.what}." for name, system in SYSTEMS.items())
+
+
+@click.command(
+    help=f"""Write what SYSTEM knows of machines, found in SOURCE, as a fleet repository into a directory.
+
+    Every server is Parked and has no provision, so nothing installs. Names are kept; what had to be guessed stands in
+    comments, and import-report.md says of each machine what was kept, guessed, lost and is missing. What
+    lacks something that only people know lies below pending/, which the fleet ignores. No secret is written: BMC
+    credentials become names. Importing again writes what has changed in the source, and leaves alone what people
+    have changed.
+
+    SYSTEM and what SOURCE, a file or a directory, is:
+
+    {_table()}
+    """
+)
+@click.argument("system", metavar="SYSTEM", type=click.Choice(list(SYSTEMS)))
+@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to; new, empty, or imported into before.",
+)
+@click.option(
+    "--uuids",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Lines MAC UUID or NAME UUID, for machines whose UUID the source does not know. Default: they are pending.",
+)
+@click.option(
+    "--sums",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="What sha256sum prints of the files that machines boot. Default: what boots them is pending.",
+)
+@click.option(
+    "--base-url",
+    default="http://boot.example.net",
+    metavar="URL",
+    help="The Fleet's baseURL. Default: http://boot.example.net, to be changed.",
+)
+def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
+    from gitboot.migration.fleetfiles import IGNORE, fleet_of
+    from gitboot.migration.known import Supplement, sums_of, uuids_of
+    from gitboot.migration.reporting import report, summary
+    from gitboot.model.scalars import Malformed, parse_base_url
+
+    try:
+        fleet_yaml = seed("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))
+    except Malformed as error:
+        raise UsageError(f"--base-url: {error.message}; {error.hint}") from None
+    estate = SYSTEMS[system].read(dict(_texts(source)))
+    supplement = Supplement(
+        uuids=uuids_of(_text(uuids), str(uuids)) if uuids else {}, sums=sums_of(_text(sums), str(sums)) if sums else {}
+    )
+    fleet = fleet_of(estate, supplement)
+    if not fleet.items:
+        raise UsageError(f"{source} describes no machine as {system} does; `gitboot import --help` says what is read")
+    try:
+        target = _Target(out)
+        target.begin({"fleet.yaml": fleet_yaml, ".gitbootignore": IGNORE, **{name: seed(name) for name in CI}})
+        target.write(fleet.files)
+        target.end(_schemas() | {REPORT: report(system, fleet, target.left)})
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from error
+    left = f", {count(len(target.left), 'file')} left as changed by people" if target.left else ""
+    click.echo(f"{out}: {summary(fleet)}{left}; {out / REPORT} says the rest", err=True)
+
+
+def _texts(source: Path) -> Iterator[tuple[str, str]]:
+    """Every text below the source, by its path; what is large, or no text, describes no machine."""
+    paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    if len(paths) > _MOST:
+        raise UsageError(f"{source} holds {len(paths):,} files: name the directory that describes machines")
+    for path in paths:
+        try:
+            if path.stat().st_size <= _LARGEST and b"\0" not in (content := path.read_bytes()):
+                name = path.name if path == source else path.relative_to(source.parent).as_posix()
+                yield name, content.decode(errors="replace")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@cache
+def _schemas() -> dict[str, str]:
+    from gitboot.model.schema import schemas
+
+    return {f"{SCHEMAS}/{name}": text for name, text in schemas().items()}
+
+
+class _Target:
+    """A directory that is imported into again and again: what people have changed there stays."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self.left: list[str] = []  # files that were not written
+        self._now: dict[str, str] = {}
+        try:
+            self._before: Mapping[str, str] = json.loads((out / _WRITTEN).read_text())
+        except FileNotFoundError:
+            if out.exists() and any(path.name != ".git" for path in out.iterdir()):
+                raise UsageError(f"{out} is not empty, and was not imported into: choose an empty directory") from None
+            self._before = {}
+        except ValueError:
+            raise UsageError(f"{out / _WRITTEN} is damaged: restore it from Git") from None
+
+    def begin(self, files: Mapping[str, str]) -> None:
+        """Write what is there to be changed, where it is not."""
+        for name, text in files.items():
+            if not (self._out / name).exists():
+                self._put(name, text)
+
+    def write(self, files: Mapping[str, str]) -> None:
+        """Write documents, and take away those of the last import that the source no longer has."""
+        for name, text in sorted(files.items()):
+            theirs = [each for each in (name, name.removeprefix("pending/")) if self._is_theirs(each)]
+            self.left += theirs[:1]
+            if not theirs:
+                self._put(name, text)
+            self._now[name] = _digest(text)
+        for name in sorted(self._before.keys() - files.keys()):
+            if self._is_theirs(name):
+                self.left.append(name)
+                self._now[name] = self._before[name]
+            else:
+                (self._out / name).unlink(missing_ok=True)
+
+    def end(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            self._put(name, text)
+        self._put(_WRITTEN, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
+
+    def _is_theirs(self, name: str) -> bool:
+        """Whether a file is there that no import wrote as it is."""
+        path = self._out / name
+        return path.is_file() and _digest(path.read_text(errors="replace")) != self._before.get(name)
+
+    def _put(self, name: str, text: str) -> None:
+        path = self._out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text(errors="replace") != text:
+            path.write_text(text)
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

@@ -1,0 +1,164 @@
+"""Cobbler 3.3: distros, profiles and systems as it keeps them in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from shlex import split
+from typing import Any, Final
+
+from gitboot.migration.estate import (
+    Estate,
+    ImportedBmc,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    guessed,
+    kept,
+    lost,
+    missing,
+)
+from gitboot.migration.foreign import (
+    Texts,
+    address_of,
+    architecture_of,
+    arguments_of,
+    bmc_of,
+    json_of,
+    mac_of,
+    name_of,
+    words,
+)
+
+_INHERIT: Final = "<<inherit>>"
+_Objects = Mapping[str, Mapping[str, Any]]
+
+
+def read(files: Texts) -> Estate:
+    """``collections/{distros,profiles,systems}`` of /var/lib/cobbler."""
+    distros, profiles, systems = (_objects(files, kind) for kind in ("distros", "profiles", "systems"))
+    boots = {name: _boot(name, profiles, distros) for name in sorted(profiles)}
+    machines = (_machine(system, boots) for _, system in sorted(systems.items()))
+    return Estate(machines=tuple(machines), boots=tuple(boots.values()))
+
+
+def _objects(files: Texts, kind: str) -> _Objects:
+    found = {}
+    for path, text in sorted(files.items()):
+        if f"/{kind}/" in f"/{path}" and path.endswith(".json"):
+            item = json_of(path, text)
+            if isinstance(item, dict) and words(item.get("name")):
+                found[str(item["name"])] = item
+    return found
+
+
+def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
+    """A profile and what it inherits from, nearest first."""
+    seen: set[str] = set()
+    while name in profiles and name not in seen:
+        seen.add(name)
+        yield profiles[name]
+        name = str(profiles[name].get("parent") or "")
+
+
+def _options(value: object) -> list[str]:
+    """Kernel options, which Cobbler keeps as a mapping, and takes as a line."""
+    if isinstance(value, str):
+        return [] if value == _INHERIT else split(value)
+    if not isinstance(value, dict):
+        return []
+    found = []
+    for name, each in sorted(value.items()):
+        values = each if isinstance(each, list) else [each]
+        found += [name if one in (None, "", "~") else f"{name}={one}" for one in values if name != _INHERIT]
+    return found
+
+
+def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
+    lineage = list(_lineage(name, profiles))
+    inherited = (words(each.get("distro")) for each in lineage)
+    distro = distros.get(next((each for each in inherited if each and each != _INHERIT), ""), {})
+    remarks: list[ImportRemark] = [kept(f"distro {distro['name']}")] if distro else [missing("its distro is not here")]
+    options = [option for each in (distro, *reversed(lineage)) for option in _options(each.get("kernel_options"))]
+    arguments, more = arguments_of(options)
+    autoinstall = next(
+        (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, "", _INHERIT)), None
+    )
+    if autoinstall:
+        remarks.append(
+            lost(f"its template {autoinstall} is not translated; Cobbler adds the argument that leads to it")
+        )
+    kernel, initrd = (_served(distro, kind) for kind in ("kernel", "initrd"))
+    if kernel and kernel.startswith("assets:"):
+        remarks.append(guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"))
+    return ImportedBoot(
+        name=name,
+        kernel=kernel,
+        initrds=(initrd,) if initrd else (),
+        arguments=arguments,
+        architecture=architecture_of(distro.get("arch")),
+        remarks=(*remarks, *more),
+    )
+
+
+def _served(distro: Mapping[str, Any], kind: str) -> str | None:
+    """Where a distro's kernel or initrd is: its own URL, or Cobbler's copy (images/DISTRO/FILE)."""
+    remote, path = words(distro.get(f"remote_boot_{kind}")), words(distro.get(kind))
+    if remote and remote != _INHERIT:
+        return remote
+    if path and "://" in path:
+        return path
+    return f"assets:images/{distro['name']}/{path.rpartition('/')[2]}" if path else None
+
+
+def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> ImportedMachine:
+    name, profile = str(system["name"]), words(system.get("profile"))
+    remarks: list[ImportRemark] = [kept(f"system {name}")]
+    nics, ignored = _nics(system.get("interfaces") or {})
+    remarks += ignored
+    arguments, secret = arguments_of(_options(system.get("kernel_options")))
+    boot = boots.get(profile or "")
+    if boot is None:
+        remarks.append(missing(f"its profile {profile} is not here"))
+    for key in ("autoinstall", "autoinstall_meta"):
+        if system.get(key) not in (None, "", {}, _INHERIT):
+            remarks.append(lost(f"{key} of its own"))
+    bmc, more = _bmc(system)
+    return ImportedMachine(
+        name=name,
+        serial=words(system.get("serial_number")),
+        architecture=boot.architecture if boot else None,
+        nics=nics,
+        bmc=bmc,
+        boot=boot.name if boot else None,
+        arguments=arguments,
+        remarks=(*remarks, *secret, *more),
+    )
+
+
+def _nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
+    nics, remarks = [], []
+    for name, each in sorted(interfaces.items()):
+        kind = str(each.get("interface_type") or "na").lower()
+        if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
+            remarks.append(lost(f"interface {name} is of type {kind}"))
+        elif mac := mac_of(each.get("mac_address")):
+            address = address_of(each.get("ip_address"), each.get("netmask")) or address_of(each.get("ipv6_address"))
+            nics.append(ImportedNic(mac=mac, name=name, addresses=(address,) if address else ()))
+        else:
+            remarks.append(missing(f"interface {name} has no MAC address"))
+    return tuple(nics), remarks
+
+
+def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+    """Its power management, where that is Redfish; the user and the password stay where they are."""
+    address, kind = words(system.get("power_address")), words(system.get("power_type"))
+    if address is None or address == _INHERIT:
+        return None, ()
+    if kind != "redfish":
+        return None, (lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add a bmc by hand"),)
+    scheme = "" if "://" in address else "redfish://"
+    bmc, remarks = bmc_of(f"{scheme}{address}", f"{name_of(str(system['name']))}-bmc")
+    if system.get("power_user") or system.get("power_pass"):
+        remarks += (lost("power_user and power_pass were left out: put them into the directory of credentials"),)
+    return bmc, remarks

@@ -1,0 +1,237 @@
+"""Values of other systems in the model's own form: what cannot be read becomes a remark, never an error."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from ipaddress import ip_interface
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import yaml
+
+from gitboot.errors import UsageError
+from gitboot.migration.estate import ImportedBmc, ImportRemark, guessed, lost
+from gitboot.model.scalars import (
+    MacAddress,
+    Malformed,
+    SystemUuid,
+    is_placeholder_uuid,
+    parse_mac,
+    parse_name,
+    parse_uuid,
+)
+from gitboot.model.server import Architecture, Firmware
+from gitboot.resolve.leaks import gives_away
+
+T = TypeVar("T")
+Texts = Mapping[str, str]  # the files of a source, by path
+
+_ARCHITECTURES: Final = {
+    "amd64": Architecture.X86_64,
+    "x86_64": Architecture.X86_64,
+    "x86-64": Architecture.X86_64,
+    "aarch64": Architecture.AARCH64,
+    "arm64": Architecture.AARCH64,
+}
+_FIRMWARES: Final = {
+    "uefi": Firmware.UEFI,
+    "uefisecureboot": Firmware.UEFI,
+    "legacy": Firmware.BIOS,
+    "bios": Firmware.BIOS,
+}
+
+
+def json_of(path: str, text: str) -> Any:
+    """A file's JSON; raises `UsageError` with its path, and nothing of what it says."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise UsageError(f"{path} is no JSON: {where}") from None
+
+
+def yaml_of(path: str, text: str) -> list[Any]:
+    """A file's YAML documents, each scalar as it is written: no MAC address becomes a number."""
+    try:
+        return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else "nested too deeply"
+        raise UsageError(f"{path} is no YAML: {where}") from None
+
+
+def at(value: Any, *keys: str | int) -> Any:
+    """What stands at a path of keys; None where that leads nowhere."""
+    for key in keys:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def items(value: Any) -> list[dict[str, Any]]:
+    """The mappings of a list; nothing where it is none."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def words(value: Any) -> str | None:
+    """A scalar as text; None where there is none, or nothing in it."""
+    return str(value) if isinstance(value, str | int | float) and str(value) else None
+
+
+def _or_none(parse: Callable[[object], T], value: object) -> T | None:
+    try:
+        return parse(value)
+    except Malformed:
+        return None
+
+
+def mac_of(value: object) -> MacAddress | None:
+    return _or_none(parse_mac, value) if value else None
+
+
+def uuid_of(value: object) -> SystemUuid | None:
+    """A machine's UUID; None for what boards without one say, too."""
+    uuid = _or_none(parse_uuid, value) if value else None
+    return None if uuid is None or is_placeholder_uuid(uuid) else uuid
+
+
+def architecture_of(value: object) -> Architecture | None:
+    return _ARCHITECTURES.get(str(value).lower())
+
+
+def firmware_of(value: object) -> Firmware | None:
+    return _FIRMWARES.get(str(value).lower())
+
+
+def address_of(address: object, netmask: object = None) -> str | None:
+    """An IP address with its prefix length, where its mask is known."""
+    text = str(address or "")
+    try:
+        return str(ip_interface(f"{text}/{netmask}")) if netmask and "/" not in text else text if _ip(text) else None
+    except ValueError:
+        return text if _ip(text) else None
+
+
+def _ip(text: str) -> bool:
+    try:
+        ip_interface(text)
+    except ValueError:
+        return False
+    return True
+
+
+def name_of(text: str) -> str:
+    """A name as documents have them: of letters, digits, hyphens and dots; the same text gives the same name."""
+    name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
+    name = re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"
+    return str(parse_name(name))
+
+
+# Secrets
+
+
+_SECRET: Final = re.compile(r"(?:pass|passwd|password|secret|token|apikey|rootpw|credential|psk)", re.IGNORECASE)
+_USERINFO: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+
+
+def is_secret(argument: str) -> bool:
+    """Whether a kernel argument, a URL or ``name=value`` gives something away."""
+    name, equals, value = argument.partition("=")
+    if equals and value and _SECRET.search(name):
+        return True
+    return bool(_USERINFO.search(argument)) or gives_away(argument)
+
+
+def without_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
+    """The arguments that may stand in Git, and a remark for each that may not."""
+    fine, remarks = [], []
+    for argument in arguments:
+        if is_secret(argument):
+            name = argument.partition("=")[0] if "=" in argument else "that looks like one"
+            remarks.append(
+                lost(f"kernel argument {name} is a secret and was left out: give it by secrets of the user data")
+            )
+        else:
+            fine.append(argument)
+    return tuple(fine), tuple(remarks)
+
+
+# Templates
+
+
+_BY_IPXE: Final = {
+    "uuid": "{{ server.uuid }}",
+    "mac": "{{ server.interfaces[0].mac }}",
+    "net0/mac": "{{ server.interfaces[0].mac }}",
+    "mac:hexhyp": "{{ server.interfaces[0].mac | replace(':', '-') }}",
+    "net0/mac:hexhyp": "{{ server.interfaces[0].mac | replace(':', '-') }}",
+    "hostname": "{{ server.name }}",
+    "serial": "{{ server.serial }}",
+}
+_VARIABLE: Final = re.compile(r"\$?\$\{([^}]*)\}")
+
+
+def literal(text: str) -> str:
+    """A text that templates leave as it is."""
+    return re.sub(r"\{(?=[{%#])", "{{ '{' }}", text)
+
+
+def template_of(text: str) -> str | None:
+    """A kernel argument of an iPXE script as a template; None where it uses a variable that only iPXE knows."""
+    pieces = _VARIABLE.split(text)
+    names, texts = pieces[1::2], pieces[::2]
+    if any(name not in _BY_IPXE for name in names):
+        return None
+    values = [*(_BY_IPXE[name] for name in names), ""]
+    return "".join(literal(plain) + value for plain, value in zip(texts, values, strict=True))
+
+
+def arguments_of(found: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
+    """Kernel arguments as templates, without secrets and without what only iPXE knows."""
+    fine, remarks = without_secrets(found)
+    templates = []
+    for argument in fine:
+        if (template := template_of(argument)) is None:
+            remarks += (lost(f"kernel argument {argument.partition('=')[0]} uses a variable of iPXE: {argument}"),)
+        elif template.strip() and not argument.startswith("initrd="):  # gitboot names them itself
+            templates.append(template)
+    return tuple(templates), remarks
+
+
+# BMCs
+
+
+_REDFISH: Final = re.compile(
+    r"(?:(?:redfish|redfish-virtualmedia|redfish-uefihttp|idrac-redfish|idrac-virtualmedia|ilo5-redfish|"
+    r"ilo5-virtualmedia)(?:\+(https?))?|(https?))://(.+)"
+)
+
+
+def bmc_of(
+    address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
+) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+    """A BMC by the address that Metal3 and Ironic write; a user or a password in it stays out."""
+    if not address:
+        return None, ()
+    found = _REDFISH.fullmatch(address)
+    if found is None:
+        scheme = address.partition(":")[0] if "://" in address else "an address without scheme"
+        return None, (lost(f"its BMC is reached by {scheme}, which the import does not translate: add it by hand"),)
+    parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
+    remarks: tuple[ImportRemark, ...] = ()
+    if "@" in parts.netloc:
+        remarks += (lost("user and password in the BMC's address were left out"),)
+    if credentials is None:
+        remarks += (guessed("bmc.credentials: the source names none; bmc is a name of the import's"),)
+    path = parts.path if parts.path.startswith("/redfish/") else None
+    bmc = ImportedBmc(
+        address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        credentials=name_of(credentials or "bmc"),
+        system=system or path,
+        verify=verify,
+    )
+    return bmc, remarks

@@ -1,0 +1,102 @@
+"""xCAT's stanzas (`lsdef -z`) and Warewulf's nodes.conf: nodes with MAC, address, BMC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, ImportRemark, kept, lost, missing
+from gitboot.migration.foreign import (
+    Texts,
+    address_of,
+    architecture_of,
+    at,
+    mac_of,
+    uuid_of,
+    without_secrets,
+    words,
+    yaml_of,
+)
+
+
+def xcat(files: Texts) -> Estate:
+    """Objects of type node, as ``lsdef -t node -z`` prints them."""
+    nodes: dict[str, dict[str, str]] = {}
+    for _, text in sorted(files.items()):
+        for name, attributes in _stanzas(text):
+            if attributes.get("objtype") == "node":
+                nodes.setdefault(name, {}).update(attributes)
+    return Estate(machines=tuple(_xcat_node(name, each) for name, each in sorted(nodes.items())))
+
+
+def _stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    name, attributes = None, dict[str, str]()
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if not line[0].isspace() and line.rstrip().endswith(":"):
+            if name is not None:
+                yield name, attributes
+            name, attributes = line.rstrip()[:-1].strip(), {}
+        elif "=" in line:
+            key, _, value = line.strip().partition("=")
+            attributes[key.strip()] = value.strip()
+    if name is not None:
+        yield name, attributes
+
+
+def _xcat_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
+    # "mac!name|mac!name": the MAC addresses of a node, each with the host name that it is given
+    macs = [mac for part in node.get("mac", "").split("|") if (mac := mac_of(part.partition("!")[0]))]
+    address = address_of(node.get("ip"))
+    remarks: list[ImportRemark] = [kept(f"node {name}")]
+    if bmc := node.get("bmc"):
+        remarks.append(lost(f"its BMC {bmc} ({node.get('mgt', 'unknown')}): add a bmc by hand, if it speaks Redfish"))
+    remarks += [lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)]
+    if "addkcmdline" in node:
+        arguments, secret = without_secrets(node["addkcmdline"].split())
+        remarks += [*secret, lost(f"addkcmdline {' '.join(arguments)}")] if arguments else secret
+    return ImportedMachine(
+        name=name,
+        serial=node.get("serial") or None,
+        uuid=uuid_of(node.get("uuid")),
+        architecture=architecture_of(node.get("arch")),
+        nics=tuple(
+            ImportedNic(mac=mac, addresses=(address,) if address and not i else ()) for i, mac in enumerate(macs)
+        ),
+        remarks=tuple(remarks),
+    )
+
+
+def warewulf(files: Texts) -> Estate:
+    """Nodes and their profiles, as nodes.conf has them since Warewulf 4."""
+    machines = []
+    for path, text in sorted(files.items()):
+        for document in yaml_of(path, text):
+            profiles = at(document, "nodeprofiles") or {}
+            for name, node in sorted((at(document, "nodes") or {}).items()):
+                machines.append(_warewulf_node(name, node if isinstance(node, dict) else {}, profiles))
+    return Estate(machines=tuple(machines))
+
+
+def _warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, Any]) -> ImportedMachine:
+    devices = at(node, "network devices") or {}
+    nics = [
+        ImportedNic(
+            mac=mac,
+            name=words(at(device, "device")),
+            addresses=tuple(filter(None, [address_of(at(device, "ipaddr"), at(device, "netmask"))])),
+        )
+        for _, device in sorted(devices.items())
+        if (mac := mac_of(at(device, "hwaddr")))
+    ]
+    remarks: list[ImportRemark] = [kept(f"node {name}")]
+    if not nics:
+        remarks.append(missing("its MAC address"))
+    found = [node, *(at(profiles, each) or {} for each in node.get("profiles") or ())]
+    for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel")):
+        if value := next((words(each.get(key)) for each in found if words(each.get(key))), None):
+            remarks.append(lost(f"its {label} {value}: gitboot builds none"))
+    if address := next((words(at(each, "ipmi", "ipaddr")) for each in found if at(each, "ipmi", "ipaddr")), None):
+        remarks.append(lost(f"its BMC {address} (IPMI): add a bmc by hand, if it speaks Redfish"))
+    return ImportedMachine(name=name, nics=tuple(nics), remarks=tuple(remarks))

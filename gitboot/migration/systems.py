@@ -1,0 +1,40 @@
+"""The systems that can be imported, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gitboot.migration import bss, cobbler, ironic, leased, manifests, matchbox, netbox, stanzas
+from gitboot.migration.estate import Estate
+from gitboot.migration.foreign import Texts
+
+
+@dataclass(frozen=True, slots=True)
+class OldSystem:
+    """A system, and what of it is read."""
+
+    read: Callable[[Texts], Estate]
+    what: str
+
+
+SYSTEMS: Final[Mapping[str, OldSystem]] = {
+    "matchbox": OldSystem(matchbox.read, "its data directory: groups/, profiles/, ignition/"),
+    "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
+    "openchami": OldSystem(
+        bss.read, "what BSS answers at /boot/v1/bootparameters, and SMD's Components and EthernetInterfaces"
+    ),
+    "tinkerbell": OldSystem(manifests.read, "Hardware and Machine objects as YAML"),
+    "metal3": OldSystem(manifests.read, "BareMetalHost and HardwareData objects as YAML"),
+    "boot-operator": OldSystem(
+        manifests.read, "Server, BMC, Endpoint, IPXEBootConfig and HTTPBootConfig objects as YAML"
+    ),
+    "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
+    "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
+    "xcat": OldSystem(stanzas.xcat, "`lsdef -t node -z`"),
+    "warewulf": OldSystem(stanzas.warewulf, "nodes.conf of Warewulf 4"),
+    "dnsmasq": OldSystem(leased.dnsmasq, "dhcp-host lines: MAC, name, address only"),
+    "isc": OldSystem(leased.isc, "host blocks of dhcpd.conf: MAC, name, address only"),
+    "kea": OldSystem(leased.kea, "reservations: MAC, name, address only"),
+}
