@@ -17,6 +17,7 @@ from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation, assembled
 from gitboot.instance.laps import Laps
 from gitboot.load import Revision
+from gitboot.progress import Told, unheard
 from gitboot.source import Reader
 from gitboot.source.bringing import InThisProcess
 
@@ -48,7 +49,7 @@ class Slow(Here):
 def evaluated_here() -> Iterator[None]:
     """What a command that is typed in this process fetches and evaluates is so in it as well."""
 
-    def here(state: Path, *, allowance: Allowance, waits: bool, laps: Laps | None = None) -> Here:
+    def here(state: Path, *, allowance: Allowance, waits: bool, laps: Laps | None = None, read: Told = unheard) -> Here:
         return Here(Reader(state))
 
     with patch.object(build, "Evaluation", here), patch.object(build, "FetchProcess", _FetchesHere):
