@@ -19,7 +19,7 @@ import pytest
 
 from gitboot.bmc.access import Credentials, read_trust
 from gitboot.bmc.apply import bring_about
-from gitboot.bmc.identity import Another
+from gitboot.bmc.identity import Another, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import (
@@ -179,6 +179,47 @@ def test_without_ipmitool_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BmcRejected, match="ipmitool cannot be started: No such file or directory; install it here"):
         _connection(6230).observe()
+
+
+FLAGS = "echo ' 01 05 00 00 00 00 00'; echo 'RAW RSP (7 bytes)' >&2\n"
+STATUS = "echo ' 01 00 00'; echo 'RAW RSP (3 bytes)' >&2\n"
+NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid command' >&2\n"
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "why"),
+    [
+        (FLAGS + STATUS, BmcUnreachable, "2 answers to 3 requests"),
+        (FLAGS + "echo 'Unable to send RAW command' >&2\n" + NO_GUID, BmcUnreachable, "2 answers to 3 requests"),
+        (FLAGS.replace("05", "zz") + STATUS + NO_GUID, BmcUnreachable, "an answer that is too short"),
+        ("echo 'RAW RSP (0 bytes)' >&2\n" * 2 + NO_GUID, BmcUnreachable, "an answer that is too short"),
+        (NO_GUID * 3, BmcRejected, "raw 0x00 0x09 0x05 0x00 0x00: 0xc1 Invalid command"),
+        (
+            "echo 'IANA PEN registry open failed' >&2; echo '> No way' >&2; echo Unable to establish >&2",
+            BmcUnreachable,
+            "No way",
+        ),
+    ],
+    ids=["ends early", "one is lost", "no octets", "nothing", "refused", "no session"],
+)
+def test_what_is_no_answer(
+    says: str, error: type[Exception], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ipmitool"
+    program.write_text(f"#!/bin/sh\n{says}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(error, match=why):
+        _connection(6230).observe()
+
+
+def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ipmitool"
+    fru = "echo ' Chassis Type          : Rack'; echo ' Product Serial        : 7M2 XKQ3 '"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert _connection(6230).observe().shown == Shown(serial="7M2 XKQ3")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import datetime
-from typing import Final
+from itertools import islice
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -42,10 +42,14 @@ _GET_GUID: Final = (0x06, 0x37)
 
 _NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # 5.2, completion codes: busy, or not in this state
 # What ipmitool says, by its -v. "is not what we requested": a BMC that takes what it likes, whatever it was asked for.
+_NO_SESSION: Final = "Unable to establish"
 _ANOTHER_SUITE: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
 _REFUSED: Final = re.compile(r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I)
-_COMPLETION: Final = re.compile(r"rsp=0x([0-9a-f]{2})\):? *(.*)", re.I)
-_OCTETS: Final = re.compile(rb"^((?: [0-9a-f]{2})+)\s*$", re.M)
+_OUTCOME: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\):? *(.*)$", re.I | re.M)
+_OCTETS_A_LINE: Final = 16
+
+
+_Outcome: TypeAlias = bytes | BmcBusy | BmcRejected
 
 
 class IpmiConnection:
@@ -68,14 +72,15 @@ class IpmiConnection:
         """Nothing is kept open."""
 
     def observe(self) -> Observed:
-        """Read the boot flags, the power state and who the system is, in three requests."""
-        flags, status = self._ask(_GET_FLAGS), self._ask(_GET_STATUS)
+        """Read the boot flags, the power state and who the system is, in one session."""
+        flags, status, guid = self._ask(_GET_FLAGS, _GET_STATUS, _GET_GUID)
+        flags, status = _answered(flags), _answered(status)
         if len(flags) < 4 or not status:
             raise BmcUnreachable(f"{self._address}: an answer that is too short: {flags.hex(' ')}")
         return Observed(
             system="",
             override=_override(flags[2], flags[3]),
-            shown=self._shown(),
+            shown=self._shown(guid),
             power="On" if status[0] & 1 else "Off",
             allowable_targets=frozenset(_DEVICES),
             bmc=IPMI,
@@ -89,43 +94,52 @@ class IpmiConnection:
         """Write the boot flags, unless they are as wanted. That the BMC took them does not say that it keeps them."""
         if stands(wanted, seen):
             return
-        with suppress(BmcRejected):  # not every BMC knows that it may forget them after a minute
-            self._ask(_KEEP_VALID)
-        self._ask((*_SET, 0x05, *_flags(wanted)))
+        _, written = self._ask(_KEEP_VALID, (*_SET, 0x05, *_flags(wanted)))  # not every BMC knows the first
+        _answered(written)
 
     def clear(self, seen: Observed) -> None:
         """Disable the override that was ``seen``."""
         self.set_override(OFF, seen)
 
-    def _shown(self) -> Shown:
+    def _shown(self, guid: _Outcome) -> Shown:
         """Who the system is: by its GUID, or where that could be read in two ways, by its serial number."""
-        try:
-            if (uuid := system_uuid(self._ask(_GET_GUID))) is not None:
-                return Shown(uuid=uuid)
-            found = re.search(rb"^ *(?:Product|Chassis) Serial +: *(\S.*?) *$", self._run(("fru", "print", "0")), re.M)
-        except BmcRejected:
-            return Shown()
+        if isinstance(guid, bytes) and (uuid := system_uuid(guid)) is not None:
+            return Shown(uuid=uuid)
+        printed = self._run(("fru", "print", "0")).stdout
+        found = re.search(rb"^ *(?:Product|Chassis) Serial +: *(\S.*?) *$", printed, re.M)
         return Shown(serial=found[1].decode("ascii", "replace")) if found else Shown()
 
-    def _ask(self, octets: tuple[int, ...]) -> bytes:
-        answer = self._run(("raw", *(f"0x{each:02x}" for each in octets)))
-        return bytes.fromhex(b"".join(_OCTETS.findall(answer)).decode("ascii"))
+    def _ask(self, *requests: tuple[int, ...]) -> list[_Outcome]:
+        """What becomes of each request, one after the other in one session."""
+        script = "".join(f"raw {' '.join(f'0x{each:02x}' for each in octets)}\n" for octets in requests)
+        ended = self._run(("exec", "/dev/stdin"), script)
+        lines, outcomes = iter(ended.stdout.splitlines()), list[_Outcome]()
+        for size, code, why in _OUTCOME.findall(ended.stderr.decode("utf-8", "replace")):
+            if code:
+                request = script.splitlines()[min(len(outcomes), len(requests) - 1)]
+                refused = BmcBusy if int(code, 16) in _NOT_NOW else BmcRejected
+                outcomes.append(refused(f"{self._address}: {request}: 0x{code} {why.strip()}"))
+            else:
+                needed = max(1, -(-int(size) // _OCTETS_A_LINE))
+                outcomes.append(_octets(b"".join(islice(lines, needed))))
+        if len(outcomes) != len(requests):  # which of them has none, nothing says
+            raise BmcUnreachable(f"{self._address}: {len(outcomes)} answers to {len(requests)} requests")
+        return outcomes
 
-    def _run(self, command: tuple[str, ...]) -> bytes:
-        """What a command answers, by the best suite that the BMC takes."""
-        suites = (self._suite,) if self._suite is not None else _SUITES
-        for suite in suites:
-            ended = self._asked(command, suite)
+    def _run(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
+        """Run a command in a session, by the best suite that the BMC takes."""
+        said = ""
+        for suite in (self._suite,) if self._suite is not None else _SUITES:
+            ended = self._started(command, script, suite)
             said = ended.stderr.decode("utf-8", "replace")
-            if ended.returncode == 0 or _COMPLETION.search(said):
+            if _NO_SESSION not in said and not _REFUSED.search(said):
                 self._suite = suite
-            if ended.returncode == 0:
-                return ended.stdout
+                return ended
             if not _ANOTHER_SUITE.search(said):
                 break
-        raise self._failure(said, command)
+        raise self._failure(said)
 
-    def _asked(self, command: tuple[str, ...], suite: int) -> subprocess.CompletedProcess[bytes]:
+    def _started(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
         parts = urlsplit(self._address)
         host, port = parts.hostname or "", parts.port or _PORT
         options = (
@@ -150,7 +164,7 @@ class IpmiConnection:
             ended = subprocess.run(
                 ("ipmitool", *options, "-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2", *command),
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                input=script.encode(),
                 capture_output=True,
                 timeout=self._timeout_s,
                 check=False,
@@ -173,15 +187,27 @@ class IpmiConnection:
         except socket.gaierror as error:
             raise BmcUnreachable(f"{self._address}: {error.strerror}") from None
 
-    def _failure(self, said: str, command: tuple[str, ...]) -> TryAgain | OperatorError:
-        lines = [line.strip("> ") for line in said.splitlines() if line.strip() and not line.startswith("Loading ")]
-        if (completion := _COMPLETION.search(said)) is not None:
-            message = f"{self._address}: {' '.join(command)}: 0x{completion[1]} {completion[2].strip()}"
-            return BmcBusy(message) if int(completion[1], 16) in _NOT_NOW else BmcRejected(message)
+    def _failure(self, said: str) -> TryAgain | OperatorError:
         if _REFUSED.search(said):
             name = f' "{self._credentials.name}"' if self._credentials.name else ""
             return BmcRejected(f"{self._address}: the BMC refuses the user name or password of credentials{name}")
+        lines = [line.strip("> ") for line in said.splitlines() if line.strip() and "IANA PEN" not in line]
         return BmcUnreachable(f"{self._address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
+
+
+def _octets(text: bytes) -> bytes:
+    """What ipmitool prints of an answer; nothing where that is another text."""
+    try:
+        return bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        return b""
+
+
+def _answered(outcome: _Outcome) -> bytes:
+    """What was answered; raises what was refused."""
+    if isinstance(outcome, bytes):
+        return outcome
+    raise outcome
 
 
 def _override(flags: int, device: int) -> Override:
