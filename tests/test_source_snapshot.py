@@ -14,6 +14,7 @@ from zlib import compressobj
 
 import pytest
 
+from gitboot import source
 from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.load import Irregular, Oversized, Revision, Snapshot
@@ -547,3 +548,16 @@ def test_t4_sizes_are_asked_before_bytes_are_read(work: Work, tmp_path: Path, wh
     command = [sys.executable, "-c", BOUNDED, what, str(work.path), revision, str(tmp_path / "state")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.startswith(said), done
+
+
+def test_a_snapshot_is_read_without_what_fetches() -> None:
+    code = "import sys; from gitboot.source import open_snapshot; print(*sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "gitboot.source.snapshot" in modules
+    assert not {"gitboot.source.remote", "gitboot.source.fetcher", "gitboot.source.signatures"} & {*modules}
+
+
+def test_nothing_is_imported_that_there_is_not() -> None:
+    assert {each: getattr(source, each) is not None for each in source.__all__} == dict.fromkeys(source.__all__, True)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = source.nothing

@@ -5,16 +5,22 @@
 keeps what was accepted; what it fetches a `FetchProcess` may unpack, in a process of its own.
 """
 
-from pygit2 import LIBGIT2_VERSION
+from __future__ import annotations
 
-from gitboot.source.blame import Blame, open_blame
-from gitboot.source.clone import Reader, Source
-from gitboot.source.commits import CommitSummary
-from gitboot.source.fetcher import FetchProcess
-from gitboot.source.history import History, open_history
-from gitboot.source.remote import Password, Remote, SshKey
-from gitboot.source.snapshot import open_snapshot
-from gitboot.source.worktree import WORKTREE
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pygit2 import LIBGIT2_VERSION
+
+    from gitboot.source.blame import Blame, open_blame
+    from gitboot.source.clone import Reader, Source
+    from gitboot.source.commits import CommitSummary
+    from gitboot.source.fetcher import FetchProcess
+    from gitboot.source.history import History, open_history
+    from gitboot.source.remote import Password, Remote, SshKey
+    from gitboot.source.snapshot import open_snapshot
+    from gitboot.source.worktree import WORKTREE
 
 __all__ = [
     "LIBGIT2_VERSION",
@@ -32,3 +38,28 @@ __all__ = [
     "open_history",
     "open_snapshot",
 ]
+
+_WHERE: Final = {
+    "Blame": "gitboot.source.blame",
+    "CommitSummary": "gitboot.source.commits",
+    "FetchProcess": "gitboot.source.fetcher",
+    "History": "gitboot.source.history",
+    "LIBGIT2_VERSION": "pygit2",
+    "Password": "gitboot.source.remote",
+    "Reader": "gitboot.source.clone",
+    "Remote": "gitboot.source.remote",
+    "Source": "gitboot.source.clone",
+    "SshKey": "gitboot.source.remote",
+    "WORKTREE": "gitboot.source.worktree",
+    "open_blame": "gitboot.source.blame",
+    "open_history": "gitboot.source.history",
+    "open_snapshot": "gitboot.source.snapshot",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What is imported from here, with its module: a command that reads one snapshot needs nothing of a fetch."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    return found
