@@ -13,6 +13,7 @@ from gitboot.bmc import login, pool
 from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.pool import BmcPool
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
+from tests.redfish import service
 from tests.redfish.faults import Drop, Status
 from tests.redfish.sessions import SESSIONS
 
@@ -163,6 +164,34 @@ def test_a_wrong_password_is_tried_once_and_no_session_with_it(rack: Rack) -> No
         for _ in range(3):
             assert read(fleet, rack).outcome is Outcome.STALLED
         assert asked(rack) == [("GET", rack.machine.path)] * 3
+
+
+@pytest.mark.parametrize("challenge", [{}, {"WWW-Authenticate": 'Bearer realm="BMC"'}])
+def test_where_basic_authentication_is_off_a_session_is_opened_at_once(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch, challenge: dict[str, str]
+) -> None:
+    system, permits = ("GET", rack.machine.path), rack.server.service.sessions.permits
+    monkeypatch.setattr(
+        rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
+    )
+    monkeypatch.setattr(service, "CHALLENGE", challenge)
+    with rack.fleet() as fleet:
+        assert {read(fleet, rack).outcome for _ in range(2)} == {Outcome.UNCHANGED}
+        assert asked(rack) == [system, LOGIN, system, system]
+    assert [method for method, _ in asked(rack)] == ["DELETE"]
+    monkeypatch.undo()
+    assert open_sessions(rack) == 0
+
+
+def test_a_bmc_that_says_nothing_of_what_it_takes_is_tried_by_a_session_once(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = ("GET", rack.machine.path)
+    monkeypatch.setattr(service, "CHALLENGE", {})
+    write_credentials(rack.folder, password="wrong")
+    with rack.fleet() as fleet:
+        assert {read(fleet, rack).outcome for _ in range(3)} == {Outcome.STALLED}
+        assert asked(rack) == [system, LOGIN, system, system]
 
 
 def test_a_password_that_is_changed_ends_the_session_of_the_one_before(rack: Rack) -> None:

@@ -1,7 +1,7 @@
 """How a BMC knows who asks: user name and password with each request, or a session once it is asked again and again.
 
-A session is opened for a connection that is kept, and only by a password that the BMC has taken before: so a wrong one
-is tried once, and a command that reads a BMC once leaves nothing behind there.
+A session is opened for a connection that is kept, by a password that the BMC has taken before: so a wrong one is tried
+once, and a command that reads a BMC once leaves nothing behind there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Login:
     def __init__(self, connector: Connector, credentials: Credentials) -> None:
         self._connector, self._credentials = connector, credentials
         self._session: _Session | None = None
-        self._is_let_in = False
+        self._is_let_in = self._has_tried_a_session = False
+        self.challenge = ""  # WWW-Authenticate of the last answer
         self._not_before_s = 0.0  # no session is opened; by the monotonic clock
         self.keeps = False  # whether a session is worth its while
         self._by_password()
@@ -50,16 +51,29 @@ class Login:
         try:
             response = send()
         except exceptions.AccessError as error:
-            if self._session is None or error.status_code != HTTPStatus.UNAUTHORIZED:
+            if error.status_code != HTTPStatus.UNAUTHORIZED or not self._has_another_way():
                 raise
-            if not self._session.was_used:
-                self._put_off()
-            self._by_password()
             response = send()
         if self._session is not None:
             self._session.was_used = True
         self._is_let_in = True
         return response
+
+    def _has_another_way(self) -> bool:
+        """After a refusal: the password, where a session has ended; a session, where basic authentication may be off.
+
+        That is tried once: a BMC that says nothing of what it takes counts a wrong password twice.
+        """
+        if self._session is not None:
+            if not self._session.was_used:
+                self._put_off()
+            self._by_password()
+            return True
+        if self._is_let_in or self._has_tried_a_session or "basic" in self.challenge.lower():
+            return False
+        self._has_tried_a_session = True
+        self._open()
+        return self._session is not None
 
     def log_out(self) -> None:
         """End the session there; one that cannot be ended ends by itself, when nobody has used it for long enough."""

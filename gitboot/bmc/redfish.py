@@ -97,7 +97,7 @@ class BmcConnection:
         self._connector = Connector(
             self._address,
             verify=tls.verify_mode is not ssl.CERT_NONE,
-            response_callback=self._note_retry_after,
+            response_callback=self._note_headers,
             server_side_retries=1,  # one try; a GET that got a 5xx has a second one. 0 would mean 3
             default_request_timeout=read_timeout_s,
             connect_timeout=connect_timeout_s,
@@ -191,8 +191,9 @@ class BmcConnection:
                 strong = {"If-Match": etag.removeprefix("W/")}
                 self.login.ask(lambda: self._connector.patch(path, data=body, headers=strong))
 
-    def _note_retry_after(self, response: Response) -> None:
+    def _note_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
+        self.login.challenge = response.headers.get("WWW-Authenticate", "")
 
     @contextmanager
     def _door(self, method: str, path: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ from tests.redfish.sessions import SESSIONS, Sessions
 
 ROOT = "/redfish/v1"
 _SYSTEMS = f"{ROOT}/Systems"
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="BMC"'}  # of a 401
 _CREDENTIALS = ("Authorization", "X-Auth-Token", "Cookie")
 
 
@@ -67,8 +68,7 @@ class Service:
         if (method, path) == ("POST", SESSIONS):
             return self.sessions.log_in(content)
         if not self.sessions.permits(headers):
-            asked = {"WWW-Authenticate": 'Basic realm="BMC"'}
-            return Answer(status=401, body=sample("session_error"), headers=asked)
+            return Answer(status=401, body=sample("session_error"), headers=CHALLENGE)
         if (answer := self.sessions.answer(method, path)) is not None:
             return answer
         if (method, path) == ("GET", _SYSTEMS):
