@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ class ArtifactServer:
 
 
 @contextmanager
-def artifact_server() -> Iterator[ArtifactServer]:
+def artifact_server(tls: ssl.SSLContext | None = None) -> Iterator[ArtifactServer]:
     served = ArtifactServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -105,7 +106,9 @@ def artifact_server() -> Iterator[ArtifactServer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    served.url = f"http://127.0.0.1:{server.server_port}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    served.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

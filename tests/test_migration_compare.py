@@ -12,6 +12,7 @@ import pytest
 from gitboot.migration.former import Asker, boot_of
 from tests.artifact_servers import ArtifactServer, artifact_server
 from tests.rack import typed
+from tests.redfish.certificates import Authority
 
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 MAC = "52:54:00:12:34:56"
@@ -141,6 +142,30 @@ def test_no_other_host_is_asked_wherever_a_script_leads(fleet: Path, old: Artifa
         old.put(ASK.replace("12-34-56", "99-99-99"), f"#!ipxe\nkernel /k ks={other.url}/ks\nboot\n".encode())
         compared(fleet, old, 2)
         assert not other.asked
+
+
+def test_an_old_system_is_asked_by_tls_only_where_its_authority_is_trusted(fleet: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with artifact_server(authority.server_context()) as old:
+        answers(old)
+        assert compared(fleet, old, 0, "--ca-bundle", tmp_path / "ca.pem")["verdict"] == "equal"
+        assert compared(fleet, old, 6)["verdict"] == "unknown"
+
+
+def test_many_servers_are_asked_for_at_a_time_and_shown_by_name(fleet: Path, old: ArtifactServer) -> None:
+    text = (fleet / "web01.yaml").read_text()
+    for number in range(2, 40):
+        other = text.replace("web01", f"web{number:02}").replace("3732", f"{number:04}")
+        other = other.replace("99:99:99", f"99:99:{number:02}").replace("12:34:56", f"12:34:{number:02}")
+        (fleet / f"web{number:02}.yaml").write_text(other.replace("12:34:56", "12:34:99"))
+    answers(old)
+    done = typed("compare", fleet, "--old", old.url, "--as", "matchbox", "-o", "json", "--parallel", "8")
+    assert done.code == 2
+    items = done.json["items"]
+    assert [item["server"] for item in items] == [f"web{number:02}" for number in range(1, 40)]
+    assert [item["verdict"] for item in items] == ["equal", *["missing"] * 38]
+    only = typed("compare", fleet, "--old", old.url, "--as", "matchbox", "--server", "web01")
+    assert (only.code, only.out) == (0, "1 server: 1 equal\n")
 
 
 def test_an_endless_answer_is_cut(fleet: Path, old: ArtifactServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ import pytest
 import yaml
 
 from gitboot.load import load
+from gitboot.migration.fleetfiles import fleet_of
+from gitboot.migration.known import Supplement
+from gitboot.migration.systems import SYSTEMS
 from gitboot.resolve import decide, plan
 from gitboot.resolve.records import first_records
 from gitboot.source import open_snapshot
@@ -229,7 +232,7 @@ spec: {{systemUUID: {UUID.upper()}, kernelURL: old.example.net/os/vmlinuz-1.2, i
     },
     "warewulf": {
         "nodes.conf": "nodeprofiles:\n  default:\n    image name: rocky\n"
-        f"    ipmi: {{username: root, password: {PASSWORD}}}\n"
+        f"    ipmi: {{ipaddr: 10.9.0.13, username: root, password: {PASSWORD}}}\n"
         f"nodes:\n  web01:\n    profiles: [default]\n    network devices:\n"
         f"      default: {{hwaddr: {MAC}, ipaddr: 10.0.0.13, netmask: 255.255.255.0}}\n"
     },
@@ -334,8 +337,29 @@ BMCS = {
         "tls": {"verify": "false"},
     },
     "boot-operator": {"address": "https://10.9.0.13:8443", "credentials": "bmc01"},
+    "xcat": {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"},
+    "warewulf": {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"},
     "ironic": {"address": "https://10.9.0.13", "system": "/redfish/v1/Systems/1", "credentials": "web01-bmc"},
 }
+
+
+@pytest.mark.parametrize(
+    ("system", "old", "new"),
+    [
+        ("cobbler", '"redfish"', '"ipmilan"'),
+        (
+            "metal3",
+            f"idrac-virtualmedia+https://root:{PASSWORD}@10.9.0.13/redfish/v1/Systems/System.Embedded.1",
+            "ipmi://10.9.0.13",
+        ),
+        ("ironic", '"redfish_address": "https://10.9.0.13"', '"ipmi_address": "10.9.0.13"'),
+    ],
+)
+def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, old: str, new: str) -> None:
+    files = {name: text.replace(old, new) for name, text in SOURCES[system].items()}
+    fleet = imported(tmp_path, system, *known(tmp_path), files=files)
+    assert server_of(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
+    assert typed("validate", fleet).code == 0
 
 
 @pytest.mark.parametrize("system", BMCS)
@@ -475,3 +499,29 @@ def test_a_line_of_uuids_that_is_none_is_named(tmp_path: Path, line: str, word: 
     source = lay(tmp_path / "source", SOURCES["isc"])
     done = typed("import", "isc", source, "--out", tmp_path / "fleet", "--uuids", tmp_path / "uuids")
     assert done.code == 64 and word in done.err
+
+
+ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None})
+
+
+def _with_one_odd(value: Any) -> Iterator[Any]:
+    """The value as often as something in it may be something else."""
+    yield from ODD
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from ({**value, key: other} for other in _with_one_odd(each))
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from ([*value[:index], other, *value[index + 1 :]] for other in _with_one_odd(each))
+
+
+@pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
+def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
+    """A file of another version may hold a list where this one holds a text: that is lost, and nothing else is."""
+    read, files = SYSTEMS[system].read, SOURCES[system]
+    for name, text in files.items():
+        if name.endswith(".ign"):
+            continue
+        for document in yaml.load_all(text, yaml.BaseLoader):
+            for odd in _with_one_odd(document):
+                fleet_of(read({**files, name: _json(odd)}), Supplement())

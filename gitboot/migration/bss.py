@@ -28,6 +28,7 @@ from gitboot.migration.foreign import (
     json_of,
     mac_of,
     name_of,
+    sequence,
     words,
 )
 
@@ -59,14 +60,14 @@ def read(files: Texts) -> Estate:
 
 def _keys(row: Mapping[str, Any], components: Mapping[str, Any], interfaces: list[dict[str, Any]]) -> Iterator[str]:
     """The nodes of a row: by xname where State Management knows it, else by what it is named by."""
-    yield from map(str, row.get("hosts") or ())
-    for mac in row.get("macs") or ():
+    yield from map(str, sequence(row.get("hosts")))
+    for mac in sequence(row.get("macs")):
         owner = next(
             (each.get("ComponentID") for each in interfaces if mac_of(each["MACAddress"]) == mac_of(mac)), None
         )
         yield str(owner or mac)
     by_nid = {str(each["NID"]): xname for xname, each in components.items()}
-    for nid in row.get("nids") or ():
+    for nid in sequence(row.get("nids")):
         yield by_nid.get(str(nid), f"nid{int(nid):06}" if str(nid).isdecimal() else str(nid))
 
 

@@ -26,6 +26,7 @@ from gitboot.migration.foreign import (
     bmc_of,
     json_of,
     mac_of,
+    mapping,
     name_of,
     words,
 )
@@ -114,7 +115,7 @@ def _served(distro: Mapping[str, Any], kind: str) -> str | None:
 def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> ImportedMachine:
     name, profile = str(system["name"]), words(system.get("profile"))
     remarks: list[ImportRemark] = [kept(f"system {name}")]
-    nics, ignored = _nics(system.get("interfaces") or {})
+    nics, ignored = _nics(mapping(system.get("interfaces")))
     remarks += ignored
     arguments, secret = arguments_of(_options(system.get("kernel_options")))
     boot = boots.get(profile or "")
@@ -138,7 +139,8 @@ def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> Im
 
 def _nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
     nics, remarks = [], []
-    for name, each in sorted(interfaces.items()):
+    for name, found in sorted(interfaces.items()):
+        each = mapping(found)
         kind = str(each.get("interface_type") or "na").lower()
         if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
             remarks.append(lost(f"interface {name} is of type {kind}"))
@@ -155,7 +157,9 @@ def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRem
     address, kind = words(system.get("power_address")), words(system.get("power_type"))
     if address is None or address == _INHERIT:
         return None, ()
-    if kind != "redfish":
+    if kind in ("ipmilan", "ipmilanplus", "ipmitool"):
+        address = f"ipmi://{address.rpartition('@')[2]}"
+    elif kind != "redfish":
         return None, (lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add a bmc by hand"),)
     scheme = "" if "://" in address else "redfish://"
     bmc, remarks = bmc_of(f"{scheme}{address}", f"{name_of(str(system['name']))}-bmc")

@@ -55,7 +55,7 @@ class ImportedNic:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportedBmc:
-    """A BMC that speaks Redfish; user and password are never taken."""
+    """A BMC that speaks Redfish or IPMI; user and password are never taken."""
 
     address: str
     credentials: str  # a name

@@ -26,7 +26,7 @@ from gitboot.model.scalars import (
     Malformed,
     one_line,
     parse_artifact_url,
-    parse_base_url,
+    parse_bmc_address,
     parse_kernel_argument,
     parse_label_key,
     parse_label_value,
@@ -189,9 +189,9 @@ def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRe
     if bmc is None:
         return None, []
     try:
-        parse_base_url(bmc.address)
+        parse_bmc_address(bmc.address)
     except Malformed:
-        return None, [lost(f"its BMC's address {bmc.address}: it is no URL of a web server")]
+        return None, [lost(f"its BMC's address {bmc.address}: neither Redfish nor IPMI")]
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
     return _present({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [

@@ -74,7 +74,17 @@ def at(value: Any, *keys: str | int) -> Any:
 
 def items(value: Any) -> list[dict[str, Any]]:
     """The mappings of a list; nothing where it is none."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return [each for each in sequence(value) if isinstance(each, dict)]
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A mapping, or an empty one where it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """A list, or an empty one where it is none."""
+    return value if isinstance(value, list) else []
 
 
 def words(value: Any) -> str | None:
@@ -90,12 +100,12 @@ def _or_none(parse: Callable[[object], T], value: object) -> T | None:
 
 
 def mac_of(value: object) -> MacAddress | None:
-    return _or_none(parse_mac, value) if value else None
+    return _or_none(parse_mac, value) if isinstance(value, str) and value else None
 
 
 def uuid_of(value: object) -> SystemUuid | None:
     """A machine's UUID; None for what boards without one say, too."""
-    uuid = _or_none(parse_uuid, value) if value else None
+    uuid = _or_none(parse_uuid, value) if isinstance(value, str) and value else None
     return None if uuid is None or is_placeholder_uuid(uuid) else uuid
 
 
@@ -214,9 +224,12 @@ _REDFISH: Final = re.compile(
 def bmc_of(
     address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """A BMC by the address that Metal3 and Ironic write; a user or a password in it stays out."""
+    """A BMC by the address that Metal3 and Ironic write, of Redfish or IPMI; a user or a password in it stays out."""
     if not address:
         return None, ()
+    if address.lower().startswith("ipmi://"):
+        host = address[len("ipmi://") :].rpartition("@")[2]
+        return ImportedBmc(address=f"ipmi://{host}", credentials=name_of(credentials or "bmc")), ()
     found = _REDFISH.fullmatch(address)
     if found is None:
         scheme = address.partition(":")[0] if "://" in address else "an address without scheme"

@@ -74,6 +74,7 @@ LEADS: Final = frozenset(
         "coreos.config.url",
         "coreos.inst.ignition_url",
         "ds",
+        "flatcar.config.url",
         "inst.ks",
         "ks",
         "url",

@@ -110,8 +110,11 @@ def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMa
         verify = str(driver.get("redfish_verify_ca", "true")).lower() != "false"
         system = words(driver.get("redfish_system_id"))
         bmc, more = bmc_of(address, f"{name_of(name)}-bmc", system=system, verify=verify)
+    elif host := words(driver.get("ipmi_address")):
+        port = words(driver.get("ipmi_port"))
+        bmc, more = bmc_of(f"ipmi://{host}{f':{port}' if port else ''}", f"{name_of(name)}-bmc")
     else:
-        remarks.append(lost(f"its driver {node.get('driver')} is not Redfish: add a bmc by hand"))
+        remarks.append(lost(f"its driver {node.get('driver')} is neither Redfish nor IPMI: add a bmc by hand"))
     if image := words(_mapping(node.get("instance_info")).get("image_source")):
         remarks.append(lost(f"its instance's image {image.rpartition('@')[2]} is written by Ironic's agent"))
     capabilities = _capabilities(node)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gitboot.errors import UsageError
 from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, kept
-from gitboot.migration.foreign import Texts, address_of, mac_of, words
+from gitboot.migration.foreign import Texts, address_of, mac_of, sequence, words
 
 _HOST: Final = re.compile(r"\bhost\s+\"?([^\s\"{]+)\"?\s*\{(.*?)\}", re.DOTALL)
 _ETHERNET: Final = re.compile(r"hardware\s+ethernet\s+([0-9A-Fa-f:.-]+)\s*;")
@@ -84,7 +84,7 @@ def _kea(path: str, text: str) -> Iterator[_Row]:
         raise UsageError(f"{path} is no configuration of Kea: it is no JSON") from None
     for row in _reservations(config):
         if mac := mac_of(row.get("hw-address")):
-            found = (address_of(each) for each in (row.get("ip-address"), *(row.get("ip-addresses") or ())) if each)
+            found = (address_of(each) for each in (row.get("ip-address"), *(sequence(row.get("ip-addresses")))) if each)
             yield words(row.get("hostname")), mac, tuple(filter(None, found))
 
 

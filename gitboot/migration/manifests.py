@@ -26,6 +26,7 @@ from gitboot.migration.foreign import (
     firmware_of,
     items,
     mac_of,
+    mapping,
     uuid_of,
     words,
     yaml_of,
@@ -44,7 +45,7 @@ class _Objects:
         return self.by_kind.get(kind, {})
 
     def spec(self, kind: str, name: object) -> _Object:
-        return at(self.of(kind), str(name), "spec") or {}
+        return mapping(at(self.of(kind), str(name), "spec"))
 
 
 def read(files: Texts) -> Estate:
@@ -78,7 +79,7 @@ def read(files: Texts) -> Estate:
 
 
 def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
-    interfaces = [at(interface, "dhcp") or {} for interface in items(at(each, "spec", "interfaces"))]
+    interfaces = [mapping(at(interface, "dhcp")) for interface in items(at(each, "spec", "interfaces"))]
     allowed = [
         str(at(interface, "netboot", "allowPXE")) != "false" for interface in items(at(each, "spec", "interfaces"))
     ]
@@ -122,8 +123,8 @@ def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
 
 
 def _bare_metal_host(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
-    spec, seen = at(each, "spec") or {}, at(each, "status", "hardware") or {}
-    seen = seen or objects.spec("HardwareData", name).get("hardware") or {}
+    spec, seen = mapping(at(each, "spec")), mapping(at(each, "status", "hardware"))
+    seen = seen or mapping(objects.spec("HardwareData", name).get("hardware"))
     boots_by = mac_of(spec.get("bootMACAddress"))
     nics = {mac: _seen_nic(nic, mac, boots_by) for nic in items(seen.get("nics")) if (mac := mac_of(nic.get("mac")))}
     if boots_by is not None and boots_by not in nics:
@@ -164,11 +165,11 @@ def _seen_nic(nic: _Object, mac: Any, boots_by: object) -> ImportedNic:
 
 
 def _server(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
-    spec, status = at(each, "spec") or {}, at(each, "status") or {}
+    spec, status = mapping(at(each, "spec")), mapping(at(each, "status"))
     found = spec.get("systemUUID") or spec.get("uuid")
     uuid = uuid_of(found)
     bmc_name = words(at(spec, "bmcRef", "name"))
-    controller = objects.spec("BMC", bmc_name) or at(spec, "bmc") or {}
+    controller = objects.spec("BMC", bmc_name) or mapping(at(spec, "bmc"))
     bmc, remarks = _controller(controller, objects, words(spec.get("systemURI")))
     nics = {
         mac: ImportedNic(mac=mac, name=words(nic.get("name")), addresses=_some(address_of(nic.get("ip"))))
@@ -198,7 +199,7 @@ def _controller(
     """A BMC object, or what a Server says of it in place; its address may be an Endpoint's."""
     endpoint = objects.spec("Endpoint", at(controller, "endpointRef", "name") or at(controller, "endpoint", "name"))
     host = words(at(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
-    protocol = at(controller, "protocol") or {}
+    protocol = mapping(at(controller, "protocol"))
     if host is None:
         return None, ()
     port, scheme = words(protocol.get("port")), words(protocol.get("scheme")) or "https"
@@ -212,7 +213,7 @@ _BY_UUID: Final = ("IPXEBootConfig", "HTTPBootConfig")
 def _configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
     for kind in _BY_UUID:
         for name, each in objects.of(kind).items():
-            yield name, at(each, "spec") or {}
+            yield name, mapping(at(each, "spec"))
 
 
 def _by_uuid(objects: _Objects) -> Iterator[ImportedMachine]:
@@ -256,7 +257,7 @@ def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
             )
     for name, each in sorted(objects.of("Hardware").items()):
         for interface in items(at(each, "spec", "interfaces")):
-            osie, base = at(interface, "netboot", "osie") or {}, words(at(interface, "netboot", "osie", "baseURL"))
+            osie, base = mapping(at(interface, "netboot", "osie")), words(at(interface, "netboot", "osie", "baseURL"))
             if base and (kernel := words(osie.get("kernel"))):
                 initrd = words(osie.get("initrd"))
                 yield ImportedBoot(

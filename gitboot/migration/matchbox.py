@@ -18,19 +18,30 @@ from gitboot.migration.estate import (
     lost,
     missing,
 )
-from gitboot.migration.foreign import Texts, arguments_of, at, is_secret, json_of, mac_of, uuid_of, words
+from gitboot.migration.foreign import (
+    Texts,
+    arguments_of,
+    at,
+    is_secret,
+    json_of,
+    mac_of,
+    mapping,
+    sequence,
+    uuid_of,
+    words,
+)
 from gitboot.model.scalars import Malformed, parse_label_key, parse_label_value, parse_variable_name
 from gitboot.resolve.leaks import secrets
 
 _IDENTITIES: Final = ("mac", "uuid", "serial")
-_FIRST_BOOT: Final = ("ignition.config.url=", "coreos.config.url=")
+_FIRST_BOOT: Final = ("ignition.config.url=", "coreos.config.url=", "flatcar.config.url=")
 
 
 def read(files: Texts) -> Estate:
     """``groups/``, ``profiles/`` and ``ignition/`` of a matchbox's data directory."""
     folders = {folder: dict(_below(files, folder)) for folder in ("groups", "profiles", "ignition")}
-    groups = [(path, json_of(path, text)) for path, text in sorted(folders["groups"].items()) if path.endswith(".json")]
-    profiles = [json_of(path, text) for path, text in sorted(folders["profiles"].items()) if path.endswith(".json")]
+    groups = list(_objects(folders["groups"]))
+    profiles = [profile for _, profile in _objects(folders["profiles"])]
     templates = {path.rpartition("ignition/")[2]: text for path, text in folders["ignition"].items()}
     by_identity: dict[str, list[dict[str, Any]]] = {}
     remarks = []
@@ -47,6 +58,10 @@ def read(files: Texts) -> Estate:
     )
 
 
+def _objects(files: Texts) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((path, mapping(json_of(path, text))) for path, text in sorted(files.items()) if path.endswith(".json"))
+
+
 def _below(files: Texts, folder: str) -> Iterator[tuple[str, str]]:
     return ((path, text) for path, text in files.items() if folder in path.split("/")[:-1])
 
@@ -56,7 +71,7 @@ def _name(group: Mapping[str, Any], path: str = "") -> str:
 
 
 def _identity(group: Mapping[str, Any]) -> str | None:
-    selector = at(group, "selector") or {}
+    selector = mapping(at(group, "selector"))
     return next((f"{key} {str(selector[key]).lower()}" for key in _IDENTITIES if selector.get(key)), None)
 
 
@@ -78,7 +93,7 @@ def _machine(groups: list[dict[str, Any]]) -> ImportedMachine:
     for key, value in (("mac", mac), ("uuid", uuid)):
         if selector.get(key) and value is None:
             remarks.append(missing(f"its {key} cannot be read"))
-    variables, labels, more = _metadata(at(first, "metadata") or {})
+    variables, labels, more = _metadata(mapping(at(first, "metadata")))
     return ImportedMachine(
         name=_name(first),
         uuid=uuid,
@@ -92,7 +107,7 @@ def _machine(groups: list[dict[str, Any]]) -> ImportedMachine:
 
 
 def _further(group: Mapping[str, Any]) -> str:
-    selector = at(group, "selector") or {}
+    selector = mapping(at(group, "selector"))
     return ", ".join(f"{key}={value}" for key, value in sorted(selector.items()) if key not in _IDENTITIES)
 
 
@@ -120,8 +135,8 @@ def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, st
 
 def _boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
     """A profile; the files that matchbox serves as assets are the fleet's assets."""
-    boot, remarks = at(profile, "boot") or {}, list[ImportRemark]()
-    found = [str(argument) for argument in boot.get("args") or ()]
+    boot, remarks = mapping(at(profile, "boot")), list[ImportRemark]()
+    found = [str(argument) for argument in sequence(boot.get("args"))]
     leads = [argument for argument in found if "/ignition?" in argument]
     data, about = _data(profile, templates)
     remarks += about
@@ -139,7 +154,7 @@ def _boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
     return ImportedBoot(
         name=_name(profile),
         kernel=_asset(boot.get("kernel")),
-        initrds=tuple(filter(None, (_asset(each) for each in boot.get("initrd") or ()))),
+        initrds=tuple(filter(None, (_asset(each) for each in sequence(boot.get("initrd"))))),
         arguments=arguments,
         data=data,
         remarks=(*remarks, *more),

@@ -40,7 +40,7 @@ def _machine(
     labels = {
         key: name_of(slug)
         for key in ("site", "rack", "role")
-        if (slug := at(device, key, "slug") or at(device, key, "name"))
+        if (slug := words(at(device, key, "slug")) or words(at(device, key, "name")))
     }
     return ImportedMachine(
         name=str(device["name"]),

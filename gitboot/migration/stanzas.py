@@ -11,7 +11,11 @@ from gitboot.migration.foreign import (
     address_of,
     architecture_of,
     at,
+    bmc_of,
     mac_of,
+    mapping,
+    name_of,
+    sequence,
     uuid_of,
     without_secrets,
     words,
@@ -50,8 +54,12 @@ def _xcat_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
     macs = [mac for part in node.get("mac", "").split("|") if (mac := mac_of(part.partition("!")[0]))]
     address = address_of(node.get("ip"))
     remarks: list[ImportRemark] = [kept(f"node {name}")]
-    if bmc := node.get("bmc"):
-        remarks.append(lost(f"its BMC {bmc} ({node.get('mgt', 'unknown')}): add a bmc by hand, if it speaks Redfish"))
+    host = node.get("bmc")
+    by_ipmi = host is not None and node.get("mgt") == "ipmi"
+    bmc, more = bmc_of(f"ipmi://{host}" if by_ipmi else None, f"{name_of(name)}-bmc")
+    remarks += more
+    if host and not by_ipmi:
+        remarks.append(lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add a bmc by hand"))
     remarks += [lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)]
     if "addkcmdline" in node:
         arguments, secret = without_secrets(node["addkcmdline"].split())
@@ -60,6 +68,7 @@ def _xcat_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
         name=name,
         serial=node.get("serial") or None,
         uuid=uuid_of(node.get("uuid")),
+        bmc=bmc,
         architecture=architecture_of(node.get("arch")),
         nics=tuple(
             ImportedNic(mac=mac, addresses=(address,) if address and not i else ()) for i, mac in enumerate(macs)
@@ -73,14 +82,14 @@ def warewulf(files: Texts) -> Estate:
     machines = []
     for path, text in sorted(files.items()):
         for document in yaml_of(path, text):
-            profiles = at(document, "nodeprofiles") or {}
-            for name, node in sorted((at(document, "nodes") or {}).items()):
+            profiles = mapping(at(document, "nodeprofiles"))
+            for name, node in sorted((mapping(at(document, "nodes"))).items()):
                 machines.append(_warewulf_node(name, node if isinstance(node, dict) else {}, profiles))
     return Estate(machines=tuple(machines))
 
 
 def _warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, Any]) -> ImportedMachine:
-    devices = at(node, "network devices") or {}
+    devices = mapping(at(node, "network devices"))
     nics = [
         ImportedNic(
             mac=mac,
@@ -93,10 +102,12 @@ def _warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, An
     remarks: list[ImportRemark] = [kept(f"node {name}")]
     if not nics:
         remarks.append(missing("its MAC address"))
-    found = [node, *(at(profiles, each) or {} for each in node.get("profiles") or ())]
+    found = [node, *(mapping(at(profiles, each)) for each in sequence(node.get("profiles")))]
     for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel")):
         if value := next((words(each.get(key)) for each in found if words(each.get(key))), None):
             remarks.append(lost(f"its {label} {value}: gitboot builds none"))
+    bmc = None
     if address := next((words(at(each, "ipmi", "ipaddr")) for each in found if at(each, "ipmi", "ipaddr")), None):
-        remarks.append(lost(f"its BMC {address} (IPMI): add a bmc by hand, if it speaks Redfish"))
-    return ImportedMachine(name=name, nics=tuple(nics), remarks=tuple(remarks))
+        bmc, more = bmc_of(f"ipmi://{address}", f"{name_of(name)}-bmc")
+        remarks += more
+    return ImportedMachine(name=name, nics=tuple(nics), bmc=bmc, remarks=tuple(remarks))
