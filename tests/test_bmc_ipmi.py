@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pytest
 
-from gitboot.bmc.access import Credentials, read_trust
+from gitboot.bmc.access import Credentials, as_file, read_trust
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.identity import Another, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
@@ -437,5 +437,9 @@ def test_credentials_go_by_ipmi_only_where_that_is_said(tmp_path: Path) -> None:
         read_trust(tmp_path, "rack").allowed(bmc, known=True)
     give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\nipmi = true\n')
     assert read_trust(tmp_path, "rack").allowed(bmc, known=False)(ip_address("10.112.0.13"))
+    assert as_file([bmc]) == (
+        'networks = ["10.112.0.13/32"]\n'
+        "ipmi = true  # a hash of the password goes to whoever asks: ipmi://10.112.0.13\n"
+    )
     assert bmc.place == ("ipmi://10.112.0.13", None)
     assert replace(bmc, address="ipmi://10.112.0.13:623").place == bmc.place
