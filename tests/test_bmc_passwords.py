@@ -21,7 +21,7 @@ from gitboot.errors import UsageError
 from gitboot.load import load
 from gitboot.load.machines import machines
 from gitboot.model.scalars import parse_fingerprint
-from tests.bmc_rack import USER, MakeRack, Rack, racks, write_credentials
+from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
 from tests.credentials import HERE
 from tests.fleets import SEED, server, snapshot
 from tests.redfish.certificates import Authority, Issued
@@ -136,6 +136,26 @@ def test_it_is_asked_again_after_a_while_and_soon_after_a_refusal(
     monkeypatch.setattr(passwords, "_ASK_AGAIN_S", 0)
     directory.doubt("rack")
     assert [directory.of("rack").credentials.password for _ in range(2)] == ["3", "4"]
+
+
+def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
+    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passwords, "_READ_AGAIN_S", 0)
+    monkeypatch.setattr(passwords, "_DOUBTED_S", 0)
+    rack = make_rack()
+    (rack.folder / "rack" / "password").unlink()
+    said = rack.folder / "said"
+    says(rack.folder, f"cat {said}")
+    with rack.fleet() as fleet:
+        found = []
+        for text in ("wrong", PASSWORD, "not asked for again"):
+            said.write_text(text)
+            fleet.submit([job := rack.job()])
+            found.append(fleet.finished(wait_all=True)[job.uuid])
+        assert [each.outcome for each in found] == [Outcome.STALLED, Outcome.APPLIED, Outcome.UNCHANGED]
+        assert found[0].credentials != found[1].credentials == found[2].credentials == fleet.fingerprint(job.bmc)
+    assert runs(rack.folder) == 2
 
 
 def test_a_file_comes_before_a_command(folder: Path) -> None:
