@@ -65,6 +65,7 @@ class _Explaining:
     ) -> None:
         self._repository, self._decision, self._plan, self._record = repository, decision, plan, record
         self._server = repository.servers[decision.server]
+        self._site = site_of(repository, self._server)
         self._id = Id("Server", decision.server)
         self._lost: list[Lost] = []
         self._pools = pools(repository)[0]
@@ -96,7 +97,7 @@ class _Explaining:
         if lifecycle is not Lifecycle.ACTIVE:
             yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
             return
-        site = site_of(self._repository, server)
+        site = self._site
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
         if site is not None:
             number = self._repository.fleet.spec.sites.index(site)
@@ -163,7 +164,7 @@ class _Explaining:
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
-        source = boot_source(self._repository, self._server, profile, image, maintenance=maintenance)
+        source = boot_source(self._repository, self._server, profile, image, self._site, maintenance=maintenance)
         yield from self._boot(plan, source)
 
     # R3 and R4
@@ -198,7 +199,7 @@ class _Explaining:
         self._lost += image.lost
         named = image.winner
         yield self._reason("image", named.image, "R4", image.why, named.said_by, *named.path)
-        source = boot_source(self._repository, server, profile, named.image, pool=pool)
+        source = boot_source(self._repository, server, profile, named.image, self._site, pool=pool)
         yield from self._boot(plan, source)
 
     def _owner(self, pool: Pool, field: str) -> str:

@@ -12,8 +12,8 @@ from gitboot.frames import encode
 from gitboot.load.machines import machine
 from gitboot.plan import Decision
 from gitboot.resolve.checked import minimum_versions
-from gitboot.resolve.decide import site_of
-from gitboot.resolve.optouts import OptOut, holds, pin_of
+from gitboot.resolve.decide import sites
+from gitboot.resolve.optouts import OptOut, holds
 
 _BATCH: Final = 256  # servers a frame
 
@@ -86,10 +86,9 @@ def _result(difference: CommitPair) -> CommitEnd:
 
 def _sites(commit: Foundation, difference: CommitPair) -> dict[str, str]:
     repository = commit.decided.repository
-    found = {
-        name: site_of(repository, repository.servers[name]) for name in difference.servers if name in repository.servers
-    }
-    return {name: site.name for name, site in found.items() if site is not None}
+    selection, servers = sites(repository), repository.servers
+    found = {name: selection.of(servers[name]) for name in difference.servers if name in servers}
+    return {name: selected[0].name for name, selected in found.items() if selected}
 
 
 def _fleetwide(difference: CommitPair) -> FleetPart | None:
@@ -119,6 +118,4 @@ def _fleetwide_of(commit: Foundation) -> FleetPart:
 
 def _opt_outs(commit: Foundation) -> tuple[OptOut, ...]:
     """Every pin and hold, in the order of their servers and streams."""
-    servers = commit.decided.repository.servers
-    pins = (pin_of(servers[name]) for name in commit.pinned)
-    return (*(pin for pin in pins if pin is not None), *holds(commit.decided.repository))
+    return (*commit.pinned.values(), *holds(commit.decided.repository))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -12,10 +12,12 @@ from gitboot.diff.extent import Extent
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot
 from gitboot.load.listing import listed, looked_into
+from gitboot.load.merged import merged
 from gitboot.load.register import Register
 from gitboot.load.successor import Delta, Loaded, everything, succeed
 from gitboot.resolve.affected import Reach, affected, entered, struck
 from gitboot.resolve.decide import Decided, decide_again
+from gitboot.resolve.optouts import OptOut, pin_of
 from gitboot.resolve.reading import read
 
 
@@ -32,7 +34,7 @@ class Foundation:
 
     loaded: Loaded
     decided: Decided
-    pinned: tuple[str, ...]  # servers that have a pin, in the order of their names
+    pinned: Mapping[str, OptOut]  # by server, sorted
 
     @property
     def revision(self) -> Revision:
@@ -262,9 +264,7 @@ def _read(snapshot: Snapshot, base: Foundation | None) -> Foundation:
     )
 
 
-def _pinned(base: Foundation | None, repository: FleetRepository, servers: Collection[str]) -> tuple[str, ...]:
-    found = {name for name in servers if name in repository.servers and repository.servers[name].spec.pin is not None}
-    if base is None:
-        return tuple(sorted(found))
-    kept = base.pinned if not servers else tuple(name for name in base.pinned if name not in servers)
-    return tuple(sorted((*kept, *found))) if found else kept
+def _pinned(base: Foundation | None, repository: FleetRepository, servers: Collection[str]) -> Mapping[str, OptOut]:
+    pins = {name: pin_of(repository.servers[name]) for name in servers if name in repository.servers}
+    found = {name: pin for name, pin in pins.items() if pin is not None}
+    return merged(base.pinned if base is not None else {}, found, [name for name in servers if name not in found])

@@ -33,6 +33,7 @@ from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import pools
 from gitboot.resolve.decide import Decided, Decisions, Made, MadeUnknown
 from gitboot.resolve.found import DecisionFinding, FindingPlace
+from gitboot.resolve.optouts import OptOut
 
 V = TypeVar("V")
 
@@ -76,7 +77,7 @@ class _KeptBasis(msgspec.Struct, frozen=True, array_like=True):
     warnings: tuple[Problem, ...]
     register: bytes
     reach: bytes
-    pinned: tuple[str, ...]
+    pinned: dict[str, OptOut]  # by server
 
 
 def to_bytes(basis: Basis) -> bytes:
@@ -104,7 +105,7 @@ def to_bytes(basis: Basis) -> bytes:
             warnings=decided.decisions.warnings,
             register=encode(basis.register.held()),
             reach=encode(basis.reach.held()),
-            pinned=basis.foundation.pinned,
+            pinned=dict(basis.foundation.pinned),
         )
     )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State
+from gitboot.canonical import canonical
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
@@ -176,10 +177,12 @@ def machine(row: Sequence[Any]) -> Machine:
 # An offer
 
 
+_OFFER: Final = tuple(each.name for each in fields(Offer) if each.name != "plan")  # which is its key
+
+
 def of_offer(offer: Offer) -> str:
-    facts = asdict(offer)
-    del facts["plan"]
-    return json_of({**facts, "start": _or_none(offer.start), "end": _or_none(offer.end)})
+    facts = {name: getattr(offer, name) for name in _OFFER}
+    return canonical({**facts, "start": _or_none(offer.start), "end": _or_none(offer.end)}).decode()
 
 
 def offer(plan: Digest, text: str) -> Offer:

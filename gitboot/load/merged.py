@@ -33,7 +33,8 @@ def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] 
             without.add(key)
     come = tuple(sorted(key for key in over if key not in base))
     # Each further change copies what lies above, and now and then what lies below: together that is least at the root.
-    if len(over) + len(without) <= 2 * isqrt(len(base)):
+    # What is no dictionary may have its values still to make.
+    if len(over) + len(without) <= (2 * isqrt(len(base)) if isinstance(base, dict) else len(base)):
         return Overlay(base, over, without, come)
     flat = {**base, **over}
     for key in without:

@@ -78,6 +78,11 @@ class Selector(Struct):
             raise Malformed(Code.SELECTOR, "servers are selected by label or by name, not both", at=("servers",))
         return self
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """The labels that it looks at."""
+        return frozenset((*self.match_labels, *(expression.key for expression in self.match_expressions)))
+
     def matches(self, name: Name, labels: Mapping[str, str]) -> bool:
         if self.servers:
             return name in self.servers

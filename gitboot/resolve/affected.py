@@ -79,11 +79,13 @@ def _by_policies(before: Decided, repository: FleetRepository, register: Registe
     old, new = before.repository.policies, repository.policies
     known, _ = pools(repository)
     for name in old.keys() | new.keys():
-        whom = [register.selected(select, repository.servers) for select in _selectors(name, old, new)]
-        if before.pools.get(name) != known.get(name) or len(whom) < 2:
+        selectors = _selectors(name, old, new)
+        whom = (register.selected(select, repository.servers) for select in selectors)
+        if before.pools.get(name) != known.get(name) or len(selectors) < 2:
             yield from chain(reach[Id("BootPolicy", name)], *whom)
         elif old[name].spec.select != new[name].spec.select:
-            yield from set(whom[0]) ^ set(whom[1])
+            first, second = map(set, whom)
+            yield from first ^ second
 
 
 # R4

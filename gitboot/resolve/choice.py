@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -139,7 +139,7 @@ class Tie(NamedTuple):
     names: tuple[str, ...]
 
 
-def choose_policy(candidates: list[Pool], named: Pool | None) -> Won[Pool] | Tie | None:
+def choose_policy(candidates: Sequence[Pool], named: Pool | None) -> Won[Pool] | Tie | None:
     """Rule R3 for one server: of the policies that select it, or the one that it names."""
     if named is not None:
         lost = tuple(

@@ -55,17 +55,20 @@ class Context:
     def __init__(self, plain: Plain, boot: Boot, source: BootSource) -> None:
         self._plain, self._boot, self._source = plain, boot, source
         self._more: dict[str, Any] = {}
+        self._common: dict[str, Any] = {}  # what all that are made of this one see; empty until one looks
         self._mapping: dict[str, Any] | None = None
 
     def having(self, **more: Any) -> Context:
         other = Context(self._plain, self._boot, self._source)
-        other._more = {**self._more, **more}
+        other._more, other._common = {**self._more, **more}, self._common
         return other
 
     @property
     def mapping(self) -> Mapping[str, Any]:
         if self._mapping is None:
-            self._mapping = {**self._made(), **self._more}
+            if not self._common:
+                self._common.update(self._made())
+            self._mapping = {**self._common, **self._more}
         return self._mapping
 
     def _made(self) -> dict[str, Any]:

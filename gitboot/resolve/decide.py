@@ -33,6 +33,7 @@ from gitboot.resolve.families import left_out
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
+from gitboot.resolve.selection import Selecting
 from gitboot.resolve.source import BootSource, Unbootable
 
 
@@ -112,7 +113,7 @@ def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[s
     repository = deciding.repository
     names = [name for name in affected if name in repository.servers]
     made = {name: deciding.server(repository.servers[name]) for name in names}
-    hosts = {name: host(repository.servers[name], site_of(repository, repository.servers[name])) for name in names}
+    hosts = {name: host(repository.servers[name], deciding.site(repository.servers[name])) for name in names}
     keep_unknown = before is not None and deciding.only_servers
     unknown = before.unknown if before is not None and keep_unknown else deciding.unknown()
     gone = [name for name in affected if name not in repository.servers]
@@ -169,8 +170,12 @@ def candidates(repository: FleetRepository, known: Mapping[str, Pool], server: S
 
 def site_of(repository: FleetRepository, server: Server) -> Site | None:
     """The first site that selects ``server``."""
-    name, labels = server.metadata.name, server.metadata.labels
-    return next((site for site in repository.fleet.spec.sites if selects(site.select, name, labels)), None)
+    return next(iter(sites(repository).of(server)), None)
+
+
+def sites(repository: FleetRepository) -> Selecting[Site]:
+    """The sites that select servers, the first of which is a server's own."""
+    return Selecting((site, site.select) for site in repository.fleet.spec.sites)
 
 
 def endpoint_of(repository: FleetRepository, site: Site | None) -> str | None:
@@ -183,12 +188,12 @@ def boot_source(
     server: Server,
     profile: BootProfile,
     image: str,
+    site: Site | None,
     *,
     pool: Pool | None = None,
     maintenance: Maintenance | None = None,
 ) -> BootSource:
-    """What one server's boot is composed of, under a policy or a maintenance."""
-    site = site_of(repository, server)
+    """What one server's boot is composed of, under a policy or a maintenance, at its site."""
     base_url = site.base_url if site else repository.fleet.spec.base_url
     return BootSource(
         image=repository.images[image],
@@ -226,6 +231,9 @@ class _Deciding:
             self.pools, self.problems = pools(repository)
         if not only_servers:
             self.problems += [*not_yet(repository), *left_out(repository)]
+        policies = ((pool, repository.policies[pool.name].spec.select) for pool in self.pools.values())
+        self._policies, self._sites = Selecting(policies), sites(repository)
+        self._maintenances = Selecting((each, each.spec.select) for each in repository.maintenances.values())
         self._found: list[DecisionFinding] = []  # of the server at hand
         self._of: dict[Id, None] = {}  # what its decision is made of, each once
         self._interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}  # most servers are made of the same
@@ -233,6 +241,9 @@ class _Deciding:
     def _uses(self, *resources: Id) -> None:
         """Note that the decision at hand is made of these."""
         self._of.update(dict.fromkeys(resources))
+
+    def site(self, server: Server) -> Site | None:
+        return next(iter(self._sites.of(server)), None)
 
     def server(self, server: Server) -> Made:
         """The decision for ``server``, with what it lacks."""
@@ -248,9 +259,9 @@ class _Deciding:
         if server.spec.lifecycle is Lifecycle.ACTIVE:
             pool = self._pool_of(server)
             policy = self._policy(server, pool) if pool is not None else None
-            maintenances = tuple(self._maintenance(server, each) for each in _of_server(self.repository, server))
+            maintenances = tuple(self._maintenance(server, each) for each in self._maintenances.of(server))
             self._found.extend(check_overlaps(maintenances))
-        site = site_of(self.repository, server)
+        site = self.site(server)
         return Decision(
             server=server.metadata.name,
             uuid=server.spec.uuid,
@@ -285,7 +296,7 @@ class _Deciding:
         if named is not None:
             self._uses(Id("BootPolicy", named))
             return self.pools.get(named)  # broken policies have their own problem
-        match choose_policy(candidates(self.repository, self.pools, server), None):
+        match choose_policy(self._policies.of(server), None):
             case Won(winner=pool):
                 return pool
             case Tie(names=names):
@@ -342,7 +353,8 @@ class _Deciding:
     ) -> Boot | None:
         """The composed boot; None where it cannot work, which has been noted."""
         self._uses(Id("BootImage", image))
-        source = boot_source(self.repository, server, profile, image, pool=pool, maintenance=maintenance)
+        site = self.site(server)
+        source = boot_source(self.repository, server, profile, image, site, pool=pool, maintenance=maintenance)
         return self._composed(source)
 
     def _composed(self, source: BootSource) -> Boot | None:
@@ -435,12 +447,6 @@ class _Deciding:
             findings += tuple((f"unknown {architecture} machines", finding) for finding in self._found)
             self._found = []
         return MadeUnknown(boots, findings)
-
-
-def _of_server(repository: FleetRepository, server: Server) -> list[Maintenance]:
-    """The maintenances that select a server."""
-    name, labels = server.metadata.name, server.metadata.labels
-    return [each for each in repository.maintenances.values() if selects(each.spec.select, name, labels)]
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:

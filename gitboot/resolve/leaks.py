@@ -6,6 +6,7 @@ import re
 from base64 import b64decode
 from binascii import Error
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
@@ -90,14 +91,16 @@ def _in_order(found: _Found) -> SecretSpan:
 
 def _by_rules(text: str) -> Iterator[_Found]:
     lowered = text.lower()
-    said = {word for word in _WORDS if word in lowered}
-    for rule in RULES:
-        if not said.isdisjoint(rule.words):
-            for span in rule.find(text):
-                yield rule, span, text[span.start : span.end]
+    for number in sorted({number for word, numbers in _RULES_OF.items() if word in lowered for number in numbers}):
+        rule = RULES[number]
+        for span in rule.find(text):
+            yield rule, span, text[span.start : span.end]
 
 
-_WORDS: Final = frozenset(word for rule in RULES for word in rule.words)
+_RULES_OF: Final[defaultdict[str, list[int]]] = defaultdict(list)  # by word, their numbers
+for _number, _rule in enumerate(RULES):
+    for _word in _rule.words:
+        _RULES_OF[_word].append(_number)
 
 
 def _placed(lines: _TextLines, rule: LeakRule, span: SecretSpan, value: str) -> Secret:
