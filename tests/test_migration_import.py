@@ -525,3 +525,30 @@ def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
         for document in yaml.load_all(text, yaml.BaseLoader):
             for odd in _with_one_odd(document):
                 fleet_of(read({**files, name: _json(odd)}), Supplement())
+
+
+A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
+TWO = {
+    "ironic": {
+        "nodes.json": _json([{"uuid": each, "name": each, "driver": "redfish"} for each in ("a", "b")]),
+        "ports.json": _json([{"address": B, "node_uuid": "b"}, {"address": A, "node_uuid": "a"}]),
+    },
+    "netbox": {
+        "devices.json": _json([{"id": id, "name": name, "device_type": {}} for id, name in ((1, "a"), (2, "b"))]),
+        "interfaces.json": _json(
+            [{"id": id, "device": {"id": id}, "mac_address": mac} for id, mac in ((2, B), (1, A))]
+        ),
+    },
+    "openchami": {
+        "parameters.json": _json([{"macs": [A], "nids": [2], "kernel": KERNEL}]),
+        "components.json": _json({"Components": [{"ID": "a", "NID": 1}, {"ID": "b", "NID": 2}]}),
+        "interfaces.json": _json([{"MACAddress": B, "ComponentID": "b"}, {"MACAddress": A, "ComponentID": "a"}]),
+    },
+}
+
+
+@pytest.mark.parametrize("system", TWO)
+def test_each_interface_goes_to_its_own_machine(system: str) -> None:
+    machines = SYSTEMS[system].read(TWO[system]).machines
+    found = {machine.name: [nic.mac.replace("-", ":") for nic in machine.nics] for machine in machines}
+    assert found == {"a": [A], "b": [B]}

@@ -24,6 +24,7 @@ from gitboot.migration.foreign import (
     architecture_of,
     arguments_of,
     at,
+    grouped,
     items,
     json_of,
     mac_of,
@@ -31,6 +32,7 @@ from gitboot.migration.foreign import (
     sequence,
     words,
 )
+from gitboot.model.scalars import MacAddress
 
 
 def read(files: Texts) -> Estate:
@@ -42,13 +44,20 @@ def read(files: Texts) -> Estate:
     parameters = [row for row in rows if {"kernel", "params", "initrd"} & row.keys()]
     components = {str(row["ID"]): row for row in rows if "NID" in row and "ID" in row}
     interfaces = [row for row in rows if "MACAddress" in row]
+    by_nid = {str(row["NID"]): xname for xname, row in components.items()}
+    owners = {
+        mac: row["ComponentID"] for row in interfaces if row.get("ComponentID") and (mac := mac_of(row["MACAddress"]))
+    }
+    of_component = grouped(interfaces, "ComponentID")
     of_nodes: dict[str, Mapping[str, Any]] = {}
     for row in parameters:
-        for key in _keys(row, components, interfaces):
+        for key in _keys(row, by_nid, owners):
             of_nodes[key] = row
     boots = {boot.name: boot for boot in (_boot(row) for row in parameters if row.get("kernel"))}
     machines = tuple(
-        _machine(key, row, components, interfaces) for key, row in sorted(of_nodes.items()) if key != "Default"
+        _machine(key, row, components.get(key, {}), of_component.get(key, []))
+        for key, row in sorted(of_nodes.items())
+        if key != "Default"
     )
     default = (guessed("Default: what nodes boot that have no parameters is a boot of nobody here"),)
     return Estate(
@@ -58,15 +67,12 @@ def read(files: Texts) -> Estate:
     )
 
 
-def _keys(row: Mapping[str, Any], components: Mapping[str, Any], interfaces: list[dict[str, Any]]) -> Iterator[str]:
+def _keys(row: Mapping[str, Any], by_nid: Mapping[str, str], owners: Mapping[MacAddress, Any]) -> Iterator[str]:
     """The nodes of a row: by xname where State Management knows it, else by what it is named by."""
     yield from map(str, sequence(row.get("hosts")))
     for mac in sequence(row.get("macs")):
-        owner = next(
-            (each.get("ComponentID") for each in interfaces if mac_of(each["MACAddress"]) == mac_of(mac)), None
-        )
-        yield str(owner or mac)
-    by_nid = {str(each["NID"]): xname for xname, each in components.items()}
+        known = mac_of(mac)
+        yield str(owners.get(known, mac) if known else mac)
     for nid in sequence(row.get("nids")):
         yield by_nid.get(str(nid), f"nid{int(nid):06}" if str(nid).isdecimal() else str(nid))
 
@@ -93,10 +99,9 @@ def _named(row: Mapping[str, Any]) -> str:
 
 
 def _machine(
-    key: str, row: Mapping[str, Any], components: Mapping[str, Any], interfaces: list[dict[str, Any]]
+    key: str, row: Mapping[str, Any], component: Mapping[str, Any], interfaces: list[dict[str, Any]]
 ) -> ImportedMachine:
-    component = components.get(key, {})
-    nics = [nic for nic in (_nic(each) for each in interfaces if each.get("ComponentID") == key) if nic]
+    nics = [nic for nic in map(_nic, interfaces) if nic]
     if (own := mac_of(key)) is not None and not nics:
         nics = [ImportedNic(mac=own)]
     remarks: list[ImportRemark] = [kept(f"boot parameters of {key}")]

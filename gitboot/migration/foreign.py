@@ -87,6 +87,14 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def grouped(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[str, Any]]]:
+    """Rows by what stands at a path of keys, as text."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(str(at(row, *keys)), []).append(row)
+    return found
+
+
 def words(value: Any) -> str | None:
     """A scalar as text; None where there is none, or nothing in it."""
     return str(value) if isinstance(value, str | int | float) and str(value) else None

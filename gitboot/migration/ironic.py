@@ -24,6 +24,7 @@ from gitboot.migration.foreign import (
     at,
     bmc_of,
     firmware_of,
+    grouped,
     items,
     json_of,
     mac_of,
@@ -44,7 +45,10 @@ def read(files: Texts) -> Estate:
     ports = [row for row in rows if "address" in row]
     nodes = [row for row in rows if "driver" in row]
     boots = {boot.name: boot for boot in map(_boot, nodes) if boot is not None}
-    machines = sorted((_machine(node, ports) for node in nodes), key=lambda machine: machine.name)
+    of_node = grouped(ports, "node_uuid")
+    machines = sorted(
+        (_machine(node, of_node.get(str(node.get("uuid")), [])) for node in nodes), key=lambda machine: machine.name
+    )
     return Estate(machines=tuple(machines), boots=tuple(boot for _, boot in sorted(boots.items())))
 
 
@@ -97,8 +101,7 @@ def _name(node: Mapping[str, Any]) -> str:
 def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMachine:
     """A node; its UUID is Ironic's own, and not that of its board."""
     properties, driver, name = _mapping(node.get("properties")), _mapping(node.get("driver_info")), _name(node)
-    own = [port for port in ports if port.get("node_uuid", port.get("node")) == node.get("uuid")]
-    nics = [_nic(port, mac) for port in own if (mac := mac_of(port["address"]))]
+    nics = [_nic(port, mac) for port in ports if (mac := mac_of(port["address"]))]
     remarks: list[ImportRemark] = [kept(f"node {name} ({node.get('uuid')})")]
     if not nics:
         remarks.append(missing("it has no port: export those with `openstack baremetal port list --long -f json`"))

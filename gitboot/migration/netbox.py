@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, ImportRemark, kept, missing
-from gitboot.migration.foreign import Texts, address_of, at, items, json_of, mac_of, name_of, uuid_of, words
+from gitboot.migration.foreign import Texts, address_of, at, grouped, items, json_of, mac_of, name_of, uuid_of, words
 
 
 def read(files: Texts) -> Estate:
@@ -19,20 +19,21 @@ def read(files: Texts) -> Estate:
     interfaces = [row for row in rows if at(row, "device", "id") is not None and "mac_address" in row]
     addresses = [row for row in rows if "assigned_object_id" in row and "address" in row]
     devices = [row for row in rows if "device_type" in row and words(row.get("name"))]
-    machines = (_machine(device, interfaces, addresses) for device in devices)
+    of_device, of_interface = grouped(interfaces, "device", "id"), grouped(addresses, "assigned_object_id")
+    machines = (_machine(device, of_device.get(str(device.get("id")), []), of_interface) for device in devices)
     return Estate(machines=tuple(sorted(machines, key=lambda machine: machine.name)))
 
 
 def _machine(
-    device: Mapping[str, Any], interfaces: list[dict[str, Any]], addresses: list[dict[str, Any]]
+    device: Mapping[str, Any], interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
     remarks: list[ImportRemark] = [kept(f"device {device['name']}")]
     nics = []
     for each in sorted(interfaces, key=lambda each: str(each.get("name"))):
-        if at(each, "device", "id") != device.get("id") or each.get("mgmt_only"):
+        if each.get("mgmt_only"):
             continue
         if mac := mac_of(each["mac_address"]):
-            own = (words(row["address"]) for row in addresses if row["assigned_object_id"] == each.get("id"))
+            own = (words(row["address"]) for row in addresses.get(str(each.get("id")), []))
             found = tuple(sorted(filter(None, (address_of(one) for one in own if one))))
             nics.append(ImportedNic(mac=mac, name=words(each.get("name")), addresses=found))
     if not nics:
