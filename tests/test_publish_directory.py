@@ -1137,3 +1137,37 @@ def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) 
         directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="3", at=AT)
     assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
     assert temporary(root) == []
+
+
+# Room
+
+
+@pytest.mark.parametrize(
+    ("limit", "lacks"),
+    [
+        ("nr_inodes=60", r"disk: expected room for \d+ files, and its file system has it for \d+ \(.*inodes"),
+        ("size=64k", r"disk: expected room for 0\.\d MiB, and its file system has 0\.\d MiB \(free some space\)"),
+    ],
+    ids=["inodes", "bytes"],
+)
+def test_a_tree_that_begins_with_nothing_is_not_begun_without_room(small_disk: Path, limit: str, lacks: str) -> None:
+    files = {f"boot/ipxe/{number}": File(b"%03d" % number + b"x" * 2000) for number in range(100)}
+    subprocess.run(["mount", "-o", f"remount,{limit}", str(small_disk)], check=True)
+    with Directory.open(small_disk, ledger="ours") as directory:
+        with pytest.raises(PublishError, match=lacks):
+            publish_files(directory, files, commit="one", at=AT)
+        assert not (small_disk / "boot").exists()
+        subprocess.run(["mount", "-o", "remount,size=8m,nr_inodes=5000", str(small_disk)], check=True)
+        publish_files(directory, files, commit="one", at=AT)
+    assert verify(small_disk) == ()
+
+
+def test_names_of_one_file_need_no_room(tmp_path: Path) -> None:
+    asked: list[dict[str, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(directory_module, "check_room", lambda _, sizes: asked.append(sizes))
+        with Directory.open(tmp_path, ledger="ours") as directory:
+            for commit in ("1", "2"):
+                directory.publish(of_one_server(commit.encode(), *ALIKE), {}, complete=True, commit=commit, at=AT)
+    (sizes,) = asked  # a tree that stands is not asked for room: windows end on a disk that is nearly full
+    assert [path for path in sizes if path in ALIKE] == ["boot/ipxe/u"]

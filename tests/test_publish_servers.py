@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -13,11 +14,23 @@ import pytest
 
 from gitboot.errors import PublishError
 from gitboot.publish import directory as directory_module
+from gitboot.publish.amend import amended
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.durable import Unsynced
 from gitboot.publish.index import shard_path
-from gitboot.publish.tree import read_manifest, verify
+from gitboot.publish.manifest import (
+    MANIFEST,
+    Head,
+    Stamp,
+    digest_of,
+    leaf_path,
+    node_path,
+    place_of,
+    render_digests,
+    render_head,
+)
+from gitboot.publish.tree import Tree, read_manifest, verify
 from gitboot.render.state import server_of, state_path
 from gitboot.render.tree import File, Files
 from tests.trees import server_files
@@ -191,3 +204,22 @@ def test_nothing_says_who_wrote_a_tree_where_that_is_asked_for(tmp_path: Path) -
     assert not (tmp_path / "ops/.gitboot").exists()
     with Directory.open(tmp_path, ledger="ours") as again:
         assert again.stamp is not None
+
+
+def test_a_servers_change_rewrites_at_most_16_kib_of_the_manifest_of_100_000(tmp_path: Path) -> None:
+    name, digest = "s050-000042", "0" * 64
+    node, leaf = place_of(name)
+    servers = (f"s{number // 2000:03}-{number:06}" for number in range(100_000))
+    beside = render_digests({each: digest for each in (*servers, name) if place_of(each) == (node, leaf)})
+    every = {f"{number:02x}": digest for number in range(64)}
+    leaves = render_digests(every | {leaf: digest_of(beside)})
+    stamp = Stamp(commit="a" * 40, gitboot="0.2.0", ledger="b" * 32)
+    head = render_head(Head(stamp=stamp, nodes=every | {node: digest_of(leaves)}, shared=digest))
+    for path, data in ((leaf_path(node, leaf), beside), (node_path(node), leaves), (MANIFEST, head)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    with closing(Disk(tmp_path)) as disk:
+        _, parts = amended(Tree(disk), stamp, {name: "1" * 64}, None)
+    assert parts.keys() == {leaf_path(node, leaf), node_path(node), MANIFEST}
+    assert beside.count(b":") > 10
+    assert sum(len(data or b"") for data in parts.values()) <= 16 * 1024

@@ -20,6 +20,7 @@ from gitboot.publish.durable import staged
 from gitboot.publish.index import Shard, render_shard
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
 from gitboot.publish.reindex import Pair
+from gitboot.publish.room import check_room
 from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
 from gitboot.render.paths import is_content
 from gitboot.render.tree import File, Files
@@ -176,6 +177,10 @@ class Directory:
         content, alike = _content(changes, wanted), _alike(changes, wanted)
         batch = _batch(tree, changes)
         joined, parted = _rendered(changes.joined), _rendered(changes.parted)
+        if tree.stamp is None:
+            others = {path for paths in alike.values() for path in paths}
+            made = {path: len(data) for path, data in {**content, **joined, **manifest}.items() if data is not None}
+            check_room(disk.root, {path: size for path, size in made.items() if path not in others})
         tree.begin({*changes.paths, *batch, *manifest})
         try:
             _stage(disk, {PENDING: canonical(sorted(tree.pending))}, changes.at)
