@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
+from gitboot.bounds import uncollected
 from gitboot.instance.laps import Stage
 from gitboot.instance.loop import Loop
 from gitboot.publish.manifest import STATUS
@@ -65,6 +69,28 @@ def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path
             kept.rename(parts.spool)
         running.once()
         assert "SpoolRead" not in conditions(parts)
+
+
+def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -> None:
+    seen: list[bool] = []
+
+    def fail() -> None:
+        with uncollected(), uncollected():
+            seen.append(gc.isenabled())
+            raise KeyError
+
+    assert gc.isenabled()
+    with pytest.raises(KeyError):
+        fail()
+    assert seen == [False]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()  # whoever has said so goes on
+    finally:
+        gc.enable()
 
 
 def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.bmc.job import Result
+from gitboot.bounds import uncollected
 from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
@@ -266,9 +267,10 @@ class Reconciler:
         )
         is_same = publication.stands_for(commit) and publication.terms == terms
         if different or not is_same or publication.plans.sightings is not now.plans.sightings:
-            publication = published(
-                publication, now.plans, commit, different, now.knowledge, self._target, self._store, at, terms=terms
-            )
+            with uncollected():
+                publication = published(
+                    publication, now.plans, commit, different, now.knowledge, self._target, self._store, at, terms=terms
+                )
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken, forgotten)
         return replace(now, publication=publication, unwritable=publication.unwritable or error)
@@ -367,7 +369,8 @@ def _planned(now: Standing, commit: Commit, at: datetime, told: Told) -> tuple[S
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
     if stop is Halt.NONE and now.is_unasked:
         stop = Halt.WRITING
-    plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys, told)
+    with uncollected():
+        plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys, told)
     machines = _machines(changed | different, now.plans, plans)
     return replace(now, plans=plans, unplanned=now.unplanned | machines), different
 

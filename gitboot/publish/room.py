@@ -18,13 +18,15 @@ def check_room(root: Path, sizes: Mapping[str, int]) -> None:
 
     What a folder takes counts as a file. A file system that has no limit of files, or says none, has room for them.
     """
-    tops: dict[int, tuple[Path, list[str]]] = {}
-    for path in sizes:
-        above = root / path.partition("/")[0]
-        place = above if above.is_dir() else root
-        tops.setdefault(os.stat(place).st_dev, (place, []))[1].append(path)
-    for place, paths in tops.values():
-        _check_one(place, {path: sizes[path] for path in paths})
+    tops: dict[str, dict[str, int]] = {}
+    for path, size in sizes.items():
+        tops.setdefault(path.partition("/")[0], {})[path] = size
+    file_systems: dict[int, tuple[Path, dict[str, int]]] = {}
+    for top, below in tops.items():
+        place = root / top if (root / top).is_dir() else root
+        file_systems.setdefault(place.stat().st_dev, (place, {}))[1].update(below)
+    for place, below in file_systems.values():
+        _check_one(place, below)
 
 
 def _check_one(place: Path, sizes: Mapping[str, int]) -> None:
