@@ -18,7 +18,7 @@ class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
     """Flags as they lie there, byte by byte; a boot consumes them unless they are persistent."""
 
     def __init__(self, guid: bytes, password: str, *, user: str = "root") -> None:
-        super().__init__({user: password}, port=0, address="::")
+        super().__init__({user: password}, port=0, address="127.0.0.1")
         self.port = self.serversocket.getsockname()[1]
         self.guid = guid
         self.flags = bytearray(5)
