@@ -28,6 +28,11 @@ EDITS = {
     "nothing": {},
     "another server": {"web77.yaml": server("web77", "role: web")},
     "a server that is another": {WEB01: server("web01", "role: web", spec="kernelArguments: [quiet]")},
+    "a pin whose deadline is past": {
+        "web79.yaml": server(
+            "web79", "role: web", spec="pin: {image: flatcar-1, reason: CHG-1, until: '2026-11-01T00:00:00Z'}"
+        )
+    },
     "two policies of one priority": {"tie.yaml": TIE},
     "an identity that is taken": {"web78.yaml": server("web78").replace(uuid_of("web78"), uuid_of("web01"))},
     "what is no YAML": {"broken.yaml": "{"},
@@ -139,3 +144,10 @@ def test_what_no_fleet_looks_into_is_not_read(cache: Path, work: Work, monkeypat
         assert typed("validate").code == 0
         assert sorted(set(read)) == sorted([".gitbootignore", *FILES])
     assert kept(cache)
+
+
+def test_a_deadline_of_what_was_kept_is_told_still(cache: Path, work: Work) -> None:
+    work.write(EDITS["a pin whose deadline is past"])
+    first = typed("validate", *AT)
+    assert first.code == 0 and "GB2016" in first.out
+    assert typed("validate", *AT) == first

@@ -49,9 +49,9 @@ def command(
     summary = ""
     try:
         with evaluating() as begun:
-            decided = Deciding(path).decide(open_snapshot(path, rev), begun).head.decided
-            repository, decisions = decided.repository, decided.decisions
-        problems = tuple(sorted((*decisions.warnings, *overdue(repository, at or this_second()))))
+            head = Deciding(path).decide(open_snapshot(path, rev), begun).head
+            repository, warnings = head.decided.repository, head.decided.decisions.warnings
+        problems = tuple(sorted((*warnings, *overdue(repository, at or this_second(), head.pinned))))
         servers, images = len(repository.servers), len(repository.images)
         summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
     except InvalidRepository as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,10 +25,10 @@ class OptOut:
     path: tuple[str | int, ...]
 
 
-def opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
-    """Every pin and hold of a fleet."""
-    for server in repository.servers.values():
-        if (pin := pin_of(server)) is not None:
+def opt_outs(repository: FleetRepository, pinned: Iterable[str] | None = None) -> Iterator[OptOut]:
+    """Every pin and hold of a fleet; ``pinned`` are the servers that have a pin, where that is known."""
+    for name in repository.servers if pinned is None else pinned:
+        if (pin := pin_of(repository.servers[name])) is not None:
             yield pin
     yield from holds(repository)
 
@@ -62,9 +62,9 @@ def holds(repository: FleetRepository) -> Iterator[OptOut]:
             )
 
 
-def overdue(repository: FleetRepository, at: datetime) -> Iterator[Problem]:
-    """A warning for each pin and hold whose deadline is past at ``at``."""
-    for opt_out in opt_outs(repository):
+def overdue(repository: FleetRepository, at: datetime, pinned: Iterable[str] | None = None) -> Iterator[Problem]:
+    """A warning for each pin and hold whose deadline is past at ``at``; ``pinned`` as for `opt_outs`."""
+    for opt_out in opt_outs(repository, pinned):
         if opt_out.until is not None and opt_out.until <= at:
             yield repository.problem(
                 Code.OVERDUE,
