@@ -8,7 +8,8 @@ import pytest
 
 from gitboot.cli import deciding
 from gitboot.evaluate import evaluator, shelf
-from gitboot.source import worktree
+from gitboot.evaluate.kept import from_bytes, to_bytes
+from gitboot.source import open_snapshot, worktree
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.rack import Done, typed
 from tests.repositories import Work
@@ -151,3 +152,26 @@ def test_a_deadline_of_what_was_kept_is_told_still(cache: Path, work: Work) -> N
     first = typed("validate", *AT)
     assert first.code == 0 and "GB2016" in first.out
     assert typed("validate", *AT) == first
+
+
+def test_a_warning_of_what_was_kept_is_told_still(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    lenient = FILES["00.yaml"].replace("spec: {", "spec: {requirePolicy: false, ")
+    work.write({"00.yaml": lenient, "lone.yaml": server("lone"), "other.yaml": server("other")})
+    assert typed("validate").out.count("GB2010") == 2
+    work.write({"other.yaml": server("other", "role: web"), "web02.yaml": server("web02", "role: web")})
+    told = typed("validate")
+    assert told == without_cache(("validate",), monkeypatch)
+    assert told.out.count("GB2010") == 1 and told.out.startswith("lone.yaml")
+
+
+def test_what_is_kept_is_all_that_was_found_out(work: Work) -> None:
+    work.write({"00.yaml": FILES["00.yaml"].replace("spec: {", "spec: {requirePolicy: false, ")})
+    work.write({"lone.yaml": server("lone")})
+    snapshot = open_snapshot(work.path, None)
+    found = evaluator.Evaluator(lambda *_: snapshot)
+    before = found.evaluate(snapshot.revision, None).head
+    after = from_bytes(to_bytes(found.basis()), snapshot.read).foundation
+    assert before.decided.flawed.keys() == {"lone"}
+    for name in ("decisions", "made", "flawed", "unknown", "pools", "placed"):
+        assert getattr(after.decided, name) == getattr(before.decided, name), name
+    assert (after.loaded.documents, after.pinned) == (before.loaded.documents, before.pinned)
