@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gitboot.bmc.override import Observed, Override
+from gitboot.bmc.power import ResetType
 
 if TYPE_CHECKING:
     from gitboot.bmc.login import Login
@@ -34,5 +35,7 @@ class Driver(Protocol):
     def set_override(self, wanted: Override, seen: Observed) -> None: ...
 
     def clear(self, seen: Observed) -> None: ...
+
+    def reset(self, type: ResetType, seen: Observed) -> None: ...
 
     def close(self, *, log_out: bool = True) -> None: ...

@@ -22,6 +22,7 @@ from gitboot.bmc.access import Credentials
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.override import OFF, BootTarget, Enabled, Observed, Override, stands
+from gitboot.bmc.power import ResetType
 from gitboot.bmc.transport import AddressRefused, Reach
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
@@ -39,6 +40,14 @@ _DEVICES: Final = {BootTarget.NONE: 0, BootTarget.PXE: 1, BootTarget.HDD: 2, Boo
 _TARGETS: Final = {number: target for target, number in _DEVICES.items()}
 _GET_STATUS: Final = (0x00, 0x01)
 _GET_GUID: Final = (0x06, 0x37)
+_CHASSIS_CONTROL: Final = (0x00, 0x02)  # 28.3: that of a graceful shutdown, 5, is told to the system by an ACPI event
+_CONTROLS: Final = {
+    ResetType.FORCE_OFF: 0,
+    ResetType.ON: 1,
+    ResetType.POWER_CYCLE: 2,
+    ResetType.FORCE_RESTART: 3,
+    ResetType.GRACEFUL_SHUTDOWN: 5,
+}
 
 _NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # 5.2, completion codes: busy, or not in this state
 # What ipmitool says, by its -v. "is not what we requested": a BMC that takes what it likes, whatever it was asked for.
@@ -83,6 +92,7 @@ class IpmiConnection:
             shown=self._shown(guid),
             power="On" if status[0] & 1 else "Off",
             allowable_targets=frozenset(_DEVICES),
+            reset_types=frozenset(_CONTROLS),
             bmc=IPMI,
         )
 
@@ -100,6 +110,11 @@ class IpmiConnection:
     def clear(self, seen: Observed) -> None:
         """Disable the override that was ``seen``."""
         self.set_override(OFF, seen)
+
+    def reset(self, type: ResetType, seen: Observed) -> None:
+        """Ask for a Chassis Control command, once."""
+        (done,) = self._ask((*_CHASSIS_CONTROL, _CONTROLS[type]))
+        _answered(done)
 
     def _shown(self, guid: _Outcome) -> Shown:
         """Who the system is: by its GUID, or where that could be read in two ways, by its serial number."""

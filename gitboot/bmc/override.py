@@ -88,6 +88,8 @@ class Observed:
     etag: str | None = None  # of that resource
     bmc: str = ""  # the row of `gitboot.bmc.quirks` that applies
     manager: str | None = None  # the path of the Manager, which has the clock
+    reset_action: str | None = None  # where ComputerSystem.Reset is asked for
+    reset_types: frozenset[str] = frozenset()  # what may be asked for there; empty: not shown
 
 
 class State(StrEnum):

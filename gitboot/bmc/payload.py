@@ -32,6 +32,7 @@ _IN_POST = frozenset(
         "InPostDiscoveryComplete",
     }
 )
+_RESET = ("Actions", "#ComputerSystem.Reset")
 _PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 
 
@@ -98,6 +99,8 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         etag=takes_overrides.etag,
         bmc=quirks.name,
         manager=_manager(system.body),
+        reset_action=_text(_at(system.body, (*_RESET, "target"))),
+        reset_types=_texts(_at(system.body, (*_RESET, "ResetType@Redfish.AllowableValues"))),
     )
 
 

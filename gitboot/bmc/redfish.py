@@ -25,6 +25,7 @@ from gitboot.bmc.access import Credentials
 from gitboot.bmc.login import Login
 from gitboot.bmc.override import OFF, Observed, Override
 from gitboot.bmc.payload import Resource, observe, read_clock
+from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.transport import (
     AddressRefused,
@@ -153,6 +154,14 @@ class BmcConnection:
     def clear(self, seen: Observed) -> None:
         """Disable the override that was ``seen``."""
         self.set_override(OFF, seen)
+
+    def reset(self, type: ResetType, seen: Observed) -> None:
+        """Ask for ComputerSystem.Reset, once. That the BMC accepted it does not say that the machine obeys."""
+        path = seen.reset_action
+        if path is None:
+            raise BmcRejected(f"{self._address}{seen.system} shows no action ComputerSystem.Reset")
+        with self._door("POST", path):
+            self.login.ask(lambda: self._connector.post(path, data={"ResetType": type}))
 
     def _only_system(self) -> str:
         systems = self.read(_ROOT).link("Systems") or f"{_ROOT}Systems"

@@ -14,6 +14,7 @@ import click
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
+from gitboot.cli.power import power
 from gitboot.cli.scanning import scan
 from gitboot.phrases import count, some
 from gitboot.processes import raise_limits
@@ -41,6 +42,7 @@ def command() -> None:
     """
 
 
+command.add_command(power)
 command.add_command(scan)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from gitboot.cli.bounded import bounded
+from gitboot.cli.choosing import selector_option
 from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, output_option, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_already_made, tell_held_back
 from gitboot.model.scalars import format_instant
@@ -20,7 +21,7 @@ from gitboot.model.scalars import format_instant
 @at_option
 @records_option
 @click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
-@click.option("-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1.")
+@selector_option
 @output_option("text", "json", "yaml")
 @bounded
 def command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.bounded import bounded
+from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
 from gitboot.cli.inputs import OutputOption, document, now, output_option, state_option
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
     from gitboot.cli.instance import Look
     from gitboot.model.scalars import SystemUuid
-    from gitboot.plan import Decision, Record
+    from gitboot.plan import Record
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = (
@@ -108,7 +108,7 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     if unknown:
         click.echo(f"{count(unknown, 'server')} would stay unknown: nothing is installed there")
     if installed:
-        _go_on(yes=yes)
+        go_on(yes=yes)
 
 
 @command.command("clock", context_settings=_SETTINGS)
@@ -128,10 +128,10 @@ def accept_clock(state: Path, reason: str) -> None:
 @command.command("set", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
-@click.option("-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1.")
+@selector_option
 @state_option
 @_reason_option
-@click.option("--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal.")
+@yes_option
 @bounded
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
     """Say that SERVERS are provisioned as their plans want it (provisioned), or that they are not (pending).
@@ -147,7 +147,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
 
     at = now()
     with looked_at(state, at) as instance:
-        meant = _meant(instance, servers, selector)
+        meant = meant_by(instance, servers, selector)
         shown = [item for item in _items(instance) if item["server"] in meant]
     items = []
     for name, decision in meant.items():
@@ -157,41 +157,8 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     if len(items) > 1 or not servers:
         click.echo(_as_text(shown, None))
         click.echo(f"{count(len(items), 'server')} would be {what}: {reason}")
-        _go_on(yes=yes)
+        go_on(yes=yes)
     click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
-
-
-def _meant(instance: Look, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
-    """The servers that are named, and have these labels; never all of them by saying nothing."""
-    from gitboot.cli.instance import decision_of
-    from gitboot.cli.planning import selected
-    from gitboot.errors import UsageError
-    from gitboot.model.scalars import Name
-
-    if not servers and selector is None:
-        raise UsageError("name servers, or select them by their labels: -l role=web")
-    for name in servers:
-        decision_of(instance, name)  # says that it is not there
-    labels, chosen = instance.commit.labels, selected(selector)
-    found = {
-        name: decision
-        for name, decision in sorted(instance.commit.decisions.servers.items())
-        if (not servers or name in servers) and (chosen is None or chosen.matches(Name(name), labels[name]))
-    }
-    if not found:
-        raise UsageError(f"no server{' among these' if servers else ''} has the labels {selector}")
-    return found
-
-
-def _go_on(*, yes: bool) -> None:
-    """Go on if somebody says so."""
-    from gitboot.errors import UsageError
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: say --yes if these servers are meant")
-    click.confirm("Go on?", abort=True)
 
 
 @command.command("import", context_settings=_SETTINGS)

@@ -29,6 +29,7 @@ ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
 CERTIFICATE: Final = "certificate"  # {"uuid", "server", "certificate", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
+POWER: Final = "power"  # {"action", "servers": [names], "reason"}; the command itself asks their BMCs, after this
 CLOCK: Final = "clock"  # {"reason"}
 BEGIN: Final = "begin"  # {"how", "commit", "items": [{"uuid", …a record}]}; waits until a commit is accepted
 APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
@@ -82,6 +83,8 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
             learning.hurried.update(uuids)
             return f"{len(uuids)} BMCs are asked now"
+        case "power":
+            return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
         case "approve":
             approval = Approval(facts["digest"], tuple(facts["guards"]), at, request.who, facts["reason"])
             learning.approved.append(approval)

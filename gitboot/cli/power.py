@@ -1,0 +1,257 @@
+"""`gitboot bmc power`: machines looked at, or switched on, off and over by hand."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gitboot.cli.bounded import bounded
+from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
+from gitboot.phrases import count, some
+
+if TYPE_CHECKING:
+    from gitboot.bmc.power import PowerAction
+    from gitboot.instance.inspect import Inspection, Subject
+    from gitboot.instance.powering import Powered
+
+_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+
+_reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
+_force_option = click.option("--force", is_flag=True, help="At once, without asking the operating system.")
+
+
+@click.group("power", context_settings=_SETTINGS)
+def power() -> None:
+    """Show which machines are on, or switch them by hand.
+
+    What a machine boots then is what its plan says: the table shows it before anything is sent. Nothing is switched
+    during POST, nor where the BMC shows another machine than the document's.
+    """
+
+
+@power.command("get", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@credentials_option
+@output_option("text", "json")
+@bounded
+def get(
+    servers: tuple[str, ...],
+    selector: str | None,
+    state: Path,
+    credentials: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Show whether SERVERS, or all, are on, and how far they have come.
+
+    Exit codes: 0 where all have answered, else 8.
+    """
+    from gitboot.bmc.pool import connections
+    from gitboot.instance.inspect import inspect
+
+    at = now()
+    subjects = _subjects(servers, selector, state)
+    with connections(credentials) as kept, _progress(len(subjects)) as read:
+        found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.name)
+    for output in outputs:
+        output.write(_as_text(found) if output.format == "text" else _as_json(found))
+    if any(one.seen is None for one in found):
+        sys.exit(Exit.PARTIAL)
+
+
+@power.command("on", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@credentials_option
+@_reason_option
+@_dry_run_option
+@yes_option
+@output_option("text", "json")
+@bounded
+def on(servers: tuple[str, ...], **options: Any) -> None:
+    """Switch SERVERS on. One that is on stays as it is.
+
+    Exit codes: 0 where each is on or was told so, else 8.
+    """
+    _switch("on", servers, force=False, **options)
+
+
+@power.command("off", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@credentials_option
+@_reason_option
+@_force_option
+@_dry_run_option
+@yes_option
+@output_option("text", "json")
+@bounded
+def off(servers: tuple[str, ...], **options: Any) -> None:
+    """Have the operating systems of SERVERS shut down, or with --force switch them off at once.
+
+    Exit codes: 0 where each is off or was told so, else 8.
+    """
+    _switch("off", servers, **options)
+
+
+@power.command("reset", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@credentials_option
+@_reason_option
+@_force_option
+@_dry_run_option
+@yes_option
+@output_option("text", "json")
+@bounded
+def reset(servers: tuple[str, ...], **options: Any) -> None:
+    """Have the operating systems of SERVERS restart, or with --force reset them at once.
+
+    Exit codes: 0 where each was told so, else 8.
+    """
+    _switch("reset", servers, **options)
+
+
+def _switch(
+    what: str,
+    servers: tuple[str, ...],
+    *,
+    selector: str | None,
+    state: Path,
+    credentials: Path | None,
+    reason: str,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
+    from gitboot.bmc.pool import connections
+    from gitboot.bmc.power import PowerAction
+    from gitboot.cli.instance import request
+    from gitboot.errors import UsageError
+    from gitboot.instance.powering import switch
+    from gitboot.instance.requests import POWER
+
+    if not servers and selector is None:
+        raise UsageError("name servers, or select them by their labels: -l role=web")
+    action = PowerAction(what)
+    subjects = _subjects(servers, selector, state)
+    with connections(credentials) as kept:
+        switching = partial(switch, action=action, connections=kept, force=force)
+        with _progress(len(subjects)) as read:
+            found = switching(subjects, send=False, each=read)
+        meant = [one.subject for one in found if one.would_send]
+        if meant and not dry_run:
+            if len(subjects) > 1 or selector is not None:
+                click.echo(_as_table(found), err=True)
+                click.echo(f"{_summed_up(found, action)}: {reason}", err=True)
+                go_on(yes=yes)
+            request(state, POWER, {"action": what, "servers": [each.name for each in meant], "reason": reason})
+            with _progress(len(meant)) as read:
+                sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
+            found = [sent.get(one.subject.uuid, one) for one in found]
+    for output in outputs:
+        output.write(_as_table(found) if output.format == "text" else document(items=[one.facts() for one in found]))
+    if any(one.failed for one in found):
+        sys.exit(Exit.PARTIAL)
+
+
+def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
+    """The machines that are meant; all that have a BMC where none is named."""
+    from gitboot.cli.instance import looked_at
+    from gitboot.errors import UsageError
+    from gitboot.instance.inspect import subjects
+
+    at = now()
+    with looked_at(state, at) as instance:
+        described = (each for each in subjects(instance.commit, instance.knowledge, at) if each.decision is not None)
+        if not servers and selector is None:
+            return list(described)
+        meant = meant_by(instance, servers, selector)
+        found = [each for each in described if each.name in meant]
+    if without := sorted(meant.keys() - {each.name for each in found}):
+        raise UsageError(f"{some(without)}: no BMC is known; a Server document names it in spec.bmc")
+    return found
+
+
+@contextmanager
+def _progress(length: int) -> Iterator[Callable[[int], None]]:
+    with click.progressbar(length=length, label="BMCs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        yield bar.update
+
+
+def _as_json(found: list[Inspection]) -> str:
+    return document(
+        items=[
+            {
+                "server": one.subject.name,
+                "uuid": one.subject.uuid,
+                "bmc": one.subject.bmc.address,
+                "answered": one.seen is not None,
+                "power": one.seen.power if one.seen is not None else None,
+                "inPost": one.seen.in_post if one.seen is not None else None,
+                "runsOs": one.seen.runs_os if one.seen is not None else None,
+                "resetTypes": sorted(one.seen.reset_types) if one.seen is not None else [],
+                "why": one.why if one.seen is None else None,
+            }
+            for one in found
+        ]
+    )
+
+
+def _as_text(found: list[Inspection]) -> str:
+    from gitboot.cli.table import table
+    from gitboot.problems.order import printable
+
+    rows = []
+    for one in found:
+        seen = one.seen
+        if seen is None:
+            rows.append((one.subject.name, click.style(one.next, fg="red"), printable(one.why)))
+        else:
+            at = "in POST" if seen.in_post else "its operating system runs" if seen.runs_os else "-"
+            rows.append((one.subject.name, printable(seen.power or "not shown"), at))
+    counts = Counter(one.seen.power or "not shown" if one.seen is not None else "not read" for one in found)
+    summed_up = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
+    return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {summed_up}"
+
+
+def _as_table(found: list[Powered]) -> str:
+    from gitboot.cli.table import table
+    from gitboot.problems.order import printable
+
+    rows = []
+    for one in found:
+        plan, seen = one.subject.plan, one.seen
+        boots = "no plan" if plan is None else f"{plan.phase}, writes disks" if plan.writes_disk else str(plan.phase)
+        rows.append(
+            (
+                one.subject.name,
+                printable(seen.power or "not shown") if seen is not None else "not read",
+                boots,
+                printable(f"{'sent ' if one.sent else ''}{one.words}"),
+            )
+        )
+    return table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shortened=(3,))
+
+
+def _summed_up(found: list[Powered], action: PowerAction) -> str:
+    meant = [one for one in found if one.would_send]
+    installs = [one for one in meant if one.subject.plan is not None and one.subject.plan.writes_disk]
+    installing = f", of which {len(installs)} would boot what writes disks" if installs and action != "off" else ""
+    return f"{action} for {count(len(meant), 'server')}{installing}"
