@@ -21,7 +21,7 @@ from typing import Final
 
 from gitboot.age import Keys, Unopened, make_key
 from gitboot.bmc.access import Credentials
-from gitboot.bmc.override import BootTarget, Enabled, Override, fit
+from gitboot.bmc.override import OFF, BootTarget, Enabled, Override, fit
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.cli.planning import about_all
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
@@ -182,7 +182,7 @@ def redfish(data: bytes) -> None:
             seen = connection.with_clock(seen, lambda: BEFORE)
             if (override := fit(wanted, seen)) is not None:
                 connection.set_override(override, seen)
-            connection.clear(seen)
+            connection.set_override(OFF, seen)
     except (BmcUnreachable, BmcBusy, BmcRejected) as error:
         said = str(error)
     assert PASSWORD not in said and b64encode(f"root:{PASSWORD}".encode()).decode() not in said

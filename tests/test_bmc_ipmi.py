@@ -19,7 +19,7 @@ import pytest
 
 from gitboot.bmc.access import Credentials, as_file, read_trust
 from gitboot.bmc.apply import bring_about
-from gitboot.bmc.identity import Another, Shown
+from gitboot.bmc.identity import Another, Same, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import (
@@ -35,6 +35,7 @@ from gitboot.bmc.override import (
     fit,
     stands,
 )
+from gitboot.bmc.power import NotSwitched, PowerAction, Send, next_power
 from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
@@ -95,6 +96,30 @@ def test_what_a_bmc_shows(machine: IpmiMachine, bmc: IpmiConnection) -> None:
 
 @needs_ipmitool
 @pytest.mark.parametrize(
+    ("action", "force", "control"),
+    [("off", True, 0), ("reset", True, 3), ("off", False, 5)],
+    ids=["power down", "hard reset", "soft shutdown"],
+)
+def test_power_as_the_standard_has_it(
+    machine: IpmiMachine, bmc: IpmiConnection, action: str, force: bool, control: int
+) -> None:
+    """IPMI 2.0, table 28-4."""
+    seen = bmc.observe()
+    step = next_power(PowerAction(action), seen, Same(), force=force)
+    assert isinstance(step, Send)
+    machine.controls.clear()
+    bmc.reset(step.type, seen)
+    assert machine.controls == [control]
+
+
+@needs_ipmitool
+def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
+    step = next_power(PowerAction.RESET, bmc.observe(), Same(), force=False)
+    assert isinstance(step, NotSwitched) and step.why.endswith("--force asks no operating system")
+
+
+@needs_ipmitool
+@pytest.mark.parametrize(
     ("wanted", "flags"),
     [
         (INSTALL, "a0 04 00 00 00"),
@@ -126,10 +151,10 @@ def test_what_stands_already_is_not_written(machine: IpmiMachine, bmc: IpmiConne
     machine.requests.clear()
     bmc.set_override(INSTALL, seen)
     assert machine.requests == []
-    bmc.clear(seen)
+    bmc.set_override(OFF, seen)
     assert bytes(machine.flags) == bytes(5)
     machine.requests.clear()
-    bmc.clear(off)
+    bmc.set_override(OFF, off)
     assert machine.requests == []
 
 

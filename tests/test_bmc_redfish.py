@@ -180,7 +180,7 @@ def test_each_vendor_is_sent_what_it_takes(
         machine.run_through()
 
     _set(bmc, FROM_CD)
-    bmc.clear(bmc.observe())
+    bmc.set_override(OFF, bmc.observe())
     assert stands(OFF, bmc.observe())
     assert _sent(machine) == off
     machine.run_through()
@@ -200,8 +200,8 @@ def test_only_what_differs_is_sent(serve: Serve, open_bmc: Open) -> None:
     _set(bmc, ONCE)
     _set(bmc, ONCE)
     _set(bmc, Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="Legacy"))
-    bmc.clear(bmc.observe())
-    bmc.clear(bmc.observe())
+    bmc.set_override(OFF, bmc.observe())
+    bmc.set_override(OFF, bmc.observe())
 
     sent = [_sent(machine, index) for index in range(len(machine.writes))]
     assert sent == ["Once UefiHttp URI", "Legacy None", "Disabled"]
@@ -230,7 +230,7 @@ def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
 def test_what_is_off_is_not_switched_off(serve: Serve, open_bmc: Open, profile: Profile) -> None:
     machine = Machine(profile=profile)
     bmc = open_bmc(serve(machine))
-    bmc.clear(bmc.observe())
+    bmc.set_override(OFF, bmc.observe())
     assert machine.writes == []
 
 

@@ -165,7 +165,7 @@ def _set(bmc: BmcConnection, wanted: Override) -> str | None:
 
 def _switched_off(bmc: BmcConnection) -> str:
     try:
-        bmc.clear(bmc.observe())
+        bmc.set_override(OFF, bmc.observe())
     except GitbootError as error:
         return f"refused: {error}"
     return "off" if stands(OFF, bmc.observe()) else "wrong: still on"

@@ -132,7 +132,7 @@ def bring_about(
                         return done(Outcome.STALLED, str(error))
                 case Withdraw(record=record):
                     keep(record)
-                    bmc.clear(seen)
+                    bmc.set_override(OFF, seen)
     except BmcBusy as error:
         return done(Outcome.WAITING, str(error), retry_after_s=error.retry_after_s)
     except LedgerError as error:  # what cannot be written down is not done

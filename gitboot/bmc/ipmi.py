@@ -21,7 +21,7 @@ from uuid import UUID
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override import OFF, BootTarget, Enabled, Observed, Override, stands
+from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, stands
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.transport import AddressRefused, Reach
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
@@ -106,10 +106,6 @@ class IpmiConnection:
             return
         _, written = self._ask(_KEEP_VALID, (*_SET, 0x05, *_flags(wanted)))  # not every BMC knows the first
         _answered(written)
-
-    def clear(self, seen: Observed) -> None:
-        """Disable the override that was ``seen``."""
-        self.set_override(OFF, seen)
 
     def reset(self, type: ResetType, seen: Observed) -> None:
         """Ask for a Chassis Control command, once."""

@@ -23,7 +23,7 @@ from sushy.connector import Connector
 
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.login import Login
-from gitboot.bmc.override import OFF, Observed, Override
+from gitboot.bmc.override import Observed, Override
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
@@ -150,10 +150,6 @@ class BmcConnection:
         boot = boot_patch(wanted, seen)
         if boot:
             self._patch(seen.settings, {"Boot": boot}, seen.etag)
-
-    def clear(self, seen: Observed) -> None:
-        """Disable the override that was ``seen``."""
-        self.set_override(OFF, seen)
 
     def reset(self, type: ResetType, seen: Observed) -> None:
         """Ask for ComputerSystem.Reset, once. That the BMC accepted it does not say that the machine obeys."""

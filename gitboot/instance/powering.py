@@ -88,6 +88,8 @@ def _switched(
         bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
     except UsageError as error:
         return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error))), NO_SIGN
+    if bmc.login is not None:
+        bmc.login.keeps = False  # it is asked twice at the most: no session is worth its while
     seen: Observed | None = None
     step: PowerStep
     with bmc.reach.watched() as sign:

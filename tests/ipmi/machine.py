@@ -26,6 +26,7 @@ class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
         self.power = "on"
         self.boots: list[str] = []
         self.requests: list[tuple[int, int]] = []
+        self.controls: list[int] = []  # Chassis Control
         self.fails: list[int] = []  # completion codes of the next requests to set flags
 
     def boot(self) -> None:
@@ -44,6 +45,9 @@ class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
         match netfn, command:
             case 6, 0x37:
                 return session.send_ipmi_response(data=list(self.guid))
+            case 0, 2:
+                self.controls.append(data[0])
+                return session.send_ipmi_response()
             case 0, 9 if data[0] == 5:
                 return session.send_ipmi_response(data=[1, 5, *self.flags])
             case 0, 8 if self.fails:
