@@ -52,7 +52,6 @@ def observed(**more: Any) -> Observed:
             NotSwitched(why="the BMC allows only On"),
         ),
     ],
-    ids=str,
 )
 def test_what_is_sent_is_what_the_bmc_allows(action: str, force: bool, seen: Observed, step: object) -> None:
     assert next_power(PowerAction(action), seen, Same(), force=force) == step
