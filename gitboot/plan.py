@@ -130,6 +130,11 @@ class Boot:
         return self.http_boot is not HttpBoot.LOADER
 
     @property
+    def medium(self) -> str | None:
+        """The URL of the image that its BMC inserts; None: it boots otherwise."""
+        return self.files.iso.url if self.method is Method.VIRTUAL_MEDIA and self.files.iso is not None else None
+
+    @property
     def asks_by_uuid(self) -> bool:
         """Whether the system finds its user data by its UUID alone."""
         return self.direct and self.config_from is ConfigFrom.SYSTEM_UUID
@@ -574,6 +579,7 @@ class BootPlan:
     offered: int = 0  # in the ledger's sequence: what was given before that was given of another offer
     data: Digest | None = None  # the token by which the system that is booted, or was, asks for its user data
     token: Digest | None = None  # by which its installer reports, where that is not the decision's
+    medium: str | None = None  # the URL of the image that lies, or may still lie, in a virtual drive
     digest: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -619,4 +625,5 @@ class BootPlan:
             **({"offered": self.offered} if self.offered else {}),
             **({"data": self.data} if self.data is not None else {}),
             **({"token": self.token} if self.token is not None else {}),
+            **({"medium": self.medium} if self.medium is not None else {}),
         }

@@ -73,6 +73,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     BMC: {
         "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'",
         "Contended": _ASK,
+        "ForeignMedium": f"{_ASK}  # when it is ejected there",
         "ForeignOverride": "gitboot bmc resolve SERVER --replace --state STATE --reason '…'",
         "NeedsOperator": "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # or: --not-set",
         "Overdue": f"{_ASK}  # or, where the BMC is gone for good: gitboot bmc resolve SERVER --consumed",

@@ -669,7 +669,6 @@ def test_what_lies_in_a_registry_has_to_be_mirrored() -> None:
     [
         ("a policy's power", [*SEED[:-1], policy("web", "All", "power: On")]),
         ("a maintenance's power", [*SEED, maintenance("repair", spec="power: Restart")]),
-        ("virtual media", [*SEED, image("iso-1", "", "iso"), profile("iso", "iso-1", method="VirtualMedia")]),
     ],
 )
 def test_what_comes_later_is_refused_by_name(case: str, documents: list[str]) -> None:

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Final
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Identified, Pinned, identify, known_at, pin, with_certificate
 from gitboot.bmc.job import Job, Outcome, Result
+from gitboot.bmc.media import EJECTION, insertion
 from gitboot.bmc.override import (
     OFF,
     AskOperator,
+    Change,
     Confirm,
+    Eject,
     Enabled,
+    Insert,
     Leave,
     Observed,
     OperatorCondition,
@@ -23,8 +27,10 @@ from gitboot.bmc.override import (
     OverrideRecord,
     Set,
     Wait,
+    Wanted,
     Withdraw,
     needs_clock,
+    needs_slots,
     next_step,
     refused,
 )
@@ -90,21 +96,26 @@ def bring_about(
     try:
         for _ in range(_MOST_STEPS):
             if seen is None or not was_confirmed or needs_clock(records.values(), seen, clock()):
-                seen = look(bmc, records.values(), clock, with_clock=job.with_clock)
+                seen = look(bmc, job.wanted, records.values(), clock, with_clock=job.with_clock)
                 was_confirmed = False
             before = before or seen.override
             identified = identify(job.described, seen.shown, pinned=pinned, shared=job.shared)
             pinned = pin(seen.shown, identified, pinned=pinned, place=job.bmc.place, at=clock())
             step = next_step(
-                wanted=job.wanted, observed=seen, records=records.values(), at=clock(), identified=identified
+                wanted=job.wanted,
+                observed=seen,
+                records=records.values(),
+                at=clock(),
+                identified=identified,
+                keeps=job.keeps,
             )
-            if was_confirmed and isinstance(step, Set | Withdraw):  # what is written rests on a reading of its own
+            if was_confirmed and isinstance(step, Change):  # what is written rests on a reading of its own
                 was_confirmed = False
                 continue
-            if job.only_read and isinstance(step, Set | Withdraw):
+            if job.only_read and isinstance(step, Change):
                 return done(Outcome.UNCHANGED, "only read, to judge a fetch")
-            if job.dry_run and (patch := would_send(step, seen)) is not None:
-                return done(Outcome.UNCHANGED, f"would {'' if seen.bmc == IPMI else 'PATCH '}{patch}")
+            if job.dry_run and (what := would_send(step, seen)) is not None:
+                return done(Outcome.UNCHANGED, " ".join(("would", *method_of(step, seen), what)))
             match step:
                 case Leave():
                     shown = f"{seen.override.enabled} {seen.override.target}"
@@ -130,6 +141,12 @@ def bring_about(
                         if isinstance(error, BmcBusy):
                             raise
                         return done(Outcome.STALLED, str(error))
+                case Insert(record=record, slot=slot, url=url) if bmc.media is not None:
+                    keep(record)
+                    bmc.media.insert(slot, url)
+                case Eject(record=record, slot=slot) if bmc.media is not None:
+                    keep(record)
+                    bmc.media.eject(slot)
                 case Withdraw(record=record):
                     keep(record)
                     bmc.set_override(OFF, seen)
@@ -147,18 +164,30 @@ def bring_about(
 
 
 def look(
-    bmc: Driver, records: Iterable[OverrideRecord], clock: Callable[[], datetime], *, with_clock: bool = False
+    bmc: Driver,
+    wanted: Wanted | None,
+    records: Iterable[OverrideRecord],
+    clock: Callable[[], datetime],
+    *,
+    with_clock: bool = False,
 ) -> Observed:
-    """Read a BMC: in one request, and one more for its clock where what has become of an override depends on it."""
+    """Read a BMC: in one request, and more for its slots and its clock where the next step depends on them."""
+    records = tuple(records)
     seen = bmc.observe()
+    if bmc.media is not None and needs_slots(wanted, records):
+        seen = bmc.media.with_slots(seen)
     if with_clock or needs_clock(records, seen, clock()):
         return bmc.with_clock(seen, clock)
     return seen
 
 
 def would_send(step: object, seen: Observed) -> str | None:
-    """The PATCH of a step that has one: its path and its body; by IPMI the command."""
+    """What a step sends, if it sends anything: a path and a body; by IPMI the command."""
     match step:
+        case Insert(slot=slot, url=url):
+            return f"{slot.insert or slot.path}: {json.dumps(insertion(slot, url))}"
+        case Eject(slot=slot):
+            return f"{slot.eject or slot.path}: {json.dumps({} if slot.eject else EJECTION)}"
         case Set(record=record):
             override = record.override
         case Withdraw():
@@ -168,3 +197,13 @@ def would_send(step: object, seen: Observed) -> str | None:
     if seen.bmc == IPMI:
         return f"Set System Boot Options: {override.enabled} {override.target} {override.mode or ''}".rstrip()
     return f"{seen.settings}: {json.dumps({'Boot': boot_patch(override, seen)})}"
+
+
+def method_of(step: object, seen: Observed) -> tuple[str, ...]:
+    """By which method a step sends it; IPMI has none."""
+    match step:
+        case Insert(slot=slot):
+            return ("POST" if slot.insert else "PATCH",)
+        case Eject(slot=slot):
+            return ("POST" if slot.eject else "PATCH",)
+    return () if seen.bmc == IPMI else ("PATCH",)

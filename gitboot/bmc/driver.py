@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
+from gitboot.bmc.media import MediaSlot
 from gitboot.bmc.override import Observed, Override
 from gitboot.bmc.power import ResetType
 
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
     from gitboot.bmc.transport import Reach
 
 IPMI: Final = "IPMI"  # what `Observed.bmc` says of a BMC that is asked by IPMI
+
+
+class MediaDriver(Protocol):
+    """The part of a driver that sees to virtual media."""
+
+    def with_slots(self, seen: Observed) -> Observed: ...
+
+    def insert(self, slot: MediaSlot, url: str) -> None: ...
+
+    def eject(self, slot: MediaSlot) -> None: ...
 
 
 class Driver(Protocol):
@@ -27,6 +38,10 @@ class Driver(Protocol):
     @property
     def login(self) -> Login | None:
         """Who asks; None where each request has a session of its own."""
+
+    @property
+    def media(self) -> MediaDriver | None:
+        """Who sees to virtual media; None: the protocol has none."""
 
     def observe(self) -> Observed: ...
 

@@ -77,6 +77,11 @@ class IpmiConnection:
         self._timeout_s = timeout_s
         self._suite: int | None = None  # that the BMC took last
 
+    @property
+    def media(self) -> None:
+        """None: IPMI inserts nothing."""
+        return None
+
     def close(self, *, log_out: bool = True) -> None:
         """Nothing is kept open."""
 

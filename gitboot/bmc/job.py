@@ -34,6 +34,7 @@ class Job:
     serial: str | None = None  # as its document says
     pinned: Pinned | None = None  # what its BMC showed before
     known: bool = False  # whether its BMC is one that the ledger lets have its credentials
+    keeps: str | None = None  # the medium of a boot that was given: it stays until the machine resets
     shared: frozenset[str] = frozenset()  # what the BMCs of several machines show: `gitboot.bmc.identity.shared`
 
     @property

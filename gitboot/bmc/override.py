@@ -21,6 +21,7 @@ from enum import StrEnum
 
 from gitboot.bmc.identity import NOTHING, Another, Identified, IdentityChanged, Same, Shown, is_another_system
 from gitboot.bmc.marks import NO_MARKS, Marks, Reset, in_utc, parse
+from gitboot.bmc.media import MediaSlot, Medium, MediumState, free_slot, slot_with
 from gitboot.load.machines import BmcAccess
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
@@ -62,6 +63,7 @@ class Override:
     target: str  # a BootTarget, or whatever else a BMC shows
     mode: str | None = None  # UEFI or Legacy; None: as it is, or not shown
     http_boot_uri: str | None = None  # None: what DHCP says
+    medium: str | None = None  # the URL of the image that has to lie in a slot before it is set
 
 
 OFF = Override(enabled=Enabled.DISABLED, target=BootTarget.NONE)
@@ -90,6 +92,8 @@ class Observed:
     manager: str | None = None  # the path of the Manager, which has the clock
     reset_action: str | None = None  # where ComputerSystem.Reset is asked for
     reset_types: frozenset[str] = frozenset()  # what may be asked for there; empty: not shown
+    virtual_media: str | None = None  # the path of the system's own slots; None: its Manager may have some
+    slots: tuple[MediaSlot, ...] = ()  # read only where a medium is wanted, or may lie there
 
 
 class State(StrEnum):
@@ -98,6 +102,7 @@ class State(StrEnum):
     RECORDED = "Recorded"  # about to be set; a crash may have come between
     CONFIRMED = "Confirmed"  # read back
     WITHDRAWING = "Withdrawing"  # about to be cleared
+    INSERTED = "Inserted"  # its medium is, or is about to be; the override is not: the reason is open
     WITHDRAWN = "Withdrawn"  # gone, and proven not consumed: the reason is open again
     CONSUMED = "Consumed"  # was confirmed, is gone, and the machine has reset since
     LOST = "Lost"  # gone, and nothing proves how: counts as consumed
@@ -137,6 +142,12 @@ class OverrideRecord:
     bmc: BmcAccess | None = None  # on which it was set, in case no document names it any more
     shown: Shown = NOTHING  # who the system was on which it was set
     writes_disk: bool = True
+    medium: Medium | None = None  # what was inserted for it
+
+    @property
+    def stays_behind(self) -> bool:
+        """Whether anything of it may be left on the BMC."""
+        return self.state.is_open or (self.medium is not None and self.medium.may_lie_in)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +160,23 @@ class Set:
     """Write ``record``, then set its override, then read the BMC and ask again."""
 
     record: OverrideRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Insert:
+    """Write ``record``, then insert its medium into ``slot``, then read the BMC and ask again."""
+
+    record: OverrideRecord
+    slot: MediaSlot
+    url: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eject:
+    """Write ``record``, then eject what lies in ``slot``, then read the BMC and ask again."""
+
+    record: OverrideRecord
+    slot: MediaSlot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +208,7 @@ class OperatorCondition(StrEnum):
     UNSUPPORTED = "Unsupported"  # this BMC cannot do it
     ANOTHER_MACHINE = "AnotherMachine"  # the BMC shows another machine, or another than it has shown before
     FOREIGN_OVERRIDE = "ForeignOverride"  # before gitboot has set any, another stands that somebody else has set
+    FOREIGN_MEDIUM = "ForeignMedium"  # what somebody else has inserted leaves no slot for the one that is wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +219,8 @@ class AskOperator:
     message: str
 
 
-Step = Leave | Set | Confirm | Withdraw | Wait | AskOperator
+Step = Leave | Set | Insert | Eject | Confirm | Withdraw | Wait | AskOperator
+Change = Set | Insert | Eject | Withdraw  # what something is sent for
 
 
 def next_step(
@@ -200,12 +230,14 @@ def next_step(
     records: Iterable[OverrideRecord],
     at: datetime,
     identified: Identified,
+    keeps: str | None = None,
 ) -> Step:
     """Decide what comes next for one BMC.
 
     ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. What stands for
-    another reason than the wanted one is withdrawn first. What gitboot has not set itself is left alone. Nothing is
-    set on another machine, and nothing withdrawn but on the system on which it was set.
+    another reason than the wanted one is withdrawn first, and its medium ejected, but for ``keeps``, the medium of a
+    boot that was given: that stays until the machine resets. What gitboot has not set itself is left alone. Nothing
+    is set on another machine, and nothing withdrawn but on the system on which it was set.
     """
     records = tuple(records)
     accepted = isinstance(identified, Same) and identified.accepted
@@ -216,14 +248,24 @@ def next_step(
     for record in records:
         if record.state.is_open and (record is not own or isinstance(identified, Another)):
             return _let_go(record, observed, at, moving)
+    for record in records:
+        if (step := _put_away(record, wanted, keeps, observed, at)) is not None:
+            return step
     if wanted is None:
         return Leave()
     if isinstance(identified, Another):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
     step = _bring_about(wanted, own, observed, at, moving)
-    if isinstance(identified, IdentityChanged) and isinstance(step, Set):
+    if isinstance(identified, IdentityChanged) and isinstance(step, Set | Insert):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
     return step
+
+
+def needs_slots(wanted: Wanted | None, records: Iterable[OverrideRecord]) -> bool:
+    """Whether the slots of virtual media have to be read before the next step is decided."""
+    if wanted is not None and wanted.override.medium is not None:
+        return True
+    return any(each.medium is not None and each.medium.may_lie_in for each in records)
 
 
 def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datetime) -> bool:
@@ -300,9 +342,9 @@ def _uri_matters(override: Override, observed: Observed) -> bool:
 
 
 def _set_elsewhere(records: Iterable[OverrideRecord], observed: Observed) -> OverrideRecord | None:
-    """An override that may stand, but on another system than the one that is observed."""
+    """What may stand or lie in a slot, but on another system than the one that is observed."""
     for record in records:
-        if record.state.is_open and is_another_system(record.shown, observed.shown):
+        if record.stays_behind and is_another_system(record.shown, observed.shown):
             return record
     return None
 
@@ -320,6 +362,37 @@ def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: fr
     if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
         return Wait(why="it was cleared a moment ago, and is still shown")
     return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=marks_beside(observed, record), at=at))
+
+
+def _put_away(
+    record: OverrideRecord, wanted: Wanted | None, keeps: str | None, observed: Observed, at: datetime
+) -> Step | None:
+    """Eject what was inserted for a record, or settle what has become of it; None: it stays, or there is none."""
+    medium = record.medium
+    if medium is None or not medium.may_lie_in:
+        return None
+    if wanted is not None and medium.url == wanted.override.medium:
+        return None
+    if medium.url == keeps and not _is_over(medium, observed):
+        if medium.booted is not None:
+            return None
+        return Confirm(record=replace(record, medium=replace(medium, booted=observed.marks)))
+    slot = slot_with(medium.url, observed.slots)
+    recently = timedelta() <= at - medium.at < _TO_BE_CLEARED
+    if slot is None:
+        if medium.state is MediumState.INSERTED and timedelta() <= at - medium.at < _TO_BE_SET:
+            return Wait(why="its medium was inserted a moment ago, and is not shown yet")
+        return Confirm(record=replace(record, medium=replace(medium, state=MediumState.EJECTED)))
+    if medium.state is MediumState.EJECTING and recently:
+        return Wait(why="its medium was ejected a moment ago, and is still shown")
+    return Eject(record=replace(record, medium=replace(medium, state=MediumState.EJECTING, at=at)), slot=slot)
+
+
+def _is_over(medium: Medium, observed: Observed) -> bool:
+    """Whether the system that was booted from a medium runs no more: left there, it might boot once more."""
+    if medium.booted is None:
+        return False
+    return observed.power == "Off" or observed.marks.reset_since(medium.booted) is Reset.SEEN
 
 
 def _was_not_replaced(record: OverrideRecord, observed: Observed) -> bool:
@@ -379,9 +452,10 @@ def _bring_about(
     if override is None:
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
     if record is not None and record.state is State.OPENED:
-        return _set(wanted, override, observed, at)
-    if record is None or record.state is State.WITHDRAWN or (wanted.set_again and record.state is State.CONSUMED):
-        return _set_anew(wanted, override, observed, at)
+        return _set(wanted, record, override, observed, at)
+    is_free = record is None or record.state in (State.WITHDRAWN, State.INSERTED)
+    if record is None or is_free or (wanted.set_again and record.state is State.CONSUMED):
+        return _set_anew(wanted, record, override, observed, at)
     if not record.state.is_open:
         lost = wanted.set_again and record.state is State.LOST
         return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
@@ -389,8 +463,10 @@ def _bring_about(
         return _bring_back(wanted, record, override, observed, at, moving)
     if _is_someone_elses(record, observed):
         return Confirm(record=replace(record, state=_consumed(record)))
+    if (step := _with_medium(wanted, record, override, observed, at)) is not None:
+        return step
     if record.override != override:
-        return _set(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.override)
+        return _set(wanted, record, override, observed, at, corrections=_recent(record, at), replaces=record.override)
     if record.state is State.CONFIRMED and not (observed.marks.settled and observed.marks.may_follow(record.marks)):
         return Leave()
     marks = marks_beside(observed, record)  # also where the machine has come up since: it has not consumed it
@@ -412,12 +488,12 @@ def _bring_back(
     if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
         return Wait(why=_not_shown(record, observed))
     if _was_not_replaced(record, observed):
-        return _set(wanted, override, observed, at, corrections=_recent(record, at), replaces=record.replaces)
+        return _set(wanted, record, override, observed, at, corrections=_recent(record, at), replaces=record.replaces)
     if became is State.WITHDRAWN:
         corrections = _recent(record, at)
         if len(corrections) >= MAX_CORRECTIONS:
             return AskOperator(condition=OperatorCondition.CONTENDED, message=_contended(record, observed))
-        return _set(wanted, override, observed, at, corrections=(*corrections, at))
+        return _set(wanted, record, override, observed, at, corrections=(*corrections, at))
     if record.state is State.CONFIRMED:
         return Confirm(record=replace(record, state=became))
     if _in_post(observed, at):
@@ -425,18 +501,21 @@ def _bring_back(
     return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_undecidable(record, observed))
 
 
-def _set_anew(wanted: Wanted, override: Override, observed: Observed, at: datetime) -> Step:
+def _set_anew(
+    wanted: Wanted, record: OverrideRecord | None, override: Override, observed: Observed, at: datetime
+) -> Step:
     """Set what does not stand in gitboot's name, unless somebody else's override would have to give way to it."""
-    step = _set(wanted, override, observed, at)
+    step = _set(wanted, record, override, observed, at)
     seen = observed.override
     free = seen.enabled is Enabled.DISABLED or seen.target == BootTarget.NONE or stands(override, observed)
-    if isinstance(step, Set) and not free:
+    if isinstance(step, Set | Insert) and not free:
         return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=_foreign(override, seen))
     return step
 
 
 def _set(
     wanted: Wanted,
+    record: OverrideRecord | None,
     override: Override,
     observed: Observed,
     at: datetime,
@@ -447,6 +526,8 @@ def _set(
         return Wait(why="what is wanted from now on is still to be planned")
     if _in_post(observed, at):
         return Wait(why="the machine is in POST")
+    if (step := _with_medium(wanted, record, override, observed, at)) is not None:
+        return step
     return Set(
         record=OverrideRecord(
             reason=wanted.reason,
@@ -459,8 +540,55 @@ def _set(
             replaces=replaces,
             shown=observed.shown,
             writes_disk=wanted.writes_disk,
+            medium=record.medium if record is not None else None,
         )
     )
+
+
+def _with_medium(
+    wanted: Wanted, record: OverrideRecord | None, override: Override, observed: Observed, at: datetime
+) -> Step | None:
+    """Insert the medium that an override boots; None: it is shown, or there is none to boot.
+
+    It is inserted before the override is set: one without a medium would boot what comes next in the firmware's order.
+    """
+    url = override.medium
+    if url is None or slot_with(url, observed.slots) is not None:
+        return None
+    before = record.medium if record is not None else None
+    if before is not None and before.url == url and timedelta() <= at - before.at < _TO_BE_SET:
+        return Wait(why="its medium was inserted a moment ago, and is not shown yet")
+    slot = free_slot(observed.slots)
+    if slot is None:
+        return _no_slot(observed)
+    kept = record is not None and (record.state.is_open or record.state is State.OPENED)
+    found = OverrideRecord(
+        reason=wanted.reason,
+        plan_digest=wanted.plan_digest,
+        override=override,
+        marks=observed.marks,
+        state=State.INSERTED,
+        at=at,
+        shown=observed.shown,
+        writes_disk=wanted.writes_disk,
+    )
+    if record is not None and kept:
+        found = record
+    return Insert(
+        record=replace(found, medium=Medium(url=url, state=MediumState.INSERTED, at=at)),
+        slot=slot,
+        url=url,
+    )
+
+
+def _no_slot(observed: Observed) -> AskOperator:
+    taken = [f"{slot.path} has {slot.image or 'a medium'}" for slot in observed.slots if slot.takes_discs]
+    if not taken:
+        return AskOperator(
+            condition=OperatorCondition.UNSUPPORTED, message="a medium is wanted, and the BMC has no slot for a CD"
+        )
+    message = f"a medium is wanted, and {', '.join(taken)}, which gitboot has not inserted; it is left alone"
+    return AskOperator(condition=OperatorCondition.FOREIGN_MEDIUM, message=message)
 
 
 def _in_post(observed: Observed, at: datetime) -> bool:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.marks import Marks, with_clock
+from gitboot.bmc.media import MediaSlot
 from gitboot.bmc.override import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected
@@ -101,6 +102,24 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         manager=_manager(system.body),
         reset_action=_text(_at(system.body, (*_RESET, "target"))),
         reset_types=_texts(_at(system.body, (*_RESET, "ResetType@Redfish.AllowableValues"))),
+        virtual_media=system.link("VirtualMedia"),
+    )
+
+
+def slot_of(resource: Resource) -> MediaSlot:
+    """Tell what a VirtualMedia resource shows."""
+    body = resource.body
+    insert, eject = (_mapping(_at(body, ("Actions", f"#VirtualMedia.{name}Media"))) for name in ("Insert", "Eject"))
+    image = _text(body.get("Image"))
+    return MediaSlot(
+        path=resource.path,
+        image=image,
+        inserted=bool(body["Inserted"]) if body.get("Inserted") is not None else image is not None,
+        types=_texts(body.get("MediaTypes")),
+        insert=_text(insert.get("target")),
+        eject=_text(eject.get("target")),
+        protocols=_texts(insert.get("TransferProtocolType@Redfish.AllowableValues")),
+        etag=resource.etag,
     )
 
 

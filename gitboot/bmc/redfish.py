@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -22,6 +22,7 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.access import Credentials
+from gitboot.bmc.drives import RedfishDrives
 from gitboot.bmc.login import Login
 from gitboot.bmc.override import Observed, Override
 from gitboot.bmc.payload import Resource, observe, read_clock
@@ -104,6 +105,7 @@ class BmcConnection:
             connect_timeout=connect_timeout_s,
         )
         self.login = Login(self._connector, credentials)
+        self.media = RedfishDrives(self.read, self._send)
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = _MAX_REDIRECTS
@@ -149,7 +151,7 @@ class BmcConnection:
         """
         boot = boot_patch(wanted, seen)
         if boot:
-            self._patch(seen.settings, {"Boot": boot}, seen.etag)
+            self._send("PATCH", seen.settings, {"Boot": boot}, seen.etag)
 
     def reset(self, type: ResetType, seen: Observed) -> None:
         """Ask for ComputerSystem.Reset, once. That the BMC accepted it does not say that the machine obeys."""
@@ -184,17 +186,18 @@ class BmcConnection:
             response = self.login.ask(lambda: self._connector.get(path))
         return _resource(response)
 
-    def _patch(self, path: str, body: dict[str, Any], etag: str | None) -> None:
-        with self._door("PATCH", path):
+    def _send(self, method: str, path: str, body: Mapping[str, Any], etag: str | None) -> None:
+        send = self._connector.patch if method == "PATCH" else self._connector.post
+        with self._door(method, path):
             try:
                 headers = {"If-Match": etag} if etag else None
-                self.login.ask(lambda: self._connector.patch(path, data=body, headers=headers))
+                self.login.ask(lambda: send(path, data=body, headers=headers))
             except exceptions.HTTPError as error:
                 if error.status_code != 412 or etag is None or not etag.startswith("W/"):
                     raise
                 # RFC 9110 compares If-Match strongly: some BMCs refuse the weak ETags that they give.
                 strong = {"If-Match": etag.removeprefix("W/")}
-                self.login.ask(lambda: self._connector.patch(path, data=body, headers=strong))
+                self.login.ask(lambda: send(path, data=body, headers=strong))
 
     def _note_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")

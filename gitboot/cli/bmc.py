@@ -80,7 +80,7 @@ def diff(
     detailed_exitcode: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show each PATCH that would be sent now to the BMCs of SERVERS, or of all, and why; send none.
+    """Show each PATCH or POST that would be sent now to the BMCs of SERVERS, or of all, and why; send none.
 
     Exit codes: 0 where all have answered, with --detailed-exitcode 2 where one of them is not as it is wanted; else 8.
     """
@@ -301,8 +301,8 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
     for one in found:
         lines.append(f"{click.style(one.subject.name, bold=True)}: {one.next}: {printable(one.why)}")
         if one.patch is not None:
-            address = one.subject.bmc.address
-            lines.append(f"  {address}: {one.patch}" if one.subject.bmc.by_ipmi else f"  PATCH {address}{one.patch}")
+            address, method = one.subject.bmc.address, " ".join(one.method)
+            lines.append(f"  {method} {address}{one.patch}" if method else f"  {address}: {one.patch}")
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])

@@ -12,13 +12,15 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.bmc.access import pair_of
-from gitboot.bmc.apply import look, would_send
+from gitboot.bmc.apply import look, method_of, would_send
 from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, Pinned, identify, known_at
 from gitboot.bmc.override import (
     AskOperator,
     Confirm,
+    Eject,
     Enabled,
+    Insert,
     Leave,
     Observed,
     Override,
@@ -126,6 +128,11 @@ class Inspection:
         """What would be sent to the BMC: a path and a body."""
         return would_send(self.step, self.seen) if self.seen is not None else None
 
+    @property
+    def method(self) -> tuple[str, ...]:
+        """By which method it would be sent; IPMI has none."""
+        return method_of(self.step, self.seen) if self.seen is not None else ()
+
     def facts(self) -> dict[str, Any]:
         subject, record = self.subject, self.subject.record
         return {
@@ -164,6 +171,10 @@ class Inspection:
                 return f"{condition}: {message}"
             case Withdraw(record=record):
                 return f"it was set for {record.reason}, which is not wanted now"
+            case Insert(record=record):
+                return f"its medium is wanted for {record.reason}"
+            case Eject(record=record):
+                return f"it was inserted for {record.reason}, which needs it no more"
             case Confirm(record=record):
                 return f"{record.reason} is {record.state.lower()}"
             case Set(record=record):
@@ -228,7 +239,7 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
         )
     for uuid in sorted(knowledge.overrides):
         overrides, described = knowledge.overrides_of(uuid), commit.machines.get(uuid)
-        bmc = next((each.bmc for each in overrides if each.state.is_open and each.bmc is not None), None)
+        bmc = next((each.bmc for each in overrides if each.stays_behind and each.bmc is not None), None)
         if bmc is None or (described is not None and described.bmc is not None):
             continue
         name = knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid)
@@ -280,12 +291,19 @@ def _inspect(subject: Subject, connections: Connections, at: datetime) -> tuple[
 
 def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -> Inspection:
     try:
-        seen = look(bmc, subject.overrides, lambda: at)
+        seen = look(bmc, subject.wanted, subject.overrides, lambda: at)
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error)
     described = Described.by(subject.uuid, subject.serial, subject.bmc)
     identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
-    step = next_step(wanted=subject.wanted, observed=seen, records=subject.overrides, at=at, identified=identified)
+    step = next_step(
+        wanted=subject.wanted,
+        observed=seen,
+        records=subject.overrides,
+        at=at,
+        identified=identified,
+        keeps=subject.plan.medium if subject.plan is not None else None,
+    )
     return Inspection(subject=subject, seen=seen, step=step, failure=None)
 
 
@@ -306,5 +324,6 @@ def _facts(override: Override, **more: Any) -> dict[str, Any]:
         "target": override.target,
         "mode": override.mode,
         "httpBootUri": override.http_boot_uri,
+        "medium": override.medium,
         **more,
     }

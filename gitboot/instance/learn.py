@@ -140,7 +140,7 @@ def _look(learning: Learning, sightings: Mapping[BootFile, Sighting], at: dateti
 
 def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:
     uuids = learning.known.overrides.keys() | learning.new_overrides.keys()
-    standing = (each.bmc for uuid in uuids for each in learning.overrides_of(uuid) if each.state.is_open)
+    standing = (each.bmc for uuid in uuids for each in learning.overrides_of(uuid) if each.stays_behind)
     described = (machine.bmc for machine in commit.machines.values())
     return frozenset(pair_of(bmc) for bmc in (*described, *standing) if bmc is not None)
 

@@ -21,7 +21,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
-from gitboot.plan import BootPlan
+from gitboot.plan import BootPlan, OverrideTarget
 from gitboot.render.schedule import ServerState
 from gitboot.status import Event
 
@@ -47,6 +47,7 @@ class Ask:
     site: str | None
     serial: str | None = None
     judged_by_marks: bool = False  # its BMC alone can tell when it has come up
+    keeps: str | None = None  # the medium of a boot that was given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +145,7 @@ def wanted_by(plan: BootPlan | None) -> Wanted | None:
             target=BootTarget(override.target.value),
             mode="UEFI" if plan.firmware is Firmware.UEFI else "Legacy",
             http_boot_uri=override.http_boot_uri,
+            medium=plan.medium if override.target is OverrideTarget.CD else None,
         ),
         set_again=override.set_again,
         writes_disk=plan.boot is not None and plan.boot.writes_disk,
@@ -217,7 +219,7 @@ def _ask(
     wanted, records = wanted_by(state.plan), knowledge.overrides_of(uuid)
     if not may_set and not any(each.state.is_open and _is_for(each, wanted) for each in records):
         wanted = None
-    stands = any(each.state.is_open for each in records)
+    stands = any(each.stays_behind for each in records)
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
     if wanted is None and not stands and not awaits:
         return None
@@ -230,12 +232,13 @@ def _ask(
         site=commit.sites.get(machine.name),
         serial=machine.serial,
         judged_by_marks=awaits,
+        keeps=state.plan.medium if state.plan is not None else None,
     )
 
 
 def _left_behind(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> Ask | None:
     records = knowledge.overrides_of(uuid)
-    standing = [each for each in records if each.state.is_open]
+    standing = [each for each in records if each.stays_behind]
     if not standing:
         return None
     machine, last = commit.machines.get(uuid), knowledge.machines.get(uuid)
@@ -293,7 +296,7 @@ def _admitted(schedule: Schedule, made: list[Job], at: datetime) -> tuple[tuple[
     probing = until is None or at >= until
     admitted, put_off = [], {}
     for job in made:
-        if job.only_read or any(each.state.is_open for each in job.records):
+        if job.only_read or any(each.stays_behind for each in job.records):
             admitted.append(job)
         elif probing:
             probing, until = False, at + _REST
@@ -425,8 +428,18 @@ def events_of(result: Result, commit: str, at: datetime, *, first: bool) -> Iter
             "after": _shown(result.observed.override if result.observed else None),
             "commit": commit,
         }
-        message = f"{result.server}: {_shown(record.override)} for {record.reason} is {record.state.lower()}"
-        yield Event(at=at, type=f"Override{record.state}", message=message, facts=facts)
+        ejected = record.medium is not None and not record.medium.may_lie_in and not record.state.is_open
+        what, state = f"{_shown(record.override)} for {record.reason}", str(record.state)
+        if ejected or record.state is State.INSERTED:
+            state = "Ejected" if ejected else state
+            yield Event(
+                at=at,
+                type=f"Medium{state}",
+                message=f"{result.server}: the medium of {what} is {state.lower()}",
+                facts=facts,
+            )
+            continue
+        yield Event(at=at, type=f"Override{state}", message=f"{result.server}: {what} is {state.lower()}", facts=facts)
 
 
 def _is_for(record: OverrideRecord, wanted: Wanted | None) -> bool:
@@ -453,6 +466,7 @@ def _job(ask: Ask, knowledge: Knowledge, shared: frozenset[str]) -> Job:
         site=ask.site,
         only_read=wants_reading(knowledge.pending.get(ask.uuid, ())),
         with_clock=ask.judged_by_marks,
+        keeps=ask.keeps,
         serial=ask.serial,
         pinned=knowledge.pins.get(ask.uuid),
         known=pair_of(ask.bmc) in knowledge.known_pairs,
@@ -463,5 +477,5 @@ def _job(ask: Ask, knowledge: Knowledge, shared: frozenset[str]) -> Job:
 def _shown(override: Override | None) -> str | None:
     if override is None:
         return None
-    uri = f" {override.http_boot_uri}" if override.http_boot_uri else ""
+    uri = "".join(f" {each}" for each in (override.http_boot_uri, override.medium) if each)
     return f"{override.enabled} {override.target}{uri}"

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
+from gitboot.bmc.media import Medium, MediumState
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State
 from gitboot.canonical import canonical
 from gitboot.load.machines import BmcAccess, Machine
@@ -93,7 +94,9 @@ def run(number: int, made_at: str, end: str | None, seen: str) -> Run:
 
 # What was set
 
-OVERRIDE: Final = "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk"
+OVERRIDE: Final = (
+    "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, medium"
+)
 
 
 def of_override(record: OverrideRecord) -> tuple[Any, ...]:
@@ -109,11 +112,12 @@ def of_override(record: OverrideRecord) -> tuple[Any, ...]:
         json_of(asdict(record.bmc)) if record.bmc is not None else None,
         json_of(asdict(record.shown)),
         int(record.writes_disk),
+        json_of({**asdict(record.medium), "at": format_instant(record.medium.at)}) if record.medium else None,
     )
 
 
 def override(row: Sequence[Any]) -> OverrideRecord:
-    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk = row
+    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, medium = row
     return OverrideRecord(
         reason=reason,
         plan_digest=plan_digest,
@@ -126,6 +130,17 @@ def override(row: Sequence[Any]) -> OverrideRecord:
         bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
         shown=Shown(**json_value(shown)),
         writes_disk=bool(writes_disk),
+        medium=_medium(json_value(medium)) if medium is not None else None,
+    )
+
+
+def _medium(facts: dict[str, Any]) -> Medium:
+    booted = facts["booted"]
+    return Medium(
+        url=facts["url"],
+        state=MediumState(facts["state"]),
+        at=instant(facts["at"]),
+        booted=Marks(**booted) if booted is not None else None,
     )
 
 

@@ -78,6 +78,7 @@ def plan(
         offered=_offered_by(record) if state.boot is not None and state.key is not None else 0,
         data=_data_of(decision, state, told),
         token=told if told != decision.token else None,
+        medium=state.medium,
     )
 
 
@@ -146,6 +147,7 @@ def fallback(decision: Decision, planned: BootPlan, absent: Collection[BootFile]
         offered=0,
         data=None,
         override=None,
+        medium=boot.medium if boot is not None else None,
     )
 
 
@@ -184,6 +186,7 @@ class _State:
     override: BootOverride | None
     key: str | None = None
     data: Digest | None = None  # the token by which a system that is booted once asks for its data
+    medium: str | None = None  # what lies, or may still lie, in a virtual drive
     begun: bool = field(default=False, compare=False)  # whether its boot was given already, and is only given again
 
 
@@ -197,7 +200,7 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
         if record.provisioned_at is not None:  # a grace that has not begun, by a clock that went back, may begin
             yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
         if record.consumed_at is not None:
-            yield from (record.consumed_at, record.consumed_at + CONSUMED_GRACE)
+            yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
         for attempt in record.attempts:
             yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
         for made in record.runs.values():
@@ -210,16 +213,41 @@ def _state(
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
     state = _asked(decision, at, record)
-    if state is None or state.boot is None:
-        return state
+    if state is None:
+        return None
+    if (boot := state.boot) is None:
+        given = _may_still_run(decision, at, record, state)
+        return replace(state, medium=given.medium) if given is not None else state
     if stop is Halt.ALL:
         policy = decision.policy
         return _disk(policy, Cause.ALL_STOPPED) if policy is not None else _nothing(Cause.ALL_STOPPED)
-    if (decision.stopped or stop is Halt.WRITING) and state.boot.writes_disk:
+    if (decision.stopped or stop is Halt.WRITING) and boot.writes_disk:
         return _instead(decision.policy, Cause.STOPPED, absent)
-    if not state.begun and state.boot.lacks(absent):
+    if not state.begun and boot.lacks(absent):
         return _instead(decision.policy, Cause.ABSENT, absent)
-    return state
+    return replace(state, medium=boot.medium)
+
+
+def _may_still_run(decision: Decision, at: datetime, record: Record | None, state: _State) -> Boot | None:
+    """The boot that was made once and whose system may still read its medium: nothing has shown its end."""
+    if record is None:
+        return None
+    if state.maintenance is not None:
+        made = record.runs.get(state.maintenance)
+        given = next(each for each in decision.maintenances if each.name == state.maintenance)
+        return given.boot if made is not None and _is_within(made.at, at, DATA_GRACE) else None
+    policy, since = decision.policy, None
+    if policy is None:
+        return None
+    match state.cause:
+        case Cause.PROVISIONED if record.evidence in _EVIDENCE_OF_A_BEGINNING:
+            since = record.provisioned_at
+        case Cause.CONSUMED:
+            since = record.consumed_at
+        case Cause.ATTEMPTED | Cause.STARTED:
+            last = last_attempt(record, provision_reason(policy, record))
+            since = last.boots[-1].at if last is not None else None
+    return policy.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
 
 
 def _asked(decision: Decision, at: datetime, record: Record | None) -> _State | None:
@@ -235,7 +263,7 @@ def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[Boo
     if policy is None:
         return _nothing(cause)
     if (boot := _harmless(policy, absent)) is not None:
-        return replace(_always(policy, boot), cause=cause)
+        return replace(_always(policy, boot), cause=cause, medium=boot.medium)
     return _disk(policy, cause)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Output, UnknownProfile
-from gitboot.model.policy import MaintenancePower, Method, PolicyPower
+from gitboot.model.policy import MaintenancePower, PolicyPower
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 
@@ -23,9 +23,6 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             what = "entries of one's own for unknown machines"
             yield _later(repository, what, key, "spec", "unknownServers", "profile")
-    for name, profile in repository.profiles.items():
-        if profile.spec.method is Method.VIRTUAL_MEDIA:
-            yield _later(repository, "method VirtualMedia", Id("BootProfile", name), "spec", "method")
     for name, policy in repository.policies.items():
         if policy.spec.power not in (None, PolicyPower.NONE):
             yield _later(repository, f"power {policy.spec.power}", Id("BootPolicy", name), "spec", "power")

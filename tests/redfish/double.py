@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tests.redfish.media import Drive, Drives
 from tests.redfish.profiles import (
     ENABLED,
     GENERIC,
@@ -56,6 +57,7 @@ class Boot:
     machine: str
     target: str  # "None": whatever its boot order says
     uri: str | None = None
+    medium: str | None = None  # the image in the virtual drive that it boots from
     at: datetime
 
 
@@ -130,6 +132,11 @@ class Machine:
             MODE: "UEFI",
             HTTP_BOOT_URI: None,
         }
+        kind, above = profile.drives, self.path if profile.drives is Drives.SYSTEM else self.manager_path
+        self.media_path = f"{above.rstrip('/')}/VirtualMedia"
+        usb, disc = (Drive(f"{self.media_path}/{slot}", kind) for slot in ("1", "2"))
+        usb.types = ("Floppy", "USBStick")
+        self.drives = [] if kind is Drives.ABSENT else [usb, disc]
         self._as_booted = dict(self.override)
         self._bios_job = False
         self._ahead: list[tuple[datetime, str]] = []
@@ -230,6 +237,9 @@ class Machine:
                 "DateTimeLocalOffset": "+00:00",
             }
             body.pop("LastResetTime", None)
+            body["VirtualMedia"] = {"@odata.id": self.media_path}
+            if not self.drives or self.profile.drives is Drives.SYSTEM:
+                del body["VirtualMedia"]
             if self.profile.manager_shows_restarts:
                 body["LastResetTime"] = self.manager_reset.isoformat(timespec="seconds")
             return body
@@ -307,6 +317,9 @@ class Machine:
         self._progress(event)
         return self._boot_now() if event == "OSBootStarted" else None
 
+    def _disc(self) -> str | None:
+        return next((drive.image for drive in self.drives if drive.image and "CD" in drive.types), None)
+
     def _has_reset(self) -> None:
         if self.profile.marks_move:
             self.last_reset = self.bmc_now
@@ -321,7 +334,8 @@ class Machine:
         if target == "Cd" != self.profile.boots_cd_as:
             target = "None"
         uri = self.override[HTTP_BOOT_URI] if target == "UefiHttp" else None
-        boot = Boot(machine=self.name, target=target, uri=uri, at=self.now)
+        medium = self._disc() if target in ("Cd", "UsbCd") else None
+        boot = Boot(machine=self.name, target=target, uri=uri, medium=medium, at=self.now)
         self.boots.append(boot)
         if self.profile.marks_move:
             self.discovered = self.bmc_now
@@ -354,6 +368,9 @@ class Machine:
             },
         }
         body["Links"] = body.get("Links", {}) | {"ManagedBy": [{"@odata.id": self.manager_path}]}
+        body["VirtualMedia"] = {"@odata.id": self.media_path}
+        if self.profile.drives is not Drives.SYSTEM:
+            del body["VirtualMedia"]
         if self.settings_path:
             body["@Redfish.Settings"] = sample("settings-lenovo-se450")["@Redfish.Settings"] | {
                 "SettingsObject": {"@odata.id": self.settings_path}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from tests.redfish.media import Drives
+
 ENABLED = "BootSourceOverrideEnabled"
 TARGET = "BootSourceOverrideTarget"
 MODE = "BootSourceOverrideMode"
@@ -72,6 +74,7 @@ class Profile:
     redundant_mode_is_a_job: bool = False  # that costs another reboot
     continuous_http_changes_boot_order: bool = False
     boots_cd_as: str = "Cd"
+    drives: Drives = Drives.MANAGER
 
     @property
     def shows_resets(self) -> bool:
@@ -80,7 +83,14 @@ class Profile:
         return instants or self.hpe_post_state
 
 
-GENERIC = Profile(name="generic", manufacturer="Contoso", model="3500", http_boot_uri=Property.WRITABLE, settings=None)
+GENERIC = Profile(
+    name="generic",
+    manufacturer="Contoso",
+    model="3500",
+    http_boot_uri=Property.WRITABLE,
+    settings=None,
+    drives=Drives.SYSTEM,
+)
 
 IDRAC9 = Profile(
     name="idrac9",
@@ -93,6 +103,7 @@ IDRAC9 = Profile(
     last_state_time=False,
     redundant_mode_is_a_job=True,
     continuous_http_changes_boot_order=True,
+    drives=Drives.SYSTEM,
 )
 
 IDRAC10 = Profile(
@@ -105,6 +116,7 @@ IDRAC10 = Profile(
     overrides=Overrides.SETTINGS,
     redundant_mode_is_a_job=True,
     continuous_http_changes_boot_order=True,
+    drives=Drives.SYSTEM,
 )
 
 ILO6 = Profile(
@@ -173,6 +185,7 @@ XCC = Profile(
     enabled=("Once", "Disabled"),
     if_match_required=True,
     last_reset_time=False,
+    drives=Drives.PATCHED,
 )
 
 OPENBMC = Profile(
@@ -256,6 +269,7 @@ STUCK = Profile(
     http_boot_uri=Property.WRITABLE,
     last_state_time=False,
     marks_move=False,
+    drives=Drives.ABSENT,
 )
 
 PROFILES = {

@@ -78,6 +78,9 @@ class Service:
                 if not managed.profile.manager:
                     return refusal(403, "Base.1.18.InsufficientPrivilege", "not in this role")
                 return Answer(status=200, body=managed.manager())
+        for owner in self.machines:
+            if path.startswith(owner.media_path):
+                return _of_drives(owner, method, path, content)
         machine = self.machine_at(path)
         if machine is None:
             return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
@@ -106,6 +109,21 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
         case _, (machine.path | machine.settings_path | machine.reset_path):
             return refusal(405, "Base.1.18.OperationNotAllowed", f"{path} cannot be {request.method}")
     return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
+
+
+def _of_drives(machine: Machine, method: str, path: str, content: Any) -> Answer:
+    if (method, path) == ("GET", machine.media_path):
+        members = [{"@odata.id": drive.path} for drive in machine.drives]
+        body = sample("virtual_media_collection") | {"@odata.id": path, "Members": members}
+        return Answer(status=200, body=body | {"Members@odata.count": len(members)})
+    drive = next((each for each in machine.drives if path.startswith(each.path)), None)
+    if drive is None:
+        return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
+    if method == "GET":
+        return Answer(status=200, body=drive.resource())
+    if (why := drive.refuses(method, path, content)) is not None:
+        return refusal(400, "Base.1.18.ActionParameterNotSupported", why)
+    return Answer(status=204)
 
 
 def _reset(machine: Machine, content: Any) -> Answer:

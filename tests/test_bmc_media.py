@@ -1,0 +1,254 @@
+"""Virtual media: inserted before they are booted, ejected when they are done, and nobody else's touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gitboot.bmc.job import Outcome
+from gitboot.bmc.media import MediumState
+from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
+from tests.bmc_rack import MakeRack, Rack, racks
+from tests.fleets import uuid_of
+from tests.redfish.double import Machine
+from tests.redfish.faults import Drop
+from tests.redfish.media import Drive, Drives
+from tests.redfish.profiles import AMI, GENERIC, IDRAC9, ILO6, OPENBMC, PROFILES, STUCK, XCC, Profile
+
+ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody.iso"
+DISC = Wanted(
+    reason="provision/1",
+    plan_digest="d" * 64,
+    override=Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=ISO),
+)
+SHOWING_NO_RESET = ("supermicro-x10", "openbmc-2021", "dgx", "cimc", "irmc", "ibmc")
+WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is not Drives.ABSENT]
+
+
+@pytest.fixture
+def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
+    with racks(tmp_path) as make:
+        yield make
+
+
+def _rack(make_rack: MakeRack, profile: Profile = GENERIC) -> Rack:
+    return make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+
+
+def _disc(rack: Rack) -> Drive:
+    return rack.machine.drives[1]
+
+
+def _record(rack: Rack) -> OverrideRecord:
+    return rack.records["web01"]["provision/1"]
+
+
+def _medium(rack: Rack) -> MediumState | None:
+    medium = _record(rack).medium
+    return medium.state if medium is not None else None
+
+
+@pytest.mark.parametrize("name", WITH_DRIVES)
+def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rack: MakeRack, name: str) -> None:
+    rack = _rack(make_rack, PROFILES[name])
+    result = rack.bring_about(DISC)
+    assert result.outcome is Outcome.APPLIED, result.message
+    assert [state for _, state, _ in rack.written] == [State.INSERTED, State.RECORDED, State.CONFIRMED]
+    assert (_disc(rack).image, rack.machine.drives[0].image) == (ISO, None)
+    rack.boot()
+    rack.bring_about(DISC)
+    [boot] = rack.machine.boots
+    assert (boot.target, boot.medium) == (PROFILES[name].boots_cd_as, ISO)
+    rack.bring_about(None, keeps=ISO)  # its boot was given: the system reads it still
+    assert _disc(rack).image == ISO
+    rack.boot()
+    rack.bring_about(None, keeps=ISO)
+    assert (_disc(rack).image is not None) is (name in SHOWING_NO_RESET)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (None, [ISO], MediumState.EJECTED)
+    assert [each.medium for each in rack.machine.boots] == [ISO, None]
+
+
+def test_what_is_done_with_media_is_read_no_more(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    rack.boot()
+    for _ in range(2):
+        rack.bring_about(None)
+    before = len(rack.server.service.requests)
+    rack.bring_about(None)
+    assert len(rack.server.service.requests) == before + 1
+
+
+@pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
+def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
+    make_rack: MakeRack, profile: Profile
+) -> None:
+    rack = _rack(make_rack, profile)
+    rack.bring_about(DISC)
+    rack.bring_about(None)
+    assert (_record(rack).state, _medium(rack), _disc(rack).ejected) == (
+        State.WITHDRAWN,
+        MediumState.EJECTED,
+        [ISO],
+    )
+    assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
+
+
+def test_a_machine_that_is_off_keeps_no_medium(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    rack.boot()
+    rack.bring_about(None, keeps=ISO)
+    rack.machine.reset("ForceOff")
+    rack.bring_about(None, keeps=ISO)
+    assert _disc(rack).image is None
+
+
+@pytest.mark.parametrize("wanted", [DISC, replace(DISC, override=replace(DISC.override, enabled=Enabled.CONTINUOUS))])
+def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(make_rack: MakeRack, wanted: Wanted) -> None:
+    rack = _rack(make_rack)
+    _disc(rack).image = OTHERS
+    result = rack.bring_about(wanted)
+    assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
+    assert OTHERS in result.message
+    assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
+
+
+def test_a_medium_that_somebody_has_put_in_the_place_of_ours_is_not_ejected(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    _disc(rack).image = OTHERS
+    rack.wait(600)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (OTHERS, [], MediumState.EJECTED)
+
+
+def test_an_image_that_lay_there_before_is_booted_and_is_not_ours_to_eject(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    _disc(rack).image = ISO
+    rack.bring_about(DISC)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _record(rack).state, _record(rack).medium) == (ISO, State.WITHDRAWN, None)
+
+
+def test_somebody_elses_override_keeps_a_medium_out(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+    assert rack.bring_about(DISC).asks is OperatorCondition.FOREIGN_OVERRIDE
+    assert _disc(rack).image is None
+
+
+def test_a_bmc_without_a_drive_says_so(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack, STUCK)
+    result = rack.bring_about(DISC)
+    assert (result.asks, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
+    assert "no slot for a CD" in result.message
+
+
+def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack, ILO6)
+    _disc(rack).shows_late = True
+    for _ in range(2):
+        assert rack.bring_about(DISC).outcome is Outcome.WAITING
+    assert (_disc(rack).image, rack.machine.writes) == (ISO, [])
+    _disc(rack).shows_late = False
+    rack.bring_about(DISC)
+    assert _record(rack).state is State.CONFIRMED
+
+
+def test_a_medium_that_somebody_ejects_is_inserted_again_while_its_override_stands(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    _disc(rack).image = None
+    rack.wait(600)
+    rack.bring_about(DISC)
+    assert (_disc(rack).image, _record(rack).state, len(rack.machine.writes)) == (ISO, State.CONFIRMED, 1)
+
+
+def test_a_consumed_boot_gets_no_medium_again(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    rack.boot()
+    rack.bring_about(DISC)
+    _disc(rack).image = None
+    rack.wait(600)
+    rack.bring_about(DISC)
+    assert (_record(rack).state, _disc(rack).image) == (State.CONSUMED, None)
+
+
+def test_another_image_for_the_same_reason_takes_the_place_of_the_first(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    newer = ISO.replace("1.iso", "2.iso")
+    rack.bring_about(replace(DISC, override=replace(DISC.override, medium=newer)))
+    assert (_disc(rack).image, _disc(rack).ejected, _record(rack).override.medium) == (newer, [ISO], newer)
+
+
+@pytest.mark.parametrize(
+    ("protocols", "told"), [((), None), (("HTTP", "HTTPS", "NFS"), "HTTP")], ids=["told nothing", "told the protocol"]
+)
+def test_the_protocol_is_told_to_those_that_list_it(
+    make_rack: MakeRack, protocols: tuple[str, ...], told: str | None
+) -> None:
+    rack = _rack(make_rack, AMI)
+    _disc(rack).protocols = protocols
+    rack.bring_about(DISC)
+    [post] = [each.json for each in rack.server.service.requests if each.method == "POST"]
+    assert (post["Image"], post.get("TransferProtocolType")) == (ISO, told)
+
+
+class Killed(Exception):
+    """As by SIGKILL: nothing after it happens."""
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["before it is written", "after it is written"])
+@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
+def test_a_crash_at_any_step_boots_a_medium_once_and_leaves_none(
+    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, nth: int, kept: bool
+) -> None:
+    rack = _rack(make_rack, profile)
+    count, write = 0, rack.write
+
+    def killing(uuid: object, record: OverrideRecord) -> None:
+        nonlocal count
+        count += 1
+        if count != nth or kept:
+            write(rack.uuids["web01"], record)
+        if count == nth:
+            raise Killed
+
+    monkeypatch.setattr(rack, "write", killing)
+    for wanted in (DISC, None):
+        for _ in range(3):
+            try:
+                rack.bring_about(wanted)
+            except Killed:
+                continue
+            rack.wait(90)
+    assert (_disc(rack).image, _disc(rack).ejected) == (None, [ISO])
+    assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
+    assert count >= nth
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_an_answer_that_is_lost_leaves_a_medium_that_is_ejected(make_rack: MakeRack, applied: bool) -> None:
+    rack = _rack(make_rack, OPENBMC)
+    rack.server.fault(Drop(applied=applied), on="POST")
+    assert rack.bring_about(DISC).outcome is Outcome.WAITING
+    assert (_disc(rack).image == ISO, _record(rack).state) == (applied, State.INSERTED)
+    rack.wait(90)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _medium(rack)) == (None, MediumState.EJECTED)
+
+
+def test_a_dry_run_shows_the_post_and_sends_none(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack, IDRAC9)
+    result = rack.bring_about(DISC, dry_run=True)
+    action = f"{_disc(rack).path}/Actions/VirtualMedia.InsertMedia"
+    assert result.message == f'would POST {action}: {{"Image": "{ISO}"}}'
+    assert (_disc(rack).image, rack.written) == (None, [])

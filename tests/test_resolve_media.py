@@ -1,0 +1,97 @@
+"""Which medium lies in a virtual drive, and until when: the plan's word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from gitboot.instance.overrides import wanted_by
+from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
+from gitboot.plan import Decision, InstallAttempt, Record, Seen
+from gitboot.resolve import plan
+from gitboot.resolve.instant import transition
+from gitboot.stoppage import Halt
+from tests.fleets import decision, fleet, image, maintenance, policy, profile, server
+from tests.test_resolve import NOON
+
+SEED = (
+    fleet(),
+    server("web01", spec="provision: 1"),
+    image("flatcar-1", "configFrom: None", "iso"),
+    profile("web", "flatcar-1", method="VirtualMedia"),
+    policy("web", often="Once"),
+)
+ISO = "http://boot.test/assets/flatcar-1/iso"
+FRESH = Record()
+BEGUN = Record(provision=1, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
+SEEN = Seen(NOON, "v1/boot", "192.0.2.9")
+
+
+def _medium(record: Record | None, after: timedelta = timedelta(), *, stop: Halt = Halt.NONE) -> str | None:
+    found = plan(decision("web01", *SEED), NOON + after, record, stop=stop)
+    assert found is not None
+    return found.medium
+
+
+def test_the_override_of_a_pending_server_boots_the_iso() -> None:
+    wanted = wanted_by(plan(decision("web01", *SEED), NOON, FRESH))
+    assert wanted is not None
+    assert (wanted.override.enabled, wanted.override.target, wanted.override.medium) == ("Once", "Cd", ISO)
+    assert wanted.override.http_boot_uri is None
+
+
+HOURS = DATA_GRACE - timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("case", "record", "after", "medium"),
+    [
+        ("nothing is known of it", None, timedelta(), None),
+        ("pending", FRESH, timedelta(), ISO),
+        ("begun", BEGUN, HOURS, ISO),
+        ("begun long ago", BEGUN, DATA_GRACE, None),
+        ("proven by its override alone", replace(BEGUN, evidence="Consumed"), HOURS, ISO),
+        ("its installer says that it is done", replace(BEGUN, evidence="Reported"), timedelta(), None),
+        ("an operator says so", replace(BEGUN, evidence="Operator"), timedelta(), None),
+        ("consumed", Record(consumed_at=NOON, consumed_key="provision/1"), CONSUMED_GRACE, ISO),
+        ("consumed long ago", Record(consumed_at=NOON, consumed_key="provision/1"), DATA_GRACE, None),
+        ("given", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), FETCH_GRACE, ISO),
+        ("given long ago", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), DATA_GRACE, None),
+    ],
+)
+def test_a_medium_stays_while_its_system_may_run(
+    case: str, record: Record | None, after: timedelta, medium: str | None
+) -> None:
+    assert _medium(record, after) == medium, case
+
+
+def test_the_end_of_a_medium_is_a_transition_of_its_plan() -> None:
+    found = decision("web01", *SEED)
+    consumed = Record(consumed_at=NOON, consumed_key="provision/1")
+    assert transition(found, NOON + CONSUMED_GRACE, consumed) == NOON + DATA_GRACE
+
+
+@pytest.mark.parametrize("stop", [Halt.WRITING, Halt.ALL])
+def test_what_is_stopped_is_ejected(stop: Halt) -> None:
+    assert _medium(FRESH, stop=stop) is None
+
+
+def _maintained(at: datetime, record: Record) -> str | None:
+    rescue = image("rescue-1", "configFrom: None, writesDisk: false", "iso")
+    documents: tuple[str, ...] = (
+        *SEED,
+        rescue,
+        profile("repair", "rescue-1", method="VirtualMedia"),
+        maintenance("repair", f"{NOON:%Y-%m-%dT%H:%M:%S} {NOON + timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"),
+    )
+    found: Decision = decision("web01", *documents)
+    planned = plan(found, at, record)
+    return planned.medium if planned is not None else None
+
+
+def test_a_windows_medium_ends_with_it() -> None:
+    done = replace(BEGUN, evidence="Reported")
+    assert _maintained(NOON + timedelta(minutes=59), done) == ISO.replace("flatcar", "rescue")
+    assert _maintained(NOON + timedelta(hours=1), done) is None
