@@ -67,16 +67,19 @@ def evaluating() -> Iterator[Begun]:
 
     Raises `InvalidRepository` where the memory is not enough. For the time only this process's end is left.
     """
+    from gitboot.bounds import lift, uncollected
+
     if _begun is None:
-        yield lambda _: None
+        with uncollected():
+            yield lambda _: None
         return
-    from gitboot.bounds import lift
     from gitboot.errors import InvalidRepository
     from gitboot.evaluate.limits import exceeded
 
     _begun(0)
     try:
-        yield _begun
+        with uncollected():  # nearly all of a fleet stays: it would only be looked at again and again
+            yield _begun
     except (MemoryError, SystemError):  # so end extension modules that are refused memory and do not say so
         lift()
         raise InvalidRepository([exceeded("it takes more memory to evaluate than it may")]) from None

@@ -6,7 +6,6 @@ comes from elsewhere, as from a stranger's pull request by way of CI, does not c
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
 from hashlib import sha256
@@ -36,7 +35,6 @@ class Deciding:
 
         ``begun`` is told how many files it has.
         """
-        gc.disable()  # a fleet is loaded once and all of it kept: collecting would only look at it again and again
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
         found = self._evaluator.evaluate(snapshot.revision, self._last)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -38,7 +37,6 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     """
     from gitboot.source import open_history
 
-    gc.disable()  # fleets are loaded and decided, and kept: collecting would only look at them again and again
     history = open_history(path, rev)
     entries = _entries(history, server, number)
     if not entries:
