@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
+from gitboot.bmc.media import Medium, MediumState
 from gitboot.bmc.override import (
     BootTarget,
     Enabled,
@@ -111,6 +112,28 @@ def overrides_of(ledger: Store, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
 def opened(path: Path) -> AbstractContextManager[Store]:
     """The ledger as an instance opens it."""
     return opened_ledger(path, lambda _: None, lambda: NOON)
+
+
+@pytest.mark.parametrize(
+    "medium",
+    [
+        None,
+        Medium(url="https://images.example.net/a.iso", state=MediumState.INSERTED, at=NOON),
+        Medium(
+            url="https://images.example.net/a.iso",
+            state=MediumState.EJECTING,
+            at=NOON,
+            booted=Marks(last_reset_time="then", settled=True),
+        ),
+    ],
+    ids=["none", "inserted", "booted"],
+)
+def test_an_override_and_its_medium_are_read_as_they_were_written(path: Path, medium: Medium | None) -> None:
+    record = replace(recorded(), medium=medium)
+    with open_ledger(path) as ledger:
+        put(ledger, overrides.write, [(WEB01, record)])
+    with open_ledger(path) as ledger:
+        assert overrides_of(ledger, WEB01) == (record,)
 
 
 # Opening
