@@ -733,6 +733,7 @@ def is_behind(path: Path) -> bool:
 CHANGES = {
     "a record": lambda ledger: put(ledger, records.write, [(WEB01, "web01", Record(provision=2))]),
     "what was set": lambda ledger: put(ledger, overrides.write, [(WEB01, recorded(state=State.CONFIRMED))]),
+    "what was offered": lambda ledger: put(ledger, evidence.offer, [replace(OFFER, plan=Digest("e" * 64))], NOON),
     "what was forgotten": lambda ledger: put(ledger, records.forget),
 }
 
@@ -752,6 +753,15 @@ def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> No
 def test_a_backup_of_this_instant_is_as_good_as_the_ledger(path: Path) -> None:
     written(path)
     put_back(backup(path), path)
+    assert not is_behind(path)
+
+
+def test_what_is_offered_again_changes_nothing_that_a_backup_must_have(path: Path) -> None:
+    written(path)
+    copy = backup(path)
+    with open_ledger(path) as ledger:
+        put(ledger, evidence.offer, [OFFER], at("21T11:00"))
+    put_back(copy, path)
     assert not is_behind(path)
 
 

@@ -23,11 +23,15 @@ def offered(store: Store, plan: Digest) -> Offer | None:
 
 
 def offer(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
-    """Note boots that are about to be published; one that is known may be of another window by now."""
-    tx.executemany(
-        "INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET facts = excluded.facts",
-        [(each.plan, format_instant(at), rows.of_offer(each)) for each in offers],
-    )
+    """Note boots that are about to be published; one that is known may be of another window by now.
+
+    A copy of the ledger that has not heard of one is no good: its machine may have fetched it, and that would say
+    nothing to it.
+    """
+    noted = [(each.plan, format_instant(at), rows.of_offer(each)) for each in offers]
+    if any(tx.execute("SELECT 1 FROM offers WHERE plan = ?", each[:1]).fetchone() is None for each in noted):
+        tx.mark()
+    tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET facts = excluded.facts", noted)
 
 
 def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None:
