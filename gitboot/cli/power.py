@@ -35,7 +35,8 @@ def power() -> None:
     """Show which machines are on, or switch them by hand.
 
     What a machine boots then is what its plan says: the table shows it before anything is sent. Nothing is switched
-    during POST, nor where the BMC shows another machine than the document's.
+    during POST, where the BMC shows that, nor where it shows another machine than the document's. A suspended instance
+    does not keep a person from it.
     """
 
 

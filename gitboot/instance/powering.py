@@ -26,7 +26,7 @@ class Powered:
     subject: Subject
     seen: Observed | None  # before; None: it could not be read
     step: PowerStep
-    sent: bool = False
+    sent: bool | None = False  # None: its answer was lost, and it may have been taken
 
     @property
     def would_send(self) -> bool:
@@ -102,10 +102,12 @@ def _switched(
             step = NotSwitched(why=str(error))
         if not send or not isinstance(step, Send) or seen is None:
             return Powered(subject=subject, seen=seen, step=step), sign()
+        sent: bool | None = True
         try:
             bmc.reset(step.type, seen)
         except (BmcBusy, BmcRejected) as error:
-            step = NotSwitched(why=str(error))
+            sent, step = False, NotSwitched(why=str(error))
         except BmcUnreachable as error:
-            step = NotSwitched(why=f"{error}: whether it has taken {step.type} is not known; look before you ask again")
-        return Powered(subject=subject, seen=seen, step=step, sent=isinstance(step, Send)), sign()
+            why = f"{error}: whether it has taken {step.type} is not known; look before you ask again"
+            sent, step = None, NotSwitched(why=why)
+        return Powered(subject=subject, seen=seen, step=step, sent=sent), sign()
