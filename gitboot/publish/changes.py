@@ -165,7 +165,7 @@ class _Decision:
             self._digests[server] = now
         if self._wanted.complete and now == digest:
             differing = {path: file for path, file in files.items() if self._may_differ(path, file)}
-            self._owned |= differing.keys()
+            self._owned.update(differing)
             self._suspects |= differing
             return
         self._suspects |= files
@@ -185,10 +185,10 @@ class _Decision:
             return
         self._owned.add(path)
         if (before := self._tree.state(server)) is not None:
-            self._owned |= before.files.keys()
+            self._owned.update(before.files)
             self._gone |= {(identity, server) for identity in before.identities}
         else:  # damaged: what it listed is most likely what is planned now
-            self._owned |= (self._wanted.servers.get(server) or {}).keys()
+            self._owned.update(self._wanted.servers.get(server) or ())
 
     def _look_at_shared(self, files: Files) -> None:
         before = self._tree.shared()
@@ -197,7 +197,7 @@ class _Decision:
             self._shared = now
         self._planned += len(files)
         self._content[SHARED] = tuple(filter(is_content, files))
-        self._owned |= before.keys()
+        self._owned.update(before)
         differing = files
         if self._wanted.complete:
             differing = {

@@ -315,7 +315,7 @@ def _alike(changes: TreeChanges, wanted: Publication) -> dict[str, tuple[str, ..
         paths: dict[bytes, list[str]] = {}
         for path in sorted((files.keys() & written) - taken):
             paths.setdefault(files[path].content, []).append(path)
-        taken |= files.keys()
+        taken.update(files)  # |= would make the set anew for each server
         found.update((first, tuple(others)) for first, *others in paths.values() if others)
     return found
 
