@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,9 +28,11 @@ from gitboot.publish import directory as directory_module
 from gitboot.publish import disk as disk_module
 from gitboot.publish import durable
 from gitboot.publish import folders as folders_module
+from gitboot.publish import fresh as fresh_module
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.durable import staged
+from gitboot.publish.fresh import FRESH, READY
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.tree import PENDING, read_manifest, verify
@@ -215,7 +218,7 @@ def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, 
 # Refused by the system
 
 
-CHANGING = {"mkdir", "rmdir", "write", "fchmod", "utime", "rename", "link", "unlink", "pwrite", "ftruncate"}
+CHANGING = {"mkdir", "chmod", "rmdir", "write", "fchmod", "utime", "rename", "link", "unlink", "pwrite", "ftruncate"}
 CALLS = {*CHANGING, "open", "stat", "fstat", "fsync", "listdir", "pread"}
 
 
@@ -251,6 +254,7 @@ def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[O
         patch.setattr(disk_module, "os", os_ := Os(happen))
         patch.setattr(durable, "os", os_)
         patch.setattr(folders_module, "os", os_)
+        patch.setattr(fresh_module, "os", os_)
         patch.setattr(durable, "syncfs", os_.syncfs)
         yield os_
 
@@ -429,26 +433,194 @@ def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: 
     class Watched(Recorder):
         def __init__(self, root: Path) -> None:
             super().__init__(root)
-            self.folders = {*root.rglob("*/")}
+            self.known = {*root.rglob("*/")}
 
         def sync(self) -> None:
             synced.clear()
             filesystems.clear()
             touched = {staged(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
             folders = {*self.root.rglob("*/")}
-            touched |= {str(each.parent.relative_to(self.root)) for each in folders ^ self.folders}
-            self.folders = folders
+            touched |= {str(each.parent.relative_to(self.root)) for each in folders ^ self.known}
+            self.known = folders
             super().sync()
             for path in touched:
                 is_synced = str(self.root / path) in synced or self.root.stat().st_dev in filesystems
                 if (self.root / path).exists() and not is_synced:
                     missed.append(path)
 
+    with Directory.open(root, ledger="ours") as directory:
+        publish(directory, 0)
     monkeypatch.setattr(directory_module, "Disk", Watched)
     with Directory.open(root, ledger="ours") as directory:
-        for version in range(4):
+        for version in range(1, 4):
             publish(directory, version)
     assert missed == []
+
+
+# A tree where there was none
+
+
+def published_so_far(root: Path) -> dict[str, bytes]:
+    """What stands but what is being written where nobody looks."""
+    return {path: content for path, content in everything(root).items() if not path.startswith(f"{FRESH}/")}
+
+
+def assert_begun_or_not(root: Path, version: int) -> None:
+    """Assert that nothing stands, or what does is whole; the manifest only with all."""
+    stands = published_so_far(root) if root.exists() else {}
+    assert faults(stands, {}, tree(version)) == []
+    if MANIFEST in stands:
+        assert verify(root) == ()
+    if any(path.startswith("boot/") for path in stands.keys() - {"boot/"}):
+        assert {path for path in whole(tree(version)) if path.startswith("boot/")} <= stands.keys()
+
+
+def test_killed_at_every_change_a_tree_begins_as_a_whole_or_not_at_all(root: Path, publishers: Killed) -> None:
+    ready = moving = 0
+    for at in count(1):
+        shutil.rmtree(root, ignore_errors=True)
+        publishers.start(once=1, killed_at=at)
+        status = publishers.status()
+        assert_begun_or_not(root, 1)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        ready += (was_ready := (root / READY).exists())
+        moving += was_ready and (root / "boot").exists()
+        with Directory.open(root, ledger="ours") as directory:
+            assert (directory.stamp is not None) == (was_ready or (root / MANIFEST).exists())
+            publish(directory, 1 + at % 2)  # sometimes it never becomes what was under way
+        assert_complete(root, 1 + at % 2)
+    assert at > 30
+    assert ready > moving > 1
+
+
+@pytest.mark.parametrize(
+    ("code", "on"), [pytest.param(errno.ENOSPC, False, id="once"), pytest.param(errno.EROFS, True, id="from then on")]
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_refused_at_every_call_a_tree_begins_as_a_whole_or_not_at_all(
+    root: Path, code: int, on: bool, restarted: bool
+) -> None:
+    for refused in count(1, every(1)):
+        shutil.rmtree(root, ignore_errors=True)
+
+        def refuse(number: int, name: str, args: tuple[Any, ...], at: int = refused) -> None:
+            if number == at or (on and number > at and name not in ("stat", "fstat", "pread")):
+                raise OSError(code, os.strerror(code))
+
+        again: Directory | None = None
+        with happening(refuse) as calls, suppress(PublishError):
+            again = Directory.open(root, ledger="ours")
+            publish(again, 1)
+        if root.exists():
+            assert_begun_or_not(root, 1)
+        with happening(nothing):
+            if again is not None and restarted:
+                again.close()
+            if again is None or restarted:
+                again = Directory.open(root, ledger="ours")
+            publish(again, 1)
+            again.close()
+        assert_complete(root, 1)
+        if calls.calls < refused:
+            break
+    assert refused > 40
+
+
+def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -> None:
+    """What was written since the last sync is lost; of what was renamed, any part is done."""
+    synced: list[Path] = []
+    last = root.parent / "last"
+
+    def keep(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "syncfs":  # what is there is what this makes last
+            synced.append(Path(shutil.copytree(root, root.parent / f"synced{len(synced)}")))
+        if name == "rename" and args[0] == "manifest.json":
+            shutil.copytree(root, last)
+
+    with happening(keep), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    written, named, placed = synced
+    assert (written / FRESH / MANIFEST).exists()
+    assert (named / READY / MANIFEST).exists()
+    assert not (placed / READY / "boot").exists()
+    assert verify(placed) == ()
+    for number, (stands, is_placed) in enumerate([(written, False), (named, True), (last, True), (placed, True)]):
+        with happening(nothing), Directory.open(stands, ledger="ours") as directory:
+            assert (directory.stamp is not None) == is_placed
+            assert not (stands / FRESH).exists()
+            publish(directory, 1 + number % 2)
+        assert_complete(stands, 1 + number % 2)
+
+
+def test_a_tree_begins_without_a_temporary_name(root: Path) -> None:
+    renamed: list[str] = []
+
+    def note(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename":
+            renamed.append(args[0])
+
+    with happening(note), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1, servers=50)
+    assert renamed == ["boot", "fresh", "boot", "manifest", "servers", "manifest.json"]
+    assert_complete(root, 1, servers=50)
+
+
+def test_a_tree_begins_beside_what_operators_have_placed(root: Path) -> None:
+    (root / "boot" / "assets").mkdir(parents=True)
+    (root / "boot").chmod(0o2775)
+    (root / "boot" / "assets" / "kernel").write_bytes(b"kernel")
+    renamed: list[str] = []
+
+    def note(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename":
+            renamed.append(args[0])
+
+    with happening(note), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    assert verify(root) == ()
+    assert renamed == ["o", "fresh", "boot.ipxe", "ipxe", "o", "v1", "manifest", "servers", "manifest.json"]
+    assert (root / "boot" / "assets" / "kernel").read_bytes() == b"kernel"
+    assert (root / "boot").stat().st_mode & 0o7777 == 0o2775
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EBUSY])
+def test_where_a_part_is_mounted_by_itself_files_are_placed_one_by_one(root: Path, code: int) -> None:
+    def refuse(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename" and args[0] == "boot":
+            raise OSError(code, os.strerror(code))
+
+    with happening(refuse), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    assert_complete(root, 1)
+    assert not (root / FRESH).exists()
+
+
+def test_where_something_stands_files_are_placed_one_by_one(root: Path) -> None:
+    (root / "boot" / "ipxe").mkdir(parents=True)
+    (root / "boot" / "ipxe" / "kernel").write_bytes(b"kernel")
+    with Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    assert verify(root) == ()
+    assert (root / "boot" / "ipxe" / "kernel").read_bytes() == b"kernel"
+
+
+def test_what_came_to_stand_meanwhile_is_kept(root: Path) -> None:
+    def crash(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename" and args[0] == "boot" and (root / READY).exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with happening(crash), pytest.raises(PublishError), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    (root / "boot" / "v1" / "mine").mkdir(parents=True)
+    (root / "boot" / "v1" / "mine" / "kernel").write_bytes(b"kernel")
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp is not None
+        assert verify(root) == ()
+        publish(directory, 2)
+    assert verify(root) == ()
+    assert (root / "boot" / "v1" / "mine" / "kernel").read_bytes() == b"kernel"
 
 
 def run(root: Path, *, once: int = -1, killed_at: int = 0, on_from: int = 0, servers: int = 1) -> None:

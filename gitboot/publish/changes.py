@@ -12,11 +12,11 @@ from gitboot.errors import PublishError
 from gitboot.phrases import some
 from gitboot.publish.disk import Disk, holds, is_file
 from gitboot.publish.folders import InTheWay
-from gitboot.publish.index import Shard
+from gitboot.publish.index import Shard, index_of
 from gitboot.publish.reindex import Pair, reindexed, reindexed_wholly
-from gitboot.publish.tree import Tree, is_record
+from gitboot.publish.tree import Tree, is_bare, is_record
 from gitboot.render.paths import is_content
-from gitboot.render.state import Listed, parse, server_of, state_path
+from gitboot.render.state import Listed, identities_in, server_of, state_path
 from gitboot.render.tree import File, Files
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
@@ -118,6 +118,7 @@ class _Decision:
 
     def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
         self._disk, self._tree, self._named, self._wanted, self._at = disk, tree, named, wanted, at
+        self._is_bare = is_bare(disk, tree)  # nothing need be compared
         self._digests: dict[str, str | None] = {}
         self._shared: Mapping[str, Listed] | None = None
         self._content: dict[str, tuple[str, ...]] = {}
@@ -160,7 +161,7 @@ class _Decision:
         now = files[path].sha256
         self._planned += len(files)
         self._content[server] = tuple(filter(is_content, files))
-        self._identities[server] = parse(files[path].content).identities
+        self._identities[server] = identities_in(files[path].content)
         if now != digest:
             self._digests[server] = now
         if self._wanted.complete and now == digest:
@@ -217,6 +218,9 @@ class _Decision:
         in_the_way: set[str] = set()
         for path, file in sorted(self._suspects.items()):
             _check(path)
+            if self._is_bare:
+                self._written.append(path)
+                continue
             try:
                 stands = self._disk.look(path)
             except InTheWay as error:
@@ -264,11 +268,14 @@ class _Decision:
 
     def changes(self, owed: frozenset[Pair]) -> TreeChanges:
         gone = frozenset((self._gone | owed) - self._come)
-        joined, parted = (
-            reindexed_wholly(self._disk, self._identities)
-            if self._wanted.complete
-            else reindexed(self._disk, gone, self._come, self._tree.pending)
-        )
+        joined: Mapping[str, Shard]
+        parted: Mapping[str, Shard]
+        if self._is_bare:
+            joined, parted = index_of(self._identities), {}
+        elif self._wanted.complete:
+            joined, parted = reindexed_wholly(self._disk, self._identities)
+        else:
+            joined, parted = reindexed(self._disk, gone, self._come, self._tree.pending)
         # A state that claims what another gives up comes first, so that there is always one that does.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}

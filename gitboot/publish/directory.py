@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 
 from gitboot import __version__
-from gitboot.canonical import canonical
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
-from gitboot.progress import Told, counted, unheard
+from gitboot.model.scalars import Digest
+from gitboot.progress import Told, unheard
 from gitboot.publish.amend import amended
 from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
+from gitboot.publish.changing import change, discard, rendered
 from gitboot.publish.disk import Disk, holds, is_there, make_root
 from gitboot.publish.durable import staged
-from gitboot.publish.index import Shard, render_shard
+from gitboot.publish.fresh import finish, put
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
 from gitboot.publish.reindex import Pair
 from gitboot.publish.room import check_room
-from gitboot.publish.tree import LOCK, PENDING, Tree, batch_path
-from gitboot.render.paths import is_content
+from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.tree import File, Files
 
 
@@ -66,6 +66,7 @@ class Directory:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
             disk.remove(staged(PENDING))
+            finish(disk)
             return cls(disk, ledger=ledger, heir_of=heir_of, told=told)
         except BaseException:
             disk.close()
@@ -132,11 +133,13 @@ class Directory:
             if not complete:
                 raise PublishError(f"{self._disk.root}: another tree was put there; it is published anew")
             self._begin_anew()
+        elif self._owed is not None and finish(self._disk):
+            self._tree = Tree(self._disk)
         wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete))
         self._owed = wanted
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
         try:
-            _discard(self._disk, self._tree.pending)
+            discard(self._disk, self._tree.pending)
             changes = decide(self._disk, self._tree, self._named, wanted, self._owed_gone, at)
             self._owed_gone = changes.gone
             self._carry_out(changes, wanted, Stamp(commit=commit, gitboot=__version__, ledger=self._ledger))
@@ -158,6 +161,7 @@ class Directory:
         self._disk = disk
         if holder := disk.lock(LOCK):
             raise PublishError(f"{disk.root}: {holder} publishes there (stop it, or choose another directory)")
+        finish(disk)
         self._tree, self._named = Tree(disk), NamedContent()
         self._owed, self._owed_gone, self._left = None, frozenset(), None
 
@@ -170,89 +174,24 @@ class Directory:
         self._disk.rest()
 
     def _carry_out(self, changes: TreeChanges, wanted: Publication, stamp: Stamp) -> None:
-        disk, tree = self._disk, self._tree
+        tree = self._tree
         head, manifest = amended(tree, stamp, changes.digests, changes.shared)
         if head == tree.head and changes.is_nothing and not tree.pending:
             return
         content, alike = _content(changes, wanted), _alike(changes, wanted)
-        batch = _batch(tree, changes)
-        joined, parted = _rendered(changes.joined), _rendered(changes.parted)
+        added = {**content, **rendered(changes.joined), **manifest}
         if tree.stamp is None:
             others = {path for paths in alike.values() for path in paths}
-            made = {path: len(data) for path, data in {**content, **joined, **manifest}.items() if data is not None}
-            check_room(disk.root, {path: size for path, size in made.items() if path not in others})
-        tree.begin({*changes.paths, *batch, *manifest})
+            sizes = {path: len(data) for path, data in added.items() if data is not None and path not in others}
+            check_room(self._disk.root, sizes)
         try:
-            _stage(disk, {PENDING: canonical(sorted(tree.pending))}, changes.at)
-            disk.sync()
-            disk.place(PENDING)
-            disk.sync()
-            _stage(disk, {**content, **batch, **joined, **manifest}, changes.at, alike, _half(self._told, 0))
-            disk.sync()
-            self._place(path for path in content if is_content(path))
-            disk.sync()
-            self._place(joined)
-            states = set(changes.states)
-            entries = [path for path in (*content, *batch) if not is_content(path) and path not in states]
-            self._place(counted([*changes.states, *entries], _half(self._told, 1)))
-            if parted:
-                _stage(disk, parted, changes.at)
-                disk.sync()
-                self._replace(parted)
-            self._remove((*changes.withdrawn, *changes.expired))
-            self._remove(batch_path(since) for since in changes.batches)
-            self._replace(manifest)
-            disk.sync()
-            disk.remove(PENDING)
-        except PublishError:
-            with suppress(PublishError):
-                _discard(disk, {*tree.pending, PENDING})
-            raise
+            if not (is_bare(self._disk, tree) and put(self._disk, added, alike, changes.at, self._told)):
+                change(self._disk, tree, changes, content, alike, manifest, self._told)
         finally:
             self._told(1, 1)
         tree.settle(head)
         tree.retire(changes.retired, changes.at)
         tree.forget(changes.batches)
-
-    def _replace(self, contents: Mapping[str, bytes | None]) -> None:
-        """Put what was staged in its place, after what goes."""
-        self._remove(path for path, content in contents.items() if content is None)
-        self._place(path for path, content in contents.items() if content is not None)
-
-    def _place(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            self._disk.place(path)
-
-    def _remove(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            self._disk.remove(path)
-
-
-def _stage(
-    disk: Disk,
-    contents: Mapping[str, bytes | None],
-    at: datetime,
-    alike: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    told: Told = unheard,
-) -> None:
-    """``alike`` are paths, by the first of them, that are to be one file."""
-    others = {path for paths in alike.values() for path in paths}
-    for path, content in counted(contents.items(), told):
-        if content is None or path in others:
-            continue
-        disk.stage(path, content, at)
-        for other in alike.get(path, ()):
-            disk.stage(other, content, at, like=path)
-
-
-def _half(told: Told, half: int) -> Told:
-    """Who is told of one of the two times that each file costs something."""
-    return lambda done, total: told(half * total + done, 2 * total)
-
-
-def _discard(disk: Disk, paths: Collection[str]) -> None:
-    for path in sorted(paths):
-        disk.remove(staged(path))
 
 
 def would_change(
@@ -312,16 +251,12 @@ def _alike(changes: TreeChanges, wanted: Publication) -> dict[str, tuple[str, ..
     for files in (*wanted.servers.values(), wanted.shared):
         if files is None:
             continue
-        paths: dict[bytes, list[str]] = {}
+        paths: dict[Digest, list[str]] = {}
         for path in sorted((files.keys() & written) - taken):
-            paths.setdefault(files[path].content, []).append(path)
+            paths.setdefault(files[path].sha256, []).append(path)
         taken.update(files)  # |= would make the set anew for each server
         found.update((first, tuple(others)) for first, *others in paths.values() if others)
     return found
-
-
-def _rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
-    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 
 def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
@@ -330,11 +265,3 @@ def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], s
             f"{disk.root} is a tree of the ledger {tree.stamp.ledger}, not of {ledger} "
             "(choose another directory, or take it over with gitboot records begin)"
         )
-
-
-def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
-    """The list of what is retired now, with what was in the same second."""
-    if not changes.retired:
-        return {}
-    before = [path for path, since in tree.retired.items() if since == changes.at]
-    return {batch_path(changes.at): canonical(sorted({*changes.retired, *before}))}

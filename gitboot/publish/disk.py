@@ -19,9 +19,9 @@ from gitboot.files import take
 from gitboot.publish.durable import Unsynced, refused, split, staged
 from gitboot.publish.folders import Folders
 
-_TEMPORARY: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # link(2): a file has as many names as its file system allows, the file system has no links, or begins at a mount point.
-_NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
+NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -52,23 +52,23 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            self._folders = Folders(root)
-            self.folder = os.fstat(self._folders.root)  # that was opened, whatever stands at ``root`` by now
+            self.folders = Folders(root)
+            self.folder = os.fstat(self.folders.root)  # that was opened, whatever stands at ``root`` by now
         except OSError as error:
             raise refused(root, error) from error
         self._lock: int | None = None
-        self._unsynced = Unsynced(root, self._folders)
+        self._unsynced = Unsynced(root, self.folders)
         self._latest: _Written | None = None
 
     def close(self) -> None:
         """Release the lock and everything else that is open."""
-        self._folders.close()
+        self.folders.close()
         if self._lock is not None:
             os.close(self._lock)
 
     def rest(self) -> None:
         """Hold no folder open, so that each can be unmounted or moved."""
-        self._folders.rest()
+        self.folders.rest()
 
     @_named
     def lock(self, path: str) -> str:
@@ -77,7 +77,7 @@ class Disk:
         while True:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             # Whoever could open it could lock it, and keep this instance from publishing.
-            self._lock = os.open(name, flags, 0o600, dir_fd=self._folders.make(folder))
+            self._lock = os.open(name, flags, 0o600, dir_fd=self.folders.make(folder))
             with suppress(PermissionError):  # one that an older gitboot has made, as another user
                 os.fchmod(self._lock, 0o600)
             if (other := take(self._lock)) is not None:
@@ -91,7 +91,7 @@ class Disk:
     def look(self, path: str) -> os.stat_result | None:
         """What stands at ``path``; None if nothing does."""
         folder, name = split(path)
-        fd = self._folders.find(folder)
+        fd = self.folders.find(folder)
         if fd is None:
             return None
         try:
@@ -102,7 +102,7 @@ class Disk:
     def size(self, path: str) -> int | None:
         """The size of the file at ``path``, quickly: on the way there it follows symlinks."""
         try:
-            found = os.stat(path, dir_fd=self._folders.root, follow_symlinks=False)
+            found = os.stat(path, dir_fd=self.folders.root, follow_symlinks=False)
         except OSError:
             return None
         return found.st_size if is_file(found) else None
@@ -111,7 +111,7 @@ class Disk:
     def read(self, path: str) -> bytes | None:
         """The content of the file at ``path``; None if nothing stands there."""
         folder, name = split(path)
-        parent = self._folders.find(folder)
+        parent = self.folders.find(folder)
         if parent is None:
             return None
         try:
@@ -124,14 +124,14 @@ class Disk:
     @_named
     def names(self, path: str) -> list[str]:
         """The names in a folder, sorted; none if there is no such folder."""
-        fd = self._folders.find(path)
+        fd = self.folders.find(path)
         return [] if fd is None else sorted(os.listdir(fd))
 
     def dated(self, path: str, at: datetime) -> int:
         """What the next version of ``path`` is dated, in seconds since 1970, if it is staged ``at`` that instant."""
         mtime = int(at.timestamp())
         folder, name = split(path)
-        if (parent := self._folders.find(folder)) is not None:
+        if (parent := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
                 mtime = max(mtime, int(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime) + 1)
         return mtime
@@ -145,10 +145,10 @@ class Disk:
         both are one file under two names, where the file system has such.
         """
         folder, name = split(path)
-        parent = self._folders.make(folder)
+        parent = self.folders.make(folder)
         mtime = self.dated(path, at)
         alike = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
-        if alike is None or not _linked(self._folders.root, alike, staged(name), parent):
+        if alike is None or not _linked(self.folders.root, alike, staged(name), parent):
             fd = _created(staged(name), parent)
             try:
                 os.fchmod(fd, 0o644)
@@ -166,7 +166,7 @@ class Disk:
     def place(self, path: str) -> None:
         """Put what was staged in the place of what stands at ``path``."""
         folder, name = split(path)
-        fd = self._folders.make(folder)
+        fd = self.folders.make(folder)
         os.rename(staged(name), name, src_dir_fd=fd, dst_dir_fd=fd)
         self._unsynced.add(folder)
 
@@ -174,11 +174,11 @@ class Disk:
     def remove(self, path: str) -> None:
         """Remove a file, if it stands there, and the folders that this leaves empty."""
         folder, name = split(path)
-        if (fd := self._folders.find(folder)) is not None:
+        if (fd := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=fd)
                 self._unsynced.add(folder)
-        self._folders.prune()
+        self.folders.prune()
 
     def sync(self) -> None:
         """Wait until a power cut would undo nothing of what was staged, placed and removed."""
@@ -188,10 +188,10 @@ class Disk:
 def _created(name: str, folder: int) -> int:
     """A new file of this name, opened; never one that stands there, which may be another's as well."""
     try:
-        return os.open(name, _TEMPORARY, 0o644, dir_fd=folder)
+        return os.open(name, NEW, 0o644, dir_fd=folder)
     except FileExistsError:
         os.unlink(name, dir_fd=folder)
-        return os.open(name, _TEMPORARY, 0o644, dir_fd=folder)
+        return os.open(name, NEW, 0o644, dir_fd=folder)
 
 
 def _linked(root: int, written: _Written, name: str, folder: int) -> bool:
@@ -199,7 +199,7 @@ def _linked(root: int, written: _Written, name: str, folder: int) -> bool:
     try:
         os.link(staged(written.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        if error.errno in _NO_LINK:
+        if error.errno in NO_LINK:
             return False
         raise
     # On the way to it a symlink may have been followed.

@@ -5,7 +5,8 @@
 - ``lock`` tells who publishes here;
 - ``pending.json`` lists the paths that the publication under way touches, or that one cut short has touched. The
   manifest is trusted about all others, so that nobody has to read a whole tree to change one file;
-- ``retired/<instant>.json`` lists content that nothing names since that instant.
+- ``retired/<instant>.json`` lists content that nothing names since that instant;
+- ``fresh`` and ``ready`` hold a tree that begins with nothing, until it is in its place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final, TypeVar
 from gitboot.errors import PublishError
 from gitboot.model.scalars import format_instant, parse_instant
 from gitboot.publish.disk import Disk, is_file
+from gitboot.publish.durable import split
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import index_of, is_of_index, render_shard
 from gitboot.publish.manifest import (
@@ -42,10 +44,11 @@ from gitboot.publish.manifest import (
 from gitboot.publish.older import read_older
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 
-_OWN: Final = "ops/.gitboot"
-LOCK: Final = f"{_OWN}/lock"
-PENDING: Final = f"{_OWN}/pending.json"
-_RETIRED: Final = f"{_OWN}/retired"
+OWN: Final = "ops/.gitboot"
+LOCK: Final = f"{OWN}/lock"
+PENDING: Final = f"{OWN}/pending.json"
+_OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having been published
+_RETIRED: Final = f"{OWN}/retired"
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -151,9 +154,17 @@ class Tree:
             self.retired = {path: since for path, since in self.retired.items() if since in self.batches}
 
 
+def is_bare(disk: Disk, tree: Tree) -> bool:
+    """Whether nothing stands where files are published, and nothing is known of any that did."""
+    if tree.stamp is not None or tree.pending or tree.batches:
+        return False
+    own = {split(path)[1] for path in (OWN, STATUS)}
+    return _OPERATORS.issuperset(disk.names("boot")) and own.issuperset(disk.names("ops"))
+
+
 def is_record(path: str) -> bool:
     """Whether ``path`` is taken by what is written about the tree."""
-    return path.startswith(f"{_OWN}/") or is_of_manifest(path) or is_of_index(path) or path == STATUS
+    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path == STATUS
 
 
 def batch_path(since: datetime) -> str:

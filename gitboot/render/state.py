@@ -6,11 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
 from gitboot.render.paths import BOOT, IMMUTABLE, Role
+
+if TYPE_CHECKING:
+    from msgspec.json import Decoder
 
 FORMAT: Final = 2
 _SERVERS: Final = "ops/servers/"
@@ -119,6 +123,20 @@ def _version(version: Turn) -> dict[str, Any]:
     if version.writes is not None:
         facts["writes"] = {**version.writes._asdict(), "needs": list(map(list, version.writes.needs))}
     return facts
+
+
+def identities_in(data: bytes) -> tuple[str, ...]:
+    """The identities alone of what ``render`` wrote, which is asked of each server of a fleet."""
+    found: tuple[str, ...] = _identities_decoder().decode(data).identities
+    return found
+
+
+@cache
+def _identities_decoder() -> Decoder[Any]:
+    from msgspec import defstruct  # only here: an endpoint answers entries without it
+    from msgspec.json import Decoder
+
+    return Decoder(defstruct("_Identities", [("identities", tuple[str, ...])]))
 
 
 def parse(data: bytes) -> PublishedServer:

@@ -1,0 +1,121 @@
+"""A tree that changes: what is written is staged beside what stands, then put in its place file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from types import MappingProxyType
+
+from gitboot.canonical import canonical
+from gitboot.errors import PublishError
+from gitboot.progress import Told, counted, unheard
+from gitboot.publish.amend import Parts
+from gitboot.publish.changes import TreeChanges
+from gitboot.publish.disk import Disk
+from gitboot.publish.durable import staged
+from gitboot.publish.index import Shard, render_shard
+from gitboot.publish.tree import PENDING, Tree, batch_path
+from gitboot.render.paths import is_content
+
+
+def change(
+    disk: Disk,
+    tree: Tree,
+    changes: TreeChanges,
+    content: Mapping[str, bytes],
+    alike: Mapping[str, tuple[str, ...]],
+    manifest: Parts,
+    told: Told,
+) -> None:
+    """Replace file after file: content before what names it, the manifest last.
+
+    ``content`` is what is written, by path, and ``alike`` the paths that are to be one file, by the first of them.
+    Raises PublishError; what it leaves then is between two versions, and ``tree`` knows of what.
+    """
+    batch = _batch(tree, changes)
+    joined, parted = rendered(changes.joined), rendered(changes.parted)
+    tree.begin({*changes.paths, *batch, *manifest})
+    try:
+        _stage(disk, {PENDING: canonical(sorted(tree.pending))}, changes.at)
+        disk.sync()
+        disk.place(PENDING)
+        disk.sync()
+        _stage(disk, {**content, **batch, **joined, **manifest}, changes.at, alike, _half(told, 0))
+        disk.sync()
+        _place(disk, (path for path in content if is_content(path)))
+        disk.sync()
+        _place(disk, joined)
+        states = set(changes.states)
+        entries = [path for path in (*content, *batch) if not is_content(path) and path not in states]
+        _place(disk, counted([*changes.states, *entries], _half(told, 1)))
+        if parted:
+            _stage(disk, parted, changes.at)
+            disk.sync()
+            _replace(disk, parted)
+        _remove(disk, (*changes.withdrawn, *changes.expired))
+        _remove(disk, (batch_path(since) for since in changes.batches))
+        _replace(disk, manifest)
+        disk.sync()
+        disk.remove(PENDING)
+    except PublishError:
+        with suppress(PublishError):
+            discard(disk, {*tree.pending, PENDING})
+        raise
+
+
+def discard(disk: Disk, paths: Collection[str]) -> None:
+    """Remove what was staged for these paths."""
+    for path in sorted(paths):
+        disk.remove(staged(path))
+
+
+def rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
+    """The files of shards; None: it has none any more."""
+    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
+
+
+def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
+    """Put what was staged in its place, after what goes."""
+    _remove(disk, (path for path, content in contents.items() if content is None))
+    _place(disk, (path for path, content in contents.items() if content is not None))
+
+
+def _place(disk: Disk, paths: Iterable[str]) -> None:
+    for path in paths:
+        disk.place(path)
+
+
+def _remove(disk: Disk, paths: Iterable[str]) -> None:
+    for path in paths:
+        disk.remove(path)
+
+
+def _stage(
+    disk: Disk,
+    contents: Mapping[str, bytes | None],
+    at: datetime,
+    alike: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    told: Told = unheard,
+) -> None:
+    """``alike`` are paths, by the first of them, that are to be one file."""
+    others = {path for paths in alike.values() for path in paths}
+    for path, content in counted(contents.items(), told):
+        if content is None or path in others:
+            continue
+        disk.stage(path, content, at)
+        for other in alike.get(path, ()):
+            disk.stage(other, content, at, like=path)
+
+
+def _half(told: Told, half: int) -> Told:
+    """Who is told of one of the two times that each file costs something."""
+    return lambda done, total: told(half * total + done, 2 * total)
+
+
+def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
+    """The list of what is retired now, with what was in the same second."""
+    if not changes.retired:
+        return {}
+    before = [path for path, since in tree.retired.items() if since == changes.at]
+    return {batch_path(changes.at): canonical(sorted({*changes.retired, *before}))}
