@@ -25,13 +25,14 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Record
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.schedule import ServerState
+from gitboot.render.schedule import RenderedState
 from gitboot.resolve import Decisions
 from gitboot.resolve.records import record_facts
 from gitboot.status import Event
 from gitboot.timekeeping import Uptime
 from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced
 from tests.fleets import at, snapshot
+from tests.serving import rendered_states
 
 NOON = at("20T12:00")
 Said = str | Mapping[SystemUuid, Record]  # what a ledger is told to begin with: a word, or the records of a file
@@ -198,9 +199,9 @@ class Bench:
         return self.instance.reconciler.standing.schedule
 
     @property
-    def servers(self) -> dict[str, ServerState]:
+    def servers(self) -> dict[str, RenderedState]:
         """As they were planned last."""
-        return dict(self.instance.reconciler.standing.plans.servers)
+        return rendered_states(self.instance.reconciler.standing)
 
     @property
     def record(self) -> Record | None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from gitboot.cli.planning import about_all
+from gitboot.instance.standing import Standing
 from gitboot.model.fleet import Provisioning
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, aside, forgotten_next, identity, take
@@ -25,7 +26,7 @@ from gitboot.publish.directory import Directory, Published
 from gitboot.render import terms
 from gitboot.render.formats import shared_files
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.schedule import ServerState, server_state
+from gitboot.render.schedule import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve import decide
@@ -77,7 +78,7 @@ def get(url: str, **more: Any) -> httpx.Response:
 class Fleet:
     """A fleet as it is planned and rendered at an instant."""
 
-    servers: dict[str, ServerState]
+    servers: dict[str, RenderedState]
     shared: Files
     provisioning: Provisioning = field(default_factory=Provisioning)
     endpoint: str | None = None
@@ -243,3 +244,11 @@ def eventually(look: Callable[[], bool], within_s: float = 60) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def rendered_states(standing: Standing) -> dict[str, RenderedState]:
+    """What an instance has planned last, with the files that it makes of that."""
+    commit = standing.commit
+    if commit is None:
+        return {}
+    return {name: rendered(each, commit.decisions, standing.keys) for name, each in standing.plans.servers.items()}

@@ -20,6 +20,8 @@ from gitboot.instance.requests import BEGIN
 from gitboot.ledger.entries import Facts, Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision, InstallAttempt, Record, Seen
+from gitboot.render.keyed import NO_KEYS
+from gitboot.render.schedule import ServerState, rendered
 from gitboot.resolve.attempts import attempt_of, provision_reason
 from gitboot.stoppage import Halt
 from tests.generated import GeneratedFleet, fleets
@@ -116,9 +118,15 @@ def begun(decision: Decision, record: Record, at: datetime) -> Record:
 
 def in_full(plans: Plans) -> tuple[object, ...]:
     """All that plans say, but for when files were rendered."""
+    commit = plans.commit
+    assert commit is not None
+
+    def files(state: ServerState) -> dict[str, bytes]:
+        return {path: file.content for path, file in rendered(state, commit.decisions, NO_KEYS).files.items()}
+
     return (
         [
-            (name, state.decision, state.record, state.about, state.stop, state.plan, state.later, state.files)
+            (name, state.decision, state.record, state.about, state.stop, state.plan, state.later, files(state))
             for name, state in plans.servers.items()
         ],
         (plans.commit, plans.stop, plans.left, plans.transitions.instants, plans.transitions.next),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,8 @@ from gitboot.instance.learn import Batch, learn
 from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger.entries import Facts, Request
+from gitboot.render.keyed import NO_KEYS
+from gitboot.render.schedule import rendered
 from tests.doubles import Commits
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 
@@ -108,6 +111,32 @@ def test_an_output_more_is_for_all() -> None:
     plans, _ = replanned(Plans(), before, known(before), (), NOON)
     _, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
     assert different == set(NAMES)
+
+
+def test_another_base_url_is_for_all_those_of_a_site_that_had_it_too() -> None:
+    """Their decisions are the same, but the artifacts that they fetch are the endpoint's own from then on."""
+    sites = "sites: [{name: a, baseURL: 'http://a.test', select: {servers: [web02]}}]"
+    before, now = both(
+        documents(f"baseURL: 'http://boot.test', {sites}"), documents(f"baseURL: 'http://a.test', {sites}")
+    )
+    plans, _ = replanned(Plans(), before, known(before), (), NOON)
+    _, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    assert before.decisions.servers["web02"].digest == now.decisions.servers["web02"].digest
+    assert different == set(NAMES)
+
+
+def test_of_a_server_that_is_planned_no_file_is_held() -> None:
+    names = [f"web{number:02}" for number in range(50)]
+    commit, _ = both([fleet(), *(server(name, "role: web") for name in names), *documents()[-3:]], documents())
+    knowledge = known(commit)
+    tracemalloc.start()
+    try:
+        plans, _ = replanned(Plans(), commit, knowledge, (), NOON)
+        held = tracemalloc.get_traced_memory()[0] / len(names)
+    finally:
+        tracemalloc.stop()
+    files = rendered(plans.servers["web07"], commit.decisions, NO_KEYS).files
+    assert held < 6 * 1024 < sum(len(file.content) for file in files.values())
 
 
 def test_an_instant_asks_for_those_whom_it_concerns_and_a_clock_that_is_set_back_for_all() -> None:

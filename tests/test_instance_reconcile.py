@@ -29,7 +29,7 @@ from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.remedies import with_state
-from gitboot.render.schedule import ServerState
+from gitboot.render.schedule import RenderedState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
 from gitboot.serve.answers import Answers
@@ -40,6 +40,7 @@ from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here
 from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, server
 from tests.instance import Repository, git
+from tests.serving import rendered_states
 from tests.test_run import images_in
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
@@ -159,9 +160,9 @@ class Instance:
         return self.reconciler.reconcile(now, fetched=fetched, wait=True)
 
     @property
-    def servers(self) -> dict[str, ServerState]:
+    def servers(self) -> dict[str, RenderedState]:
         """As they were planned last."""
-        return dict(self.reconciler.standing.plans.servers)
+        return rendered_states(self.reconciler.standing)
 
     def boots(self, now: datetime, path: str = ENTRY) -> str:
         """The image that an endpoint over the tree has web01 boot."""
@@ -249,13 +250,13 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     more = {f"servers/web{number:02}.yaml": server(f"web{number:02}", "role: web") for number in range(2, 12)}
     repository.push(more)
     instance.reconcile(BEFORE)
-    states = instance.servers
+    states = dict(instance.reconciler.standing.plans.servers)
     instance.reader.paths.clear()
     repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [quiet]")})
     instance.reconcile(BEFORE)
     assert instance.reader.paths == ["servers/web07.yaml"]
-    changed = [name for name, state in instance.servers.items() if state is not states[name]]
-    assert changed == ["web07"]
+    now = instance.reconciler.standing.plans.servers
+    assert [name for name, state in now.items() if state is not states[name]] == ["web07"]
     (event,) = [event for event in instance.events if event.type == "Published"][1:]
     assert "boot/" not in event.message and event.facts["withdrawn"] == 0
 

@@ -29,6 +29,7 @@ from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profil
 from tests.forges import TOKEN, ForgeHost, forge_host
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository
+from tests.serving import rendered_states
 
 TWO_HOURS = timedelta(hours=2)
 
@@ -551,7 +552,7 @@ def reinstall(repository: Repository, found: Witnessed, name: str, at: datetime)
 
 def install(found: Witnessed, at: datetime) -> None:
     """Every server is given its boot."""
-    states = found.parts.reconciler.standing.plans.servers
+    states = rendered_states(found.parts.reconciler.standing)
     writer = SpoolFile(found.parts.spool)
     for name, state in states.items():
         assert state.plan is not None and state.plan.phase is Phase.NETWORK

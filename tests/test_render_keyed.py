@@ -17,7 +17,7 @@ from gitboot.model.scalars import Digest
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.render.keyed import EarlierKey, TokenKeys
 from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, Role, kind_of, token_in
-from gitboot.render.schedule import ServerState
+from gitboot.render.schedule import RenderedState
 from gitboot.render.tree import File
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.serving import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site
@@ -176,7 +176,7 @@ def test_t6_a_maintenance_has_a_name_too() -> None:
 # An earlier key
 
 
-def contents_at(state: ServerState, path: str) -> str:
+def contents_at(state: RenderedState, path: str) -> str:
     """What is answered there now; nothing where there is no such path."""
     contents: dict[str | None, str] = {file.sha256: file.content.decode() for file in state.files.values()}
     return contents[state.published.paths[path][0].content] if path in state.published.paths else ""

@@ -13,7 +13,7 @@ from gitboot.plan import Record
 from gitboot.problems.problem import Problem
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import is_immutable
-from gitboot.render.schedule import AHEAD, About, ServerState, server_state
+from gitboot.render.schedule import AHEAD, About, RenderedState, server_state
 from gitboot.render.state import Need, Turn, parse, render, turn_of
 from gitboot.status import Condition, Status
 from tests.fleets import SEED, SHA, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -22,12 +22,12 @@ NOON = at("20T12:00")
 SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22, 23, 24)]
 
 
-def state(*documents: str, record: Record | None = None) -> ServerState:
+def state(*documents: str, record: Record | None = None) -> RenderedState:
     decisions = decided(*documents)
     return server_state(decisions, decisions.servers["web01"], record, NOON)
 
 
-def at_entry(found: ServerState, instant: datetime) -> Turn | None:
+def at_entry(found: RenderedState, instant: datetime) -> Turn | None:
     """What the entry answers."""
     return turn_of(found.published.paths[ENTRY], instant)[0]
 

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message
 
 from gitboot.plan import Record
-from gitboot.render.schedule import ServerState, server_state
+from gitboot.render.schedule import RenderedState, server_state
 from gitboot.resolve import Decisions
 from gitboot.serve.body import end_of
 from gitboot.serve.reply import TOO_LARGE
@@ -40,11 +40,11 @@ def decisions(*documents: str, settings: str = REPORTED, web01: str = SERVER, of
     return decided(settings, web01, *WEB, SEED[3], SEED[5], often, *documents, files=TEMPLATES)
 
 
-def state(found: Decisions, record: Record | None = PENDING) -> ServerState:
+def state(found: Decisions, record: Record | None = PENDING) -> RenderedState:
     return server_state(found, found.servers["web01"], record, BEFORE)
 
 
-def reports(state: ServerState) -> list[str]:
+def reports(state: RenderedState) -> list[str]:
     return [path for path in sorted(state.files) if "/provisioned/" in path]
 
 
@@ -233,7 +233,7 @@ def test_data_is_answered_and_observed_as_the_start_of_the_installation(site: Si
     ],
 )
 def test_an_installation_that_has_begun_goes_on_whatever_is_committed_meanwhile(
-    site: Site, client: httpx.Client, now: ServerState
+    site: Site, client: httpx.Client, now: RenderedState
 ) -> None:
     assert DATA not in now.files
     for _ in range(2):

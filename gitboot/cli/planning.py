@@ -20,7 +20,7 @@ from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
 from gitboot.plan import BootPlan, Cause, Decision, Record
 from gitboot.render.formats import server_files
-from gitboot.render.schedule import About, ServerState, server_state
+from gitboot.render.schedule import About, RenderedState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import site_of
@@ -49,7 +49,7 @@ class Planned:
         decision = self.decision(server)
         return decision, plan(decision, self.at, self.records.get(decision.uuid))
 
-    def states(self) -> dict[str, ServerState]:
+    def states(self) -> dict[str, RenderedState]:
         """Each server as it is published, its next transitions included."""
         about = about_all(self.repository)
         return {

@@ -1,4 +1,4 @@
-"""What every server boots: planned and rendered anew where a decision, a record or an instant asks for it."""
+"""What every server boots: planned anew where a decision, a record or an instant asks for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, Phase, Record, Run
 from gitboot.progress import Told, counted, unheard
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.schedule import About, ServerState, server_state
+from gitboot.render.schedule import About, ServerState, planned
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.records import drift
@@ -219,7 +219,7 @@ def left_by(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
 def _changes_all_files(before: Commit, now: Commit) -> bool:
     """Whether what the files of all servers depend on is another."""
     old, new = before.decisions, now.decisions
-    return (old.outputs, old.evidence) != (new.outputs, new.evidence)
+    return (old.base_url, old.outputs, old.evidence) != (new.base_url, new.outputs, new.evidence)
 
 
 def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: datetime) -> bool:
@@ -244,7 +244,7 @@ def _state(
         return None
     record, about = knowledge.record(decision.uuid), _about(commit, name)
     absent = knowledge.absent(decision)
-    return server_state(commit.decisions, decision, record, at, about, stop, left, keys, absent)
+    return planned(decision, record, at, about, stop, left, keys, absent)
 
 
 def _about(commit: Commit, name: str) -> About:

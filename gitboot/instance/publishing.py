@@ -22,8 +22,9 @@ from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
+from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import ContentType
-from gitboot.render.schedule import ServerState
+from gitboot.render.schedule import RenderedState, ServerState, rendered
 from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
@@ -71,14 +72,19 @@ def published(
     at: datetime,
     *,
     terms: Terms,
+    keys: TokenKeys,
 ) -> TargetState:
     """The target brought to what was planned; ``different`` are servers whose files may be others than before.
 
-    No file is published whose fetches could not be told from others: what is offered is written down before.
+    No file is published whose fetches could not be told from others: what is offered is written down before. Files are
+    made here, and not held: nearly all that is known of a server would be these.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at)
-    states = {name: plans.servers.get(name) for name in sorted(owed)}
+    planned = {name: plans.servers.get(name) for name in sorted(owed)}
+    states = {
+        name: rendered(state, commit.decisions, keys) if state is not None else None for name, state in planned.items()
+    }
     versions = {name: _versions(state) for name, state in states.items() if state is not None}
     try:
         _note_offers(before, states, versions, target, store, at, knowledge.facts.sequence)
@@ -161,7 +167,7 @@ def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
     return (state.decision.uuid, state.record) if state is not None and state.record is not None else None
 
 
-def _versions(state: ServerState) -> dict[str, Digest]:
+def _versions(state: RenderedState) -> dict[str, Digest]:
     """Whose boot each path of a server is, of those boots that mean something by being made."""
     offers = {offer.plan for offer in offers_of(state)}
     return {path: digest for path, digest in state.entries.items() if digest in offers}
@@ -169,7 +175,7 @@ def _versions(state: ServerState) -> dict[str, Digest]:
 
 def _note_offers(
     before: TargetState,
-    states: Mapping[str, ServerState | None],
+    states: Mapping[str, RenderedState | None],
     versions: Mapping[str, Mapping[str, Digest]],
     target: Target,
     store: Store,

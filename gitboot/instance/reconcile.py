@@ -269,7 +269,16 @@ class Reconciler:
         if different or not is_same or publication.plans.sightings is not now.plans.sightings:
             with uncollected():
                 publication = published(
-                    publication, now.plans, commit, different, now.knowledge, self._target, self._store, at, terms=terms
+                    publication,
+                    now.plans,
+                    commit,
+                    different,
+                    now.knowledge,
+                    self._target,
+                    self._store,
+                    at,
+                    terms=terms,
+                    keys=now.keys,
                 )
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken, forgotten)

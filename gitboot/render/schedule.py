@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Final, NamedTuple
@@ -54,17 +54,16 @@ class About:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerState:
-    """One server as it was planned and rendered last."""
+    """One server as it was planned last; its files are made of this where they are asked for, see `rendered`."""
 
     decision: Decision
     record: Record | None
     about: About
     stop: Halt
     absent: frozenset[BootFile]  # of the files that any of its boots is made by
+    at: datetime  # when it was planned
     plan: BootPlan | None
     later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plans from them on
-    files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
-    published: PublishedServer  # what its state says
     refresh_at: datetime | None = None  # when it is to be rendered anew, though its plan is the same
 
     @property
@@ -74,19 +73,11 @@ class ServerState:
         return min((due for due in dues if due is not None), default=None)
 
     @property
-    def entries(self) -> dict[str, Digest]:
-        """Of which plan, or which report, a completed GET of a file is evidence: by the file's path."""
-        found = {path: versions[0] for path, versions in self.published.paths.items()}
-        return {
-            path: Digest(version.digest)
-            for path, version in found.items()
-            if version.since is None
-            and version.digest is not None
-            and version.role is not Role.OFFER
-            # What only sends on says nothing by being fetched from the tree.
-            and path in self.files
-            and self.files[path].sha256 == version.content
-        }
+    def tokens(self) -> frozenset[Digest]:
+        """Every token by which something of its plans is fetched or reported."""
+        plans = (self.plan, *(planned for _, planned in self.later))
+        here = [(planned.token, planned.data) for planned in plans if planned is not None]
+        return frozenset(token for each in (*here, (self.decision.token,)) for token in each if token is not None)
 
     def holds(
         self,
@@ -108,6 +99,29 @@ class ServerState:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedState(ServerState):
+    """The same with its files."""
+
+    files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
+    published: PublishedServer  # what its state says
+
+    @property
+    def entries(self) -> dict[str, Digest]:
+        """Of which plan, or which report, a completed GET of a file is evidence: by the file's path."""
+        found = {path: versions[0] for path, versions in self.published.paths.items()}
+        return {
+            path: Digest(version.digest)
+            for path, version in found.items()
+            if version.since is None
+            and version.digest is not None
+            and version.role is not Role.OFFER
+            # What only sends on says nothing by being fetched from the tree.
+            and path in self.files
+            and self.files[path].sha256 == version.content
+        }
+
+
 # How many transitions are known ahead. An endpoint whose instance is held up, or gone, still opens the next windows
 # and, what matters more, ends them.
 AHEAD: Final = 4
@@ -123,23 +137,56 @@ def server_state(
     left: datetime | None = None,
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
-) -> ServerState:
-    """Plan and render one server for ``at`` and for the transitions after it.
+) -> RenderedState:
+    """Plan and render one server: `planned`, and then `rendered`."""
+    return rendered(planned(decision, record, at, about, stop, left, keys, absent), decisions, keys)
 
-    What they will name is among the files already, so that nothing is missing when they come. ``left`` is an instant
-    later than ``at`` that the clock has shown already: what ended before it is over. What is made by a file that is
-    ``absent`` is not offered. Plans, and what is said of them,
-    have tokens as decisions do; ``keys`` make what machines are told.
+
+def planned(
+    decision: Decision,
+    record: Record | None,
+    at: datetime,
+    about: About = About(),
+    stop: Halt = Halt.NONE,
+    left: datetime | None = None,
+    keys: TokenKeys = NO_KEYS,
+    absent: frozenset[BootFile] = frozenset(),
+) -> ServerState:
+    """Plan one server for ``at`` and for the transitions after it.
+
+    ``left`` is an instant later than ``at`` that the clock has shown already: what ended before it is over. What is
+    made by a file that is ``absent`` is not offered.
     """
     asked = without_left(decision, left)
     now = plan(asked, at, record, stop=stop, absent=absent)
     later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop, absent)), at, absent)
-    tokens = set(_tokens(decision, (now, *(planned for _, planned in later))))
-    names = keys.names(tokens, at)
-    dues = (refresh_at, keys.turns_after(at) if tokens else None)
+    state = ServerState(
+        decision=decision,
+        record=record,
+        about=about,
+        stop=stop,
+        absent=absent,
+        at=at,
+        plan=now,
+        later=later,
+        refresh_at=refresh_at,
+    )
+    if keys.turns_after(at) is None or not state.tokens:
+        return state
+    return replace(state, refresh_at=min(filter(None, (refresh_at, keys.turns_after(at)))))
+
+
+def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
+    """A planned server with its files, by what ``decisions`` say of all servers.
+
+    What the next transitions will name is among them already, so that nothing is missing when they come. Plans, and
+    what is said of them, have tokens as decisions do; ``keys`` make what machines are told.
+    """
+    decision, record, about, now = planned.decision, planned.record, planned.about, planned.plan
+    names = keys.names(planned.tokens, planned.at)
     renderings = [
-        _rendered(decisions, decision, about, instant, planned, names, absent)
-        for instant, planned in ((None, now), *later)
+        _rendered(decisions, decision, about, instant, each, names, planned.absent)
+        for instant, each in ((None, now), *planned.later)
     ]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
     unused = tombstones(decisions.outputs, decision.server, about.idle)
@@ -162,24 +209,11 @@ def server_state(
         contents=_contents(renderings, announced) | {each.sha256: each.content.decode() for each in unused.values()},
         paths=dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items())),
     )
-    return ServerState(
-        decision=decision,
-        record=record,
-        about=about,
-        stop=stop,
-        absent=absent,
-        plan=now,
-        later=later,
+    return RenderedState(
+        **{each.name: getattr(planned, each.name) for each in fields(ServerState)},
         files={**files, state_path(decision.server): File(state.render(published), ContentType.JSON)},
         published=published,
-        refresh_at=min((due for due in dues if due is not None), default=None),
     )
-
-
-def _tokens(decision: Decision, plans: Iterable[BootPlan | None]) -> Iterator[Digest]:
-    """Every token by which something of these plans is fetched or reported."""
-    here = [(planned.token, planned.data) for planned in plans if planned is not None]
-    yield from (token for each in (*here, (decision.token,)) for token in each if token is not None)
 
 
 def _later(
