@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
+import httpx
+
+from tests.boots.architectures import X86_64
+from tests.boots.images import Images
 from tests.boots.machine import PATIENCE_S, Machine, Running
+from tests.fleets import mac_of, uuid_of
 from tests.instance import eventually
 from tests.redfish.double import Boot
 from tests.redfish.double import Machine as Double
@@ -20,7 +29,7 @@ class Owner:
     """Powers ``machine`` as ``double``, which stands behind a Redfish service, is told to."""
 
     def __init__(self, double: Double, machine: Machine) -> None:
-        self._double = double
+        self.double = double
         self._machine = machine
         self._power = ExitStack()
         self._current: Running | None = None
@@ -28,6 +37,23 @@ class Owner:
         self._end = threading.Event()
         self._wrong: str | None = None  # a boot that was not to be made
         double.on_boot = self._boot
+        for drive in double.drives:
+            drive.fetches = self._fetch
+
+    @classmethod
+    def of_new(cls, name: str, folder: Path, images: Images) -> Owner:
+        """Of a machine that has never been on, whose firmware tries its disk first."""
+        double = Double(name, uuid=uuid_of(name), system="1", post_s=1)
+        double.power, double.state = "Off", "None"
+        machine = Machine(
+            folder=folder,
+            uuid=uuid_of(name),
+            macs=(mac_of(name),),
+            disk=images.uefi_disks[X86_64],
+            disk_first=True,
+            ends_at_reset=True,
+        )
+        return cls(double, machine)
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
@@ -58,11 +84,11 @@ class Owner:
 
     def _tick(self) -> None:
         while not self._end.wait(_TICK_S):
-            self._double.advance(_TICK_S)
-            if self._double.power == "Off":
+            self.double.advance(_TICK_S)
+            if self.double.power == "Off":
                 self._power.close()
-            elif self._current is not None and self._current.process.poll() is not None and not self._double.in_post:
-                self._double.reset("ForceOff" if _OFF in self._current.said else "ForceRestart")
+            elif self._current is not None and self._current.process.poll() is not None and not self.double.in_post:
+                self.double.reset("ForceOff" if _OFF in self._current.said else "ForceRestart")
 
     def _boot(self, boot: Boot) -> None:
         """The end of POST: hand the override to firmware, and let it boot."""
@@ -71,6 +97,27 @@ class Owner:
             self._said.append(self._current.said)
         if boot.target == "UefiHttp" and boot.uri:
             self._machine.boot_next(boot.uri)
-        else:
-            self._wrong = None if boot.target == "None" else f"a boot that this machine was not to make: {boot}"
-        self._current = self._power.enter_context(self._machine.on())
+        elif boot.target != "None" and boot.medium is None:
+            self._wrong = f"a boot that this machine was not to make: {boot}"
+        discs = [self._fetched(drive.image) for drive in self.double.drives if drive.image is not None]
+        discs.sort(key=lambda disc: boot.medium is None or disc != self._fetched(boot.medium))
+        self._current = self._power.enter_context(self._machine.on(discs, boots_disc=boot.medium is not None))
+
+    def _fetch(self, url: str) -> str | None:
+        """Fetch an image as a BMC does, which waits for nobody; say why not."""
+        answer = httpx.get(url, timeout=PATIENCE_S)
+        if answer.status_code != httpx.codes.OK:
+            return f"{url}: {answer.status_code}"
+        self._fetched(url).write_bytes(answer.content)
+        return None
+
+    def _fetched(self, url: str) -> Path:
+        return self._machine.folder / f"{sha256(url.encode()).hexdigest()[:16]}.iso"
+
+
+def switch(what: str, server: str, folder: Path) -> None:
+    """`gitboot bmc power`, beside the instance that runs in ``folder``."""
+    asked = ("bmc", "power", *what.split(), server, f"--state={folder / 'state'}", "--reason=a test")
+    command = [sys.executable, "-m", "gitboot", *asked, f"--credentials={folder / 'credentials'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -26,6 +26,7 @@ _MODULES: Final = (
 # Every line that a test reads begins with BOOTED. User data is found as cloud-init and Ignition find it: by the
 # argument that gitboot adds, or by UUID below boot.base, which stands in a unified kernel image's own command line;
 # boot.then is what such an image does at its end: reboot, or first wait until gitboot has nothing more for firmware.
+# boot.address is its address, where no DHCP gives it one.
 _INIT: Final = r"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -35,9 +36,10 @@ firmware=bios; [ -d /sys/firmware/efi ] && firmware=uefi
 echo "BOOTED by $firmware: $(cat /proc/cmdline)"
 for module in $(cat /modules); do insmod /lib/$module.ko; done
 
-url=
+url=; address=
 for argument in $(cat /proc/cmdline); do
   case $argument in
+    boot.address=*) address=${argument#*=};;
     ds=nocloud*s=*) url=${argument##*s=}user-data;;
     ignition.config.url=*) url=${argument#*=};;
     boot.base=*) base=${argument#*=}; url=$base/ignition/$(cat /sys/class/dmi/id/product_uuid);;
@@ -46,15 +48,16 @@ done
 
 for interface in $(cd /sys/class/net; ls -d eth*); do
   ip link set $interface up
-  case $url in
+  case $address$url in
+    [0-9]*) ip addr add $address dev $interface;;
     *\[*) tries=0
           while ! ip -6 addr show dev $interface scope global | grep inet6 | grep -qv tentative && [ $tries -lt 30 ]; do
             tries=$((tries + 1)); sleep 1
           done;;
     *) udhcpc -i $interface -n -q -t 5 -T 3 -s /bin/lease >/dev/null;;
   esac
-  address=$(ip addr show dev $interface | awk '/inet.*global/{print $2}')
-  echo "BOOTED with $(cat /sys/class/net/$interface/address): "$address
+  has=$(ip addr show dev $interface | awk '/inet.*global/{print $2}')
+  echo "BOOTED with $(cat /sys/class/net/$interface/address): "$has
 done
 
 if [ -n "$url" ]; then

@@ -58,11 +58,15 @@ class Machine:
         _virt_fw_vars(f"--inplace={self.variables}", f"--set-boot-uri={uri}")
 
     @contextmanager
-    def on(self) -> Iterator[Running]:
-        """Power it on, with a console that holds nothing of an earlier boot; and off."""
+    def on(self, discs: Sequence[Path] = (), *, boots_disc: bool = False) -> Iterator[Running]:
+        """Power it on, with a console that holds nothing of an earlier boot; and off.
+
+        ``discs`` lie in its drives; firmware tries them where ``boots_disc`` says so, and then before all else.
+        """
         self.console.write_bytes(b"")
         emulator = program(f"qemu-system-{self.architecture.name}")
-        process = subprocess.Popen([emulator, *self._arguments()], stdin=subprocess.DEVNULL)
+        drives = _drives(discs, boots_disc=boots_disc)
+        process = subprocess.Popen([emulator, *self._arguments(), *drives], stdin=subprocess.DEVNULL)
         try:
             yield Running(machine=self, process=process, since=time.monotonic())
         finally:
@@ -100,6 +104,13 @@ class Machine:
         if not self.pxe:
             for version in ("IPv4", "IPv6"):
                 yield from ("-fw_cfg", f"name=opt/org.tianocore/{version}PXESupport,string=n")
+
+
+def _drives(discs: Sequence[Path], *, boots_disc: bool) -> Iterator[str]:
+    for number, disc in enumerate(discs):
+        yield from ("-drive", f"if=none,id=c{number},media=cdrom,readonly=on,format=raw,file={disc}")
+        first = ",bootindex=0" if boots_disc and number == 0 else ""
+        yield from ("-device", f"ide-cd,drive=c{number}{first}")
 
 
 def _virt_fw_vars(*options: str) -> None:

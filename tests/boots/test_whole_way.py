@@ -1,4 +1,4 @@
-"""From a pushed commit to what a machine boots, and back to its disk: all that is done by hand is to reset it."""
+"""From a pushed commit to what a machine boots, and back to its disk: nobody touches it, gitboot switches it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
-
 from tests.boots import uki
 from tests.boots.architectures import X86_64
-from tests.boots.bmc import Owner
+from tests.boots.bmc import Owner, switch
 from tests.boots.dhcp import dnsmasq
 from tests.boots.disks import MARK
 from tests.boots.images import ARGUMENTS, Images, digest
 from tests.boots.initramfs import END
-from tests.boots.machine import Machine
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
 from tests.credentials import give_credentials
-from tests.fleets import document, fleet, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.fleets import document, fleet, maintenance, policy, profile, server
 from tests.instance import Repository, eventually, running
-from tests.redfish.double import Machine as Double
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
@@ -45,17 +41,8 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
     network: None, images: Images, tmp_path: Path, row: Callable[[Owner, float], None]
 ) -> None:
     assets = tmp_path / "assets"
-    double = Double("web01", uuid=uuid_of("web01"), system="1", post_s=1)
-    double.power, double.state = "Off", "None"
-    machine = Machine(
-        folder=tmp_path,
-        uuid=uuid_of("web01"),
-        macs=(mac_of("web01"),),
-        disk=images.uefi_disks[X86_64],
-        disk_first=True,
-        ends_at_reset=True,
-    )
-    owner = Owner(double, machine)
+    owner = Owner.of_new("web01", tmp_path, images)
+    double = owner.double
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
     give_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
     (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
@@ -64,11 +51,10 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
     with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:
         at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
 
-        def reset(kind: str) -> None:
-            """Reset it through Redfish, as soon as gitboot has set a boot."""
+        def when_set(what: str) -> None:
+            """Switch it as soon as gitboot has set a boot."""
             eventually(lambda: double.system()["Boot"]["BootSourceOverrideEnabled"] == "Once", within_s=60)
-            path = f"{bmc.url}{double.reset_path}"
-            httpx.post(path, json={"ResetType": kind}, auth=("root", "calvin")).raise_for_status()
+            switch(what, "web01", tmp_path)
 
         ignition = "userData: {format: Ignition/3.4, template: node.ign}"
         documents = [
@@ -88,7 +74,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
             owner.ticking(),
             running(repository.bare, tmp_path, *LISTEN, *options, records="fresh") as instance,
         ):
-            reset("On")
+            when_set("on")
             owner.says(1, "boot.image=node-1", "BOOTED and reported", END)
             owner.says(2, MARK)
             assert [boot.target for boot in double.boots] == ["UefiHttp", "None"]
@@ -99,7 +85,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
             window = f"{start:%Y-%m-%dT%H:%M:%S} {start + WINDOW:%Y-%m-%dT%H:%M:%S}"
             repair = maintenance("repair", window, "networkBoot: Always")
             repository.push({"repair.yaml": repair})
-            reset("ForceRestart")
+            when_set("reset --force")
             owner.says(3, "boot.image=repair-1", END)
             assert start < datetime.now(UTC) < start + WINDOW
             owner.says(3, "BOOTED until its window ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -29,6 +30,7 @@ class Drive:
     image: str | None = None
     shows_late: bool = False  # it takes an image, and shows it when a test says so
     ejected: list[str] = field(default_factory=list)
+    fetches: Callable[[str], str | None] = lambda _: None  # what it is to take; gives why it cannot be had
 
     @property
     def shown(self) -> str | None:
@@ -79,6 +81,8 @@ class Drive:
     def _insert(self, image: str | None) -> str | None:
         if self.image is not None:
             return "a medium is inserted already"
+        if image is not None and (why := self.fetches(image)) is not None:
+            return why
         self.image = image
         return None
 
