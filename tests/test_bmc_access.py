@@ -308,6 +308,68 @@ def test_t2_an_authority_of_the_instances_own_lets_in_who_can_show_its_certifica
                 assert machine.requests == []
 
 
+SITES = """[authorities]
+"10.112.0.0/16" = "ams.crt"
+"10.112.7.0/24" = "lab.crt"
+"10.112.7.9" = "one.crt"
+"2001:db8::/32" = "six.crt"
+"*.bmc.test" = "names.crt"
+"*.ams.bmc.test" = "ams.crt"
+"web01.bmc.test" = "one.crt"
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "authority"),
+    [
+        ("https://10.112.1.1", "ams"),
+        ("https://10.112.7.8", "lab"),
+        ("https://10.112.7.9", "one"),
+        ("https://[2001:db8::1]", "six"),
+        ("https://[::ffff:10.112.1.1]", "ams"),
+        ("https://db1.bmc.test", "names"),
+        ("https://db1.ams.bmc.test", "ams"),
+        ("https://web01.bmc.test", "one"),
+        ("https://10.113.0.1", "shared"),
+        ("https://bmc.test", "shared"),
+    ],
+)
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_narrowest_place_says_whose_authority_counts(
+    tmp_path: Path, address: str, authority: str, is_shared: bool
+) -> None:
+    for name in ("ams", "lab", "one", "six", "names"):
+        (tmp_path / f"{name}.crt").write_text(name)
+    trust = trust_of(tmp_path, SITES, authority="shared" if is_shared else None)
+    found = authority if is_shared or authority != "shared" else None
+    assert trust.trusted_authority(bmc(address)) == found
+    assert trust.covers(bmc(address)) is (found is not None)
+
+
+def test_a_site_has_an_authority_of_its_own(tmp_path: Path) -> None:
+    authorities = {}
+    for site in ("ams", "lab"):
+        (tmp_path / site).mkdir()
+        authorities[site] = Authority(tmp_path / site)
+        (tmp_path / f"{site}.crt").write_text(authorities[site].pem)
+    places = '[authorities]\n"127.0.0.1" = "ams.crt"\n"127.0.0.2" = "lab.crt"\n'
+    give_credentials(tmp_path, password=PASSWORD, trust=f'networks = ["127.0.0.0/8"]\n{places}')
+    with ExitStack() as stack:
+        kept = Connections(CredentialDirectory(tmp_path))
+        stack.callback(kept.close)
+        for host, site, is_its_own in (("127.0.0.1", "ams", True), ("127.0.0.2", "lab", True), ("127.0.0.2", "ams", 0)):
+            machine, tls = Machine("web01"), authorities[site].server_context(f"IP:{host}")
+            service = Service(machine, credentials={USER: PASSWORD})
+            server = stack.enter_context(RedfishServer(service, tls=tls, host=host))
+            connection = kept.to(SystemUuid(server.url), "web01", bmc(server.url))
+            if is_its_own:
+                assert connection.observe().power == "On"
+            else:
+                with pytest.raises(BmcRejected, match="certificate refused"):
+                    connection.observe()
+                assert machine.requests == []
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -319,6 +381,9 @@ def test_t2_an_authority_of_the_instances_own_lets_in_who_can_show_its_certifica
         ('hosts = ["*"]', "is no host name"),
         ('hosts = ["a*.test"]', "is no host name"),
         ("hosts = [", "cannot be read"),
+        ('authorities = "ams.crt"', "expected networks and hosts, each with the file of its authority"),
+        ('authorities = {"10.0.0.1/8" = "ams.crt"}', "is no host name"),
+        ('authorities = {"10.0.0.1" = "ams.crt"}', "ams.crt cannot be read"),
     ],
 )
 def test_t2_a_word_that_cannot_be_understood_lets_nobody_in(tmp_path: Path, text: str, message: str) -> None:

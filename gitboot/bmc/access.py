@@ -24,6 +24,7 @@ FILE: Final = "access.toml"  # beside username and password; or beside all crede
 AUTHORITY: Final = "ca.crt"  # likewise
 
 Address = IPv4Address | IPv6Address
+Place = IPv4Network | IPv6Network | str  # a network, a host, *.NAME: every name below it
 Allowed = Callable[[Address], bool]
 Pair = tuple[str, str]  # where a BMC answers, in one spelling, and the name of credentials
 
@@ -63,6 +64,7 @@ class Trust:
     certificates: tuple[tuple[str, str], ...] = ()  # by host: the one that its BMC shows, whoever has signed it
     password_command: tuple[str, ...] = ()  # what says the password, where no file has it
     authority: str | None = None  # PEM; who has a certificate of it may be sent them, unless places are named
+    authorities: tuple[tuple[Place, str], ...] = ()  # of single places: a site, a BMC; the first that fits counts
 
     @property
     def names_places(self) -> bool:
@@ -105,7 +107,15 @@ class Trust:
 
     def trusted_authority(self, bmc: BmcAccess) -> str | None:
         """Whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
-        return bmc.ca or self.authority
+        return bmc.ca or self._own_authority(bmc)
+
+    def _own_authority(self, bmc: BmcAccess) -> str | None:
+        """The authority that the instance itself names for a BMC."""
+        host, literal = _host(bmc), _literal(bmc)
+        for place, authority in self.authorities:
+            if _is_called(host, place) if isinstance(place, str) else literal is not None and _plain(literal) in place:
+                return authority
+        return self.authority
 
     def _check_channel(self, bmc: BmcAccess) -> None:
         """How a BMC is reached may be less safe than it could be only where the instance says so."""
@@ -131,7 +141,7 @@ class Trust:
         """Whether whoever answers has to prove by the instance's own authority, or word, that it is one of its BMCs."""
         if _is_https(bmc) and self.certificate(bmc) is not None:
             return True
-        return self.authority is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
+        return self._own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
 
     def _within(self, address: Address) -> bool:
         plain = _plain(address)
@@ -149,10 +159,16 @@ def read_trust(directory: Path, name: str) -> Trust:
     file = shared if shared.exists() and not own.exists() else own
     said = _parsed(file) if file.exists() else {}
     authority = next((path for path in (directory / name / AUTHORITY, directory / AUTHORITY) if path.exists()), None)
+    places = [(place, _pem(file.parent / path)) for place, path in said.pop("authorities", ())]
+    pem = _pem(authority) if authority is not None else None
+    return Trust(**said, file=file, authority=pem, authorities=tuple(places))
+
+
+def _pem(file: Path) -> str:
     try:
-        return Trust(**said, file=file, authority=authority.read_text("ascii") if authority is not None else None)
+        return file.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{authority} cannot be read: {error}") from None
+        raise UsageError(f"{file} cannot be read: {error}") from None
 
 
 def as_file(bmcs: Iterable[BmcAccess]) -> str:
@@ -241,6 +257,25 @@ def _command(value: object) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
+    """The narrowest place first: a host before the names below it, a network before the one around it."""
+    if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
+        raise ValueError("expected networks and hosts, each with the file of its authority")
+    return tuple(sorted(((_place(each), file) for each, file in value.items()), key=lambda pair: _breadth(pair[0])))
+
+
+def _place(text: str) -> Place:
+    try:
+        return ip_network(text.strip("[]"))
+    except ValueError:
+        return _hosts([text])[0]
+
+
+def _breadth(place: Place) -> tuple[bool, int, str]:
+    narrowness = len(place) if isinstance(place, str) else place.prefixlen
+    return str(place).startswith("*."), -narrowness, str(place)
+
+
 def _certificates(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise ValueError("expected hosts, each with the sha256 of its certificate")
@@ -257,6 +292,7 @@ _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
     "unverified": _word,
     "repository-authorities": _word,
     "certificates": _certificates,
+    "authorities": _authorities,
     "password-command": _command,
 }
 _KEYS: Final = ", ".join(_PARSERS)

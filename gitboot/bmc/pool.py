@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gitboot.bmc.access import AUTHORITY, Trust
+from gitboot.bmc.access import Trust
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.crew import MOST, MOST_OF_SITE, Crew, Task
 from gitboot.bmc.identity import known_at
@@ -96,7 +96,7 @@ class Connections:
             with self._trusting:  # one context for each authority: loading the CA bundle is what costs
                 return tls_context(verify=bmc.verify, ca=authority)
         except ssl.SSLError as error:
-            where = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"{AUTHORITY} of {bmc.credentials}"
+            where = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"the authority for {bmc.credentials}"
             raise UsageError(f"{where} is not a certificate in PEM: {error.reason or error}") from None
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
