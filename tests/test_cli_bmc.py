@@ -13,6 +13,7 @@ from tests.fleets import uuid_of
 from tests.instance import eventually
 from tests.rack import PASSWORD, USER, Done, Rack, typed
 from tests.redfish.faults import Status
+from tests.test_assets_signed import program
 
 FINE = tuple(f"db{number:02}" for number in range(20))
 LOOSE = ("--max-small-group", "100", "--max-update-percent", "100")
@@ -123,6 +124,39 @@ def test_what_went_wrong_names_bmc_credentials_cause_and_next_step(night: Rack) 
     assert item["why"] == f"GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)"
     assert item["hint"] == f"curl -ksS {dead}/redfish/v1/"
     assert f"web02: unreachable: {item['why']}\n  {item['hint']}\n" in diff(night, "web02").out
+
+
+def test_secure_boot_and_boot_order_are_shown_of_who_is_named(night: Rack) -> None:
+    order = "boot order: Boot0001, Boot0002"
+    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as wanted\n" in get(night, "db00").out
+    (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
+    assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
+    assert "Secure Boot" not in get(night).out
+
+
+def test_what_secure_boot_will_refuse_is_a_warning_of_diff(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    assets = rack.folder / "assets"
+    (assets / "flatcar-1").mkdir(parents=True)
+    warning = "warning: Secure Boot is on, and http://boot.test/assets/flatcar-1/kernel has no signature"
+    for is_on, head, is_warned in (
+        (True, program(signed=False), True),
+        (True, program(signed=True), False),
+        (False, program(signed=False), False),
+    ):
+        web.machine.secure_boot = is_on
+        (assets / "flatcar-1" / "kernel").write_bytes(head)
+        done = diff(rack, "--assets", assets, "-o", "text", "-o", f"json={rack.folder / 'diff.json'}")
+        assert (warning in done.out, done.out.count("warning")) == (is_warned, int(is_warned)), done
+    web.machine.secure_boot = True
+    assert "warning" not in diff(rack).out, "nobody says what it boots"
+
+
+def test_a_role_that_may_not_read_secure_boot_reads_the_rest(night: Rack) -> None:
+    night.blades["db01"].machine.secure_boot = None
+    assert "db01: Secure Boot is not shown; " in get(night, "db01").out
 
 
 def test_looking_writes_nothing(night: Rack) -> None:

@@ -27,6 +27,12 @@ class MediaDriver(Protocol):
     def eject(self, slot: MediaSlot) -> None: ...
 
 
+class FirmwareDriver(Protocol):
+    """The part of a driver that reads firmware's own settings."""
+
+    def with_secure_boot(self, seen: Observed) -> Observed: ...
+
+
 class Driver(Protocol):
     """A connection to one BMC: `BmcConnection` by Redfish, `IpmiConnection` by IPMI.
 
@@ -42,6 +48,10 @@ class Driver(Protocol):
     @property
     def media(self) -> MediaDriver | None:
         """Who sees to virtual media; None: the protocol has none."""
+
+    @property
+    def firmware(self) -> FirmwareDriver | None:
+        """Who reads firmware's settings; None: the protocol shows none."""
 
     def observe(self) -> Observed: ...
 

@@ -82,6 +82,11 @@ class IpmiConnection:
         """None: IPMI inserts nothing."""
         return None
 
+    @property
+    def firmware(self) -> None:
+        """None: IPMI shows no settings of firmware."""
+        return None
+
     def close(self, *, log_out: bool = True) -> None:
         """Nothing is kept open."""
 

@@ -94,6 +94,9 @@ class Observed:
     reset_types: frozenset[str] = frozenset()  # what may be asked for there; empty: not shown
     virtual_media: str | None = None  # the path of the system's own slots; None: its Manager may have some
     slots: tuple[MediaSlot, ...] = ()  # read only where a medium is wanted, or may lie there
+    boot_order: tuple[str, ...] = ()  # of firmware, by its own names; empty: not shown
+    secure_boot_path: str | None = None  # of the resource that says whether firmware starts only what is signed
+    secure_boot: bool | None = None  # from the next boot on; None: not read, or not shown
 
 
 class State(StrEnum):

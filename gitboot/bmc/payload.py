@@ -103,7 +103,20 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         reset_action=_text(_at(system.body, (*_RESET, "target"))),
         reset_types=_texts(_at(system.body, (*_RESET, "ResetType@Redfish.AllowableValues"))),
         virtual_media=system.link("VirtualMedia"),
+        boot_order=_listed(system.boot.get("BootOrder")),
+        secure_boot_path=system.link("SecureBoot"),
     )
+
+
+def starts_only_signed(secure_boot: Resource) -> bool | None:
+    """Whether firmware will start only what is signed, by a SecureBoot resource; None: it does not say.
+
+    SecureBootEnable is what is set, and holds from the next boot on; SecureBootCurrentBoot is how it is (DSP0268).
+    """
+    is_set, current = (secure_boot.body.get(name) for name in ("SecureBootEnable", "SecureBootCurrentBoot"))
+    if isinstance(is_set, bool):
+        return is_set
+    return {"Enabled": True, "Disabled": False}.get(_text(current) or "")
 
 
 def slot_of(resource: Resource) -> MediaSlot:
@@ -203,6 +216,10 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _listed(value: object) -> tuple[str, ...]:
+    return tuple(filter(None, map(_text, value))) if isinstance(value, list) else ()
 
 
 def _texts(value: object) -> frozenset[str]:

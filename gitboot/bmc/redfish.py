@@ -23,6 +23,7 @@ from sushy.connector import Connector
 
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.drives import RedfishDrives
+from gitboot.bmc.firmware import RedfishFirmware
 from gitboot.bmc.login import Login
 from gitboot.bmc.override import Observed, Override
 from gitboot.bmc.payload import Resource, observe, read_clock
@@ -106,6 +107,7 @@ class BmcConnection:
         )
         self.login = Login(self._connector, credentials)
         self.media = RedfishDrives(self.read, self._send)
+        self.firmware = RedfishFirmware(self.read)
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = _MAX_REDIRECTS

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -55,13 +56,14 @@ command.add_command(scan)
 def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs: tuple[OutputOption, ...]) -> None:
     """Read the BMCs of SERVERS, or of all, and show what is wanted, seen, recorded and proven there.
 
-    Those that need a person come first, then those that are not as they are wanted. Nothing is set.
+    Those that need a person come first, then those that are not as they are wanted. Of SERVERS that are named, the boot
+    order is shown, and whether Secure Boot is on. Nothing is set.
 
     Exit codes: 0 where all have answered, else 8.
     """
     found = _inspected(servers, state, credentials)
     for output in outputs:
-        output.write(_as_text(found, state) if output.format == "text" else _as_json(found))
+        output.write(_as_text(found, state, in_full=bool(servers)) if output.format == "text" else _as_json(found))
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
 
@@ -70,6 +72,11 @@ def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs
 @click.argument("servers", nargs=-1)
 @state_option
 @credentials_option
+@click.option(
+    "--assets",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory that is served under the fleet's baseURL/assets/: programs without a signature are found there.",
+)
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where a BMC is not as it is wanted.")
 @output_option("text", "json")
 @bounded
@@ -77,19 +84,23 @@ def diff(
     servers: tuple[str, ...],
     state: Path,
     credentials: Path | None,
+    assets: Path | None,
     detailed_exitcode: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Show each PATCH or POST that would be sent now to the BMCs of SERVERS, or of all, and why; send none.
 
+    With --assets it warns where Secure Boot is on, and what the plan boots has no signature. Whose signature firmware
+    trusts is not known here, nor what lies in an ISO.
+
     Exit codes: 0 where all have answered, with --detailed-exitcode 2 where one of them is not as it is wanted; else 8.
     """
-    found = [one for one in _inspected(servers, state, credentials) if not one.is_settled]
+    found = [one for one in _inspected(servers, state, credentials, assets) if not one.is_settled or one.warnings]
     for output in outputs:
         output.write(_as_diff(found, state) if output.format == "text" else _as_json(found))
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
-    if found and detailed_exitcode:
+    if detailed_exitcode and not all(one.is_settled for one in found):
         sys.exit(Exit.CHANGES)
 
 
@@ -222,7 +233,9 @@ def _resolved(
     return RESOLVE, {"uuid": uuid, "consumed": word == "consumed", "key": key, "bmc": place}
 
 
-def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) -> list[Inspection]:
+def _inspected(
+    servers: tuple[str, ...], state: Path, credentials: Path | None, assets: Path | None = None
+) -> list[Inspection]:
     from gitboot.bmc.pool import connections
     from gitboot.cli.instance import chosen, looked_at
     from gitboot.errors import UsageError
@@ -237,14 +250,29 @@ def _inspected(servers: tuple[str, ...], state: Path, credentials: Path | None) 
         if without := sorted((names or frozenset()) - {subject.name for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
         with click.progressbar(length=len(asked), label="BMCs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-            return inspect(asked, kept, at, read=bar.update)
+            return inspect(asked, kept, at, read=bar.update, signed=partial(_signed, assets))
+
+
+def _signed(assets: Path | None, url: str, base_url: str) -> bool | None:
+    """Whether what is served has a signature; None: it is not here, or no EFI program."""
+    from gitboot.assets.below import file_below
+    from gitboot.assets.signed import HEAD, is_signed
+
+    served = f"{base_url}/assets/"
+    if assets is None or not url.startswith(served):
+        return None
+    file = file_below(assets.resolve(), url.removeprefix(served))
+    if file is None:
+        return None
+    with file.open("rb") as content:
+        return is_signed(content.read(HEAD))
 
 
 def _as_json(found: list[Inspection]) -> str:
     return document(items=[one.facts() for one in found])
 
 
-def _as_text(found: list[Inspection], state: Path) -> str:
+def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
     from gitboot.cli.table import table
     from gitboot.instance.inspect import shown
     from gitboot.problems.order import printable
@@ -265,7 +293,19 @@ def _as_text(found: list[Inspection], state: Path) -> str:
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
-    return "\n".join([table(header, rows, shortened=(4, 3, 2)), *_whys(found, state), "", _summed_up(found)])
+    lines = [table(header, rows, shortened=(4, 3, 2)), *_whys(found, state), ""]
+    return "\n".join([*lines, *(_firmware(found) if in_full else ()), _summed_up(found)])
+
+
+def _firmware(found: list[Inspection]) -> Iterator[str]:
+    from gitboot.cli.table import wrapped
+    from gitboot.problems.order import printable
+
+    for one in found:
+        if one.seen is not None:
+            secure = {None: "is not shown", True: "is on", False: "is off"}[one.seen.secure_boot]
+            order = ", ".join(one.seen.boot_order) or "is not shown"
+            yield wrapped(printable(f"{one.subject.name}: Secure Boot {secure}; boot order: {order}"))
 
 
 def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
@@ -303,6 +343,7 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
         if one.patch is not None:
             address, method = one.subject.bmc.address, " ".join(one.method)
             lines.append(f"  {method} {address}{one.patch}" if method else f"  {address}: {one.patch}")
+        lines += [click.style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])

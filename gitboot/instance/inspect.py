@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from shlex import quote
@@ -41,6 +41,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import shared_values, wanted_by
 from gitboot.instance.stops import stop_of
 from gitboot.load.machines import BmcAccess
+from gitboot.model.policy import HttpBoot
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, InstallStep, Phase, Record
 from gitboot.remedies import remedy
@@ -49,6 +50,8 @@ from gitboot.resolve.attempts import step_of
 
 if TYPE_CHECKING:
     from gitboot.bmc.driver import Driver
+
+Signed = Callable[[str, str], bool | None]
 
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
@@ -114,6 +117,14 @@ class Inspection:
     seen: Observed | None  # None: it could not be read
     step: Step | None
     failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None
+    unsigned: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What will go wrong with the boot that is planned, as far as it can be seen from here."""
+        if self.seen is None or not self.seen.secure_boot:
+            return ()
+        return tuple(f"Secure Boot is on, and {url} has no signature: firmware will refuse it" for url in self.unsigned)
 
     @property
     def needs_a_person(self) -> bool:
@@ -156,6 +167,7 @@ class Inspection:
             "hint": self.hint,
             "needsAPerson": self.needs_a_person,
             "patch": self.patch,
+            "warnings": list(self.warnings),
         }
 
     @property
@@ -258,16 +270,22 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
 
 
 def inspect(
-    chosen: Iterable[Subject], connections: Connections, at: datetime, *, read: Callable[[int], None] = lambda _: None
+    chosen: Iterable[Subject],
+    connections: Connections,
+    at: datetime,
+    *,
+    read: Callable[[int], None] = lambda _: None,
+    signed: Signed = lambda _url, _base_url: None,
 ) -> list[Inspection]:
     """Read each BMC once, many at a time.
 
     Those that need a person come first, then those that could not be read, then those that are not as wanted.
-    ``read`` is called with how many more have been read.
+    ``read`` is called with how many more have been read; ``signed`` tells whether a file that is served below a base
+    URL has a signature.
     """
     found: list[Inspection] = []
     with closing(Crew[SystemUuid, Inspection]()) as crew:
-        crew.add(Task(each.uuid, each.site, partial(_inspect, each, connections, at)) for each in chosen)
+        crew.add(Task(each.uuid, each.site, partial(_inspect, each, connections, at, signed)) for each in chosen)
         while ended := crew.next_ended():
             found += ended.values()
             read(len(ended))
@@ -278,7 +296,7 @@ def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
     return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.name
 
 
-def _inspect(subject: Subject, connections: Connections, at: datetime) -> tuple[Inspection, Sign]:
+def _inspect(subject: Subject, connections: Connections, at: datetime, signed: Signed) -> tuple[Inspection, Sign]:
     pinned = known_at(subject.pinned, subject.bmc.place)
     certificate = pinned.certificate if pinned is not None else None
     try:
@@ -286,12 +304,29 @@ def _inspect(subject: Subject, connections: Connections, at: datetime) -> tuple[
     except UsageError as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error), NO_SIGN
     with bmc.reach.watched() as sign:
-        return _found(subject, bmc, pinned, at), sign()
+        found = _found(subject, bmc, pinned, at)
+        return replace(found, unsigned=tuple(_unsigned(subject, signed))), sign()
+
+
+def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
+    """The programs that its plan has firmware start, directly or by a loader, without a signature.
+
+    What lies in an ISO is not looked at.
+    """
+    boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
+    if boot is None or decision is None:
+        return
+    loader = boot.files.loader if boot.http_boot is HttpBoot.LOADER else None
+    for file in (boot.direct_uki,) if boot.direct else (loader, boot.files.kernel):
+        if file is not None and signed(file.url, decision.base_url) is False:
+            yield file.url
 
 
 def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -> Inspection:
     try:
         seen = look(bmc, subject.wanted, subject.overrides, lambda: at)
+        if bmc.firmware is not None:
+            seen = bmc.firmware.with_secure_boot(seen)
     except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
         return Inspection(subject=subject, seen=None, step=None, failure=error)
     described = Described.by(subject.uuid, subject.serial, subject.bmc)
@@ -315,7 +350,13 @@ def shown(override: Override | None) -> str:
 
 
 def _seen(observed: Observed) -> dict[str, Any]:
-    return _facts(observed.override, power=observed.power, inPost=observed.in_post)
+    return _facts(
+        observed.override,
+        power=observed.power,
+        inPost=observed.in_post,
+        bootOrder=list(observed.boot_order),
+        secureBoot=observed.secure_boot,
+    )
 
 
 def _facts(override: Override, **more: Any) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Machine:
         self.boots: list[Boot] = []
         self.requests: list[Request] = []
         self.boot_order_changed = False
+        self.secure_boot: bool | None = False  # from the next boot on; None: this role may not see it
 
         self.override: dict[str, str | None] = {
             ENABLED: "Disabled",
@@ -245,8 +246,10 @@ class Machine:
             return body
 
     def below(self, path: str) -> Json | None:
-        """What stands below the system that nothing is written to: its network interfaces and processors."""
+        """What stands below the system that nothing is written to: network interfaces, processors, Secure Boot."""
         interfaces, processors = (f"{self.path.rstrip('/')}/{name}" for name in ("EthernetInterfaces", "Processors"))
+        if path == f"{self.path.rstrip('/')}/SecureBoot" and self.secure_boot is not None:
+            return sample("secure_boot", self.path) | {"@odata.id": path, "SecureBootEnable": self.secure_boot}
         if path == interfaces:
             members = [{"@odata.id": f"{interfaces}/{name}"} for name in self.nics]
             return sample("ethernet_interfaces_collection") | {"@odata.id": path, "Members": members}
