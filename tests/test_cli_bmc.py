@@ -13,7 +13,7 @@ from tests.fleets import uuid_of
 from tests.instance import eventually
 from tests.rack import PASSWORD, USER, Done, Rack, typed
 from tests.redfish.faults import Status
-from tests.test_assets_signed import program
+from tests.test_assets_efi import program
 
 FINE = tuple(f"db{number:02}" for number in range(20))
 LOOSE = ("--max-small-group", "100", "--max-update-percent", "100")

@@ -73,19 +73,9 @@ class IpmiConnection:
         self._address = address.rstrip("/")
         self._credentials = credentials
         self.reach = reach or Reach()
-        self.login = None
+        self.login = self.media = self.firmware = None  # IPMI has none of them
         self._timeout_s = timeout_s
         self._suite: int | None = None  # that the BMC took last
-
-    @property
-    def media(self) -> None:
-        """None: IPMI inserts nothing."""
-        return None
-
-    @property
-    def firmware(self) -> None:
-        """None: IPMI shows no settings of firmware."""
-        return None
 
     def close(self, *, log_out: bool = True) -> None:
         """Nothing is kept open."""

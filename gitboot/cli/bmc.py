@@ -256,7 +256,7 @@ def _inspected(
 def _signed(assets: Path | None, url: str, base_url: str) -> bool | None:
     """Whether what is served has a signature; None: it is not here, or no EFI program."""
     from gitboot.assets.below import file_below
-    from gitboot.assets.signed import HEAD, is_signed
+    from gitboot.assets.efi import HEAD, is_signed
 
     served = f"{base_url}/assets/"
     if assets is None or not url.startswith(served):
