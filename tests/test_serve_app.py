@@ -180,7 +180,6 @@ STRANGERS = (
     f"/ipxe/{uuid_of('another')}",
     "/ipxe/00000000-0000-0000-0000-000000000000",
     "/ipxe/x",
-    "/ipxe",
     f"/ipxe/{UUID}/",
     f"/ignition/{uuid_of('another')}",
     "/boot.ipxe/..",

@@ -455,8 +455,14 @@ def test_content_that_is_named_by_its_digest_was_never_another() -> None:
 
 
 def test_what_may_be_left_over_is_of_the_same_machines_alone() -> None:
+    colons = MAC.replace("-", ":")
     assert left_over(["boot.ipxe", f"v1/boot/{MAC}/boot.ipxe"]) == (
+        f"{colons}/auto.ipxe",
+        f"MAC-{MAC.replace('-', '')}.ipxe",
         f"grub.cfg-01-{MAC}",
+        f"ipxe/script/{colons}/auto.ipxe",
+        f"pixiecore/v1/boot/{colons}",
         f"pxelinux.cfg/01-{MAC}",
+        f"v1/boot/{MAC}/bootparameters.json",
         f"v1/boot/{MAC}/grub.cfg",
     )

@@ -110,7 +110,8 @@ def _of_caddy(document: Any) -> LoggedRequest | None:
             "resp_headers": dict(headers),
         }:
             client = str(more.get("client_ip", peer))  # since Caddy 2.7: behind proxies that it is told to trust
-            path = unquote(uri.partition("?")[0])
+            # What was asked for, or else what an alias stands for: see gitboot.render.queries.
+            path = unquote(_only(headers, "Content-Location") or uri.partition("?")[0])
             modified, length = _only(headers, "Last-Modified"), _only(headers, "Content-Length")
             return LoggedRequest(at, client, method, path, status, modified, length == str(sent))
     return None

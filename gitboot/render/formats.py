@@ -8,7 +8,20 @@ from typing import Final
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import MacAddress
 from gitboot.plan import BootPlan, Decision
-from gitboot.render import dnsmasq, grub, httpboot, ipxe, kea, mirrors, paths, provisioned, pxelinux, userdata
+from gitboot.render import (
+    aliases,
+    dnsmasq,
+    grub,
+    httpboot,
+    ipxe,
+    kea,
+    mirrors,
+    paths,
+    peers,
+    provisioned,
+    pxelinux,
+    userdata,
+)
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
@@ -25,6 +38,12 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.HTTP_BOOT, httpboot.render),
     (paths.IGNITION, userdata.render),
     (paths.PROVISIONED, provisioned.render),
+    (paths.SMEE, ipxe.render_by_mac(paths.SMEE, paths.SMEE_SCRIPT)),
+    (paths.NETBOOT_XYZ, ipxe.render_by_mac(paths.NETBOOT_XYZ)),
+    (paths.PIXIECORE, peers.pixiecore),
+    (paths.NOCLOUD, peers.nocloud),
+    (paths.USER_DATA, peers.matchbox),
+    (paths.BOOT_PARAMETERS, peers.boot_parameters),
 )
 
 # What a loader finds by an interface that its machine may not boot from.
@@ -37,12 +56,16 @@ SHARED: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File
     (Output.PXELINUX, pxelinux.shared),
     (Output.DHCP_DNSMASQ, dnsmasq.shared),
     (Output.DHCP_KEA, kea.shared),
+    (Output.MATCHBOX, ipxe.shared_elsewhere("boot.ipxe.0")),
+    (Output.SMEE, ipxe.shared_elsewhere("auto.ipxe")),
 )
 
 
 def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None) -> dict[str, File]:
     """The files of one server, by path."""
     asking = {None, decisions.evidence, *decisions.outputs}
+    if Output.EC2 in asking:
+        asking.add(Output.NOCLOUD)  # whose files it answers
     return {
         path: file for made, render in RENDERERS if made.asked_by in asking for path, file in render(decision, plan)
     }
@@ -61,7 +84,7 @@ def lying(decision: Decision, files: Files, instead: Files) -> dict[str, File]:
     found = {**files}
     for path in files:
         kind = paths.kind_of(path)
-        if kind is None or kind.role not in (Role.ENTRY, Role.OFFER):
+        if kind is None or kind.role not in (Role.ENTRY, Role.OFFER) or kind is paths.PIXIECORE:
             continue
         other = instead.get(path)
         if (file := _sent_on(kind, f"{decision.endpoint}/{path.removeprefix(paths.BOOT)}", other)) is not None:
@@ -89,7 +112,8 @@ def is_of_hosts(outputs: Collection[Output]) -> bool:
 
 def shared_files(decisions: Decisions) -> dict[str, File]:
     """The files that every machine begins with, and the configuration of DHCP and mirrors."""
-    files = dict(mirrors.shared())
+    files = dict(mirrors.shared(decisions.outputs))
+    files |= {**dict(aliases.shared(decisions.outputs)), **dict(httpboot.shared(decisions))}
     for output, shared in SHARED:
         if output in decisions.outputs:
             files.update(shared(decisions))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.canonical import canonical
+from gitboot.model.server import Architecture
 from gitboot.plan import BootPlan, Decision
 from gitboot.render import paths
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
+from gitboot.resolve import Decisions
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -17,3 +19,16 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         return
     answer = canonical({"SystemUUID": plan.uuid, "UKIURL": file.url})
     yield paths.HTTP_BOOT.of(plan.uuid), File(answer + b"\n", ContentType.JSON)
+
+
+def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """What firmware fetches that asks from an address of no server, as boot-operator's default is.
+
+    That is the image of unknown machines in a form that firmware can start: its uki, its own loader, its iso. The
+    question does not say for which architecture: it is x86_64 where there is one for that.
+    """
+    boots = decisions.unknown or {}
+    images = [boots[each].files for each in (Architecture.X86_64, Architecture.AARCH64) if each in boots]
+    found = (each.uki or each.loader or each.iso for each in images)
+    if (file := next(filter(None, found), None)) is not None:
+        yield paths.UNKNOWN_HTTP_BOOT, File(canonical({"UKIURL": file.url}) + b"\n", ContentType.JSON)

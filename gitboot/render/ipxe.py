@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from gitboot.model.scalars import byte_orders
@@ -11,7 +11,7 @@ from gitboot.plan import Boot, BootPlan, Decision
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import disk, paths
 from gitboot.render.header import heading
-from gitboot.render.paths import ContentType
+from gitboot.render.paths import ContentType, PathKind
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions
 
@@ -26,9 +26,19 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     known machine never falls through to what unknown ones boot.
     """
     script = _file(decision, plan)
-    if plan is not None and not (plan.boot is None and plan.restrict):
-        yield from ((paths.IPXE_BY_MAC.of(mac), script) for mac in plan.macs)
+    yield from render_by_mac(paths.IPXE_BY_MAC)(decision, plan)
     yield from ((paths.IPXE_BY_UUID.of(uuid), script) for uuid in byte_orders(decision.uuid))
+
+
+def render_by_mac(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
+    """The entry of each interface that may boot, by paths of these kinds."""
+
+    def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+        if plan is not None and not (plan.boot is None and plan.restrict):
+            script = _file(decision, plan)
+            yield from ((kind.of(mac), script) for kind in kinds for mac in plan.macs)
+
+    return render
 
 
 def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -116,7 +126,7 @@ def sent_on(url: str, instead: str) -> str:
 # gitboot: a boot that is made once, which only {ipxe_text(url)} gives
 set hop:int32 1
 :hop
-imgfetch --name given {ipxe_url(url)}{_WHO}&{paths.HOP}=1 && goto given ||
+imgfetch --name given {ipxe_url(url)}{WHO}&{paths.HOP}=1 && goto given ||
 iseq ${{hop}} {_LOOKUPS} && goto otherwise ||
 inc hop
 sleep 2
@@ -133,7 +143,7 @@ imgexec --autofree given && exit 0 || exit 1
 
 _LOOKUPS: Final = 3
 _NICS: Final = 16
-_WHO: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
+WHO: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
 
 
 def first_script(prefix: str = "") -> str:
@@ -152,18 +162,18 @@ set lookup:int32 1
 set nic:int32 0
 :nic
 isset ${{net${{nic}}/mac}} || goto uuid
-imgfetch --name entry {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{_WHO} && goto entry ||
+imgfetch --name entry {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{WHO} && goto entry ||
 inc nic
 iseq ${{nic}} {_NICS} || goto nic
 :uuid
-imgfetch --name entry {prefix}ipxe/${{uuid}}{_WHO} && goto entry ||
+imgfetch --name entry {prefix}ipxe/${{uuid}}{WHO} && goto entry ||
 iseq ${{lookup}} {_LOOKUPS} && goto serial ||
 inc lookup
 sleep 2
 goto lookup
 :serial
 isset ${{serial}} || goto unknown
-imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}}{_WHO} && goto entry ||
+imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}}{WHO} && goto entry ||
 :unknown
 # Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
 imgfetch --name entry {prefix}unknown.ipxe && goto entry ||
@@ -171,6 +181,15 @@ echo gitboot: no boot entry can be had, on to the local disk
 {disk.IPXE}:entry
 imgexec --autofree entry && exit 0 || exit 1
 """
+
+
+def shared_elsewhere(path: str) -> Callable[[Decisions], Iterator[tuple[str, File]]]:
+    """The first script at a path of another system's."""
+
+    def shared(_: Decisions) -> Iterator[tuple[str, File]]:
+        yield f"{paths.BOOT}{path}", File(first_script().encode(), ContentType.TEXT)
+
+    return shared
 
 
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
+from gitboot.render import queries
 from gitboot.render.paths import ARTIFACT_TYPES, BUNDLED, IGNITION, TABLE, Role
 from gitboot.render.tree import File
 
 
-def shared() -> Iterator[tuple[str, File]]:
-    """``ops/serve/``: a configuration for each server, the same in every tree."""
-    yield "ops/serve/nginx.conf", File(_filled(_NGINX).encode())
-    yield "ops/serve/Caddyfile", File(_filled(_CADDY).encode())
+def shared(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
+    """``ops/serve/``: a configuration for each server, the same for all Fleets with these outputs."""
+    yield "ops/serve/nginx.conf", File(_filled(_NGINX, outputs).encode())
+    yield "ops/serve/Caddyfile", File(_filled(_CADDY, outputs).encode())
 
 
-def _filled(text: str) -> str:
+def _filled(text: str, outputs: Collection[str]) -> str:
     """A configuration with what the table of paths says in the place of its @marks@."""
     marks = {
-        "entries": "|".join(kind.expression for kind in TABLE if kind.role in (Role.ENTRY, Role.OFFER)),
+        "nginx_maps": queries.nginx_maps(outputs),
+        "nginx_aliases": queries.nginx_locations(outputs),
+        "caddy_aliases": queries.caddy(outputs),
+        "entries": "|".join(kind.expression for kind in TABLE if kind.role in (Role.ENTRY, Role.OFFER, Role.LOOK)),
         "ignition": IGNITION.text.partition("/")[0],
         "ignition_type": IGNITION.content_type,
         "bundled": "|".join(BUNDLED),
-        "bundled_paths": " ".join(f"{folder}/{name}" for folder in ("/o/*", "*/data/*") for name in BUNDLED),
+        "bundled_paths": " ".join(f"{folder}/{name}" for folder in _BUNDLES for name in BUNDLED),
         "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in _by_type()),
         "type_headers": "".join(_type_header(type, endings) for type, endings in _by_type()),
     }
     for mark, value in marks.items():
         text = text.replace(f"@{mark}@", value)
     return text
+
+
+_BUNDLES: Final = ("/o/*", "*/data/*", "/nocloud/*")
 
 
 def _by_type() -> list[tuple[str, list[str]]]:
@@ -74,7 +81,7 @@ map "" $gitboot_nothing {
     default "";
 }
 
-server {
+@nginx_maps@server {
     listen 80;                                          # set: where to answer
     listen [::]:80;                                     # set: the same for IPv6
     root /srv/gitboot/boot;                             # set: the copy of boot/
@@ -98,7 +105,8 @@ server {
         try_files $uri @nothing;
     }
 
-    # What a machine boots is sent anew each time, and so stands in the log each time.
+    # Paths whose query says for whom they are, or that have another name.
+@nginx_aliases@    # What a machine boots is sent anew each time, and so stands in the log each time.
     location ~ "^/(?:@entries@)$" {
         default_type "text/plain; charset=utf-8";
         max_ranges 0;
@@ -126,7 +134,7 @@ server {
         try_files $uri @nothing;
     }
 
-    location ~ /data/[^/]+/(@bundled@)$ {
+    location ~ /(?:data|nocloud)/[^/]+/(@bundled@)$ {
         default_type "text/cloud-config; charset=utf-8";
         max_ranges 0;
         try_files $uri @nothing;
@@ -188,6 +196,8 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 			respond 405
 		}
 
+		# Paths whose query says for whom they are, or that have another name.
+@caddy_aliases@
 		# Whatever is not there, or hidden, is one and the same 404 without a body: GRUB would run the body as
 		# configuration.
 		@nothing {

@@ -31,7 +31,7 @@ ARTIFACT_TYPES: Final = {
     "cfg": str(ContentType.TEXT),
     "ipxe": str(ContentType.TEXT),
 }
-BUNDLED: Final = ("user-data", "meta-data")  # NoCloud's, side by side
+BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # NoCloud's, side by side
 
 
 def artifact_type(name: str) -> str:
@@ -49,6 +49,7 @@ class Role(StrEnum):
     SEALED = "sealed"  # the same; it is given decrypted, and by an endpoint alone
     REPORT = "report"  # that its installer is done, or has failed
     OFFER = "offer"  # nothing: a DHCP server asks on its own behalf
+    LOOK = "look"  # nothing, and no boot that writes disks is shown
 
 
 class Kind(StrEnum):
@@ -58,6 +59,9 @@ class Kind(StrEnum):
     UUID = "uuid"  # in either byte order
     SERIAL = "serial"
     ADDRESS = "address"
+    NAME = "name"  # of its document, or its xname
+    NID = "nid"  # the number that OpenCHAMI gives a node
+    TOKEN = "token"  # noqa: S105 - of an installation, as its installer was told it
 
 
 def _serial(text: str) -> str:
@@ -76,12 +80,16 @@ _IDENTITIES: Final = {
 }
 _INSTALLATION: Final = "[0-9a-f]{64}"  # of an installation
 _NAME: Final = "[A-Za-z_][A-Za-z0-9_.-]*"
+_IDENTITY: Final = re.compile(r"\{(?:id|colons|bare)\}")
+_SEPARATORS: Final = {"{colons}": ":", "{bare}": ""}
 
 
 class PathKind(NamedTuple):
     """One kind of path: a line of the table."""
 
-    text: str  # below boot/, with {id} for what the server is found by, {token} for an installation, {name} for a file
+    # Below boot/, with {id} for what the server is found by ({colons}, {bare}: a MAC address with colons, or without),
+    # {token} for an installation, {name} for a file.
+    text: str
     asked_by: str | None  # the output of the Fleet, or its evidence, that asks for it; None: always there
     kind: Kind
     role: Role
@@ -89,12 +97,22 @@ class PathKind(NamedTuple):
 
     def of(self, identity: str, token: str = "", name: str = "") -> str:
         """The path below the output directory; ``identity`` is spelt as the tree spells it."""
-        return BOOT + self.text.replace("{id}", identity).replace("{token}", token).replace("{name}", name)
+        text = _IDENTITY.sub(self.spelt(identity), self.text)
+        return BOOT + text.replace("{token}", token).replace("{name}", name)
+
+    def spelt(self, identity: str) -> str:
+        """What the tree spells in its own way, as paths of this kind do."""
+        return next((identity.replace("-", by) for mark, by in _SEPARATORS.items() if mark in self.text), identity)
+
+    @property
+    def is_of_identity(self) -> bool:
+        """Whether nothing else has to be known to spell it."""
+        return "{token}" not in self.text and "{name}" not in self.text
 
     @property
     def expression(self) -> str:
         """A regular expression for the paths below boot/, as the tree spells them."""
-        return self._expression(_IDENTITIES[self.kind].canonical)
+        return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.spelt('-')}"))
 
     @property
     def any_spelling(self) -> str:
@@ -102,7 +120,7 @@ class PathKind(NamedTuple):
         return self._expression("([^/]+)")
 
     def _expression(self, identity: str) -> str:
-        text = re.escape(self.text).replace(r"\{id\}", identity)
+        text = identity.join(map(re.escape, _IDENTITY.split(self.text)))
         return text.replace(r"\{token\}", _INSTALLATION).replace(r"\{name\}", _NAME)
 
 
@@ -121,6 +139,15 @@ PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Ki
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
 
+# What clients of other systems ask for (docs/paths.md), where the path says whose it is; see `aliases` for the others.
+SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
+SMEE_SCRIPT: Final = PathKind("ipxe/script/{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
+NETBOOT_XYZ: Final = PathKind("MAC-{bare}.ipxe", "netboot.xyz", Kind.MAC, Role.ENTRY, ContentType.TEXT)
+PIXIECORE: Final = PathKind("pixiecore/v1/boot/{colons}", "pixiecore", Kind.MAC, Role.OFFER, ContentType.TEXT)
+NOCLOUD: Final = PathKind("nocloud/{id}/{name}", "nocloud", Kind.UUID, Role.DATA, ContentType.CLOUD_CONFIG)
+USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", Kind.MAC, Role.DATA, ContentType.TEXT)
+BOOT_PARAMETERS: Final = PathKind("v1/boot/{id}/bootparameters.json", "bss", Kind.MAC, Role.LOOK, ContentType.JSON)
+
 HOP: Final = "hop"  # in the query of who was sent on, so that it is sent to no third one
 FIRST_SCRIPT: Final = "boot/boot.ipxe"  # what every machine's iPXE starts with
 # What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).
@@ -130,6 +157,7 @@ CHAIN: Final = "boot/ipxe/boot.ipxe"  # the same, for boot-operator's users, who
 
 # What a loader asks for where no entry is found.
 UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
+UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # what a DHCP server is told of an address that is no server's
 
 TABLE: Final = (
     IPXE_BY_MAC,
@@ -145,6 +173,13 @@ TABLE: Final = (
     SECRET,
     PROVISIONED,
     FAILED,
+    SMEE,
+    SMEE_SCRIPT,
+    NETBOOT_XYZ,
+    PIXIECORE,
+    NOCLOUD,
+    USER_DATA,
+    BOOT_PARAMETERS,
 )
 
 
@@ -176,7 +211,7 @@ def _loosely(kind: PathKind) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text))
 
 
-_LOOSE: Final = tuple((kind, _loosely(kind)) for kind in (IGNITION, DATA, SECRET, *REPORTS))
+_LOOSE: Final = tuple((kind, _loosely(kind)) for kind in (IGNITION, DATA, SECRET, NOCLOUD, USER_DATA, *REPORTS))
 
 
 def means(path: str) -> PathKind | None:
@@ -209,7 +244,8 @@ def asked_for(path: str) -> Iterator[Asked]:
                 continue
             rest = path[found.end(1) :]
             for each in _orders(kind.kind, value):
-                yield Asked(kind, identity_of(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{each}{rest}")
+                own = f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
+                yield Asked(kind, identity_of(kind.kind, value), own)
 
 
 def _orders(kind: Kind, value: str) -> tuple[str, ...]:
@@ -218,4 +254,4 @@ def _orders(kind: Kind, value: str) -> tuple[str, ...]:
 
 def evidence_expression() -> str:
     """A regular expression for the paths, below boot/, of which a completed GET from a mirror says something."""
-    return "|".join(kind.expression for kind in TABLE if kind.role not in (Role.OFFER, Role.SEALED))
+    return "|".join(kind.expression for kind in TABLE if kind.role not in (Role.OFFER, Role.SEALED, Role.LOOK))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Final, NamedTuple
 
 from gitboot.load.machines import Machine
+from gitboot.model.fleet import Output
 from gitboot.model.image import ConfigFrom
 from gitboot.model.scalars import Digest, MacAddress, byte_orders
 from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, Phase, Record
@@ -20,7 +21,10 @@ from gitboot.render.paths import (
     HTTP_BOOT,
     IGNITION,
     IPXE_BY_SERIAL,
+    NOCLOUD,
+    REPORTS,
     SECRET,
+    USER_DATA,
     ContentType,
     Kind,
     PathKind,
@@ -191,9 +195,11 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
     unused = tombstones(decisions.outputs, decision.server, about.idle)
     files = {**announced, **renderings[0].lying, **unused}
+    turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
+    named = _names_of_peers(decisions, decision.server, about, turns)
     published = PublishedServer(
         server=decision.server,
-        identities=tuple(sorted(_identities(decision, about))),
+        identities=tuple(sorted({*_identities(decision, about), *named})),
         shows=_shows(decision, about.machine),
         summary={
             **{name: value for name, value in summary(decision, now, {}).items() if name != "files"},
@@ -207,7 +213,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
         plan=document(decision, now),
         files={path: Listed(file.sha256, len(file.content)) for path, file in sorted(files.items())},
         contents=_contents(renderings, announced) | {each.sha256: each.content.decode() for each in unused.values()},
-        paths=dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items())),
+        paths=turns,
     )
     return RenderedState(
         **{each.name: getattr(planned, each.name) for each in fields(ServerState)},
@@ -284,11 +290,12 @@ def _rendered(
     names: PublishedNames,
     absent: frozenset[BootFile],
 ) -> _Rendering:
-    untold = frozenset(_asked_by_strangers(decision, planned))
-    files = names.files(server_files(decisions, decision, planned), untold)
+    own = server_files(decisions, decision, planned)
+    files = names.files(own, _untold(decision, planned, own))
     instead: Mapping[str, File] = {}
     if planned is not None and planned.boot is not None and planned.writes_disk:
-        instead = names.files(server_files(decisions, decision, fallback(decision, planned, absent)), untold)
+        other = server_files(decisions, decision, fallback(decision, planned, absent))
+        instead = names.files(other, _untold(decision, planned, other))
         if not _ends(planned, planned.boot, about.machine):
             files.pop(HTTP_BOOT.of(decision.uuid), None)
     base_url = decisions.base_url if decision.base_url == decisions.base_url else None
@@ -299,23 +306,29 @@ def _rendered(
     return _Rendering(since, files, instead, planned, in_tree, base_url, decision.token, names)
 
 
-def _asked_by_strangers(decision: Decision, planned: BootPlan | None) -> Iterator[str]:
+def _untold(decision: Decision, planned: BootPlan | None, files: Mapping[str, File]) -> frozenset[str]:
     """Where user data lies under what anybody knows of the machine, which asks for its own by a token."""
     user_data = planned.user_data if planned is not None else None
     if planned is None or user_data is None or planned.data is None:
-        return
+        return frozenset()
     boots = (each.boot for each in (decision.policy, *decision.maintenances) if each is not None)
     own = (each for each in boots if each and each.user_data and each.user_data.digest == user_data.digest)
-    if not any(map(_may_ask_by_uuid, own)):
-        yield from (IGNITION.of(uuid) for uuid in byte_orders(decision.uuid))
+    if any(map(_may_ask_by_identity, own)):
+        return frozenset()
+    return frozenset(path for path in files if means(path) in (IGNITION, NOCLOUD, USER_DATA))
 
 
-def _may_ask_by_uuid(boot: Boot) -> bool:
-    """Whether a system finds its user data by its UUID, as far as its image or what it is told says so."""
+def _may_ask_by_identity(boot: Boot) -> bool:
+    """Whether a system finds its user data by who it is, as far as its image or what it is told says so."""
     if boot.config_from is ConfigFrom.SYSTEM_UUID or not boot.shows_its_start:
         return True
     user_data = boot.user_data.files.values() if boot.user_data is not None else ()
-    return any("/ignition/" in text for text in (*boot.kernel_arguments, *boot.entries.values(), *user_data))
+    texts = (*boot.kernel_arguments, *boot.entries.values(), *user_data)
+    return any(mark in text for mark in _BY_IDENTITY for text in texts)
+
+
+# What a URL has of user data that is found by UUID, or by a query: see `aliases`.
+_BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
 
 
 def _ends(planned: BootPlan, boot: Boot, machine: Machine | None) -> bool:
@@ -383,6 +396,8 @@ def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None
             return None if goes_to_disk else planned.digest
         case Role.DATA:
             return planned.digest if boot.asks_by_uuid else None
+        case Role.LOOK:
+            return None
     return planned.digest
 
 
@@ -394,7 +409,7 @@ def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, render
     match kind.role:
         case Role.ENTRY:
             pass
-        case Role.OFFER if planned.boot.direct:
+        case Role.OFFER if planned.boot.direct and kind is HTTP_BOOT:
             pass
         case Role.DATA if planned.key is not None and planned.boot.asks_by_uuid:
             pass
@@ -463,3 +478,15 @@ def _identities(decision: Decision, about: About) -> Iterator[str]:
     yield from (identity_of(Kind.ADDRESS, address) for address in about.addresses)
     if decision.serial is not None:
         yield identity_of(Kind.SERIAL, decision.serial)
+
+
+def _names_of_peers(decisions: Decisions, server: str, about: About, paths: Collection[str]) -> Iterator[str]:
+    """By what clients of other systems name a server besides."""
+    if Output.BSS in decisions.outputs:
+        names = {server, about.labels.get("xname", server)}
+        yield from (identity_of(Kind.NAME, name) for name in names)
+        if (nid := about.labels.get("nid")) is not None:
+            yield identity_of(Kind.NID, nid)
+    if Output.FOREMAN in decisions.outputs:
+        tokens = (token_in(path) for path in paths if means(path) in REPORTS)
+        yield from (identity_of(Kind.TOKEN, token) for token in tokens if token is not None)

@@ -20,6 +20,7 @@ from gitboot.render.paths import (
     IMMUTABLE,
     REPORTS,
     UNKNOWN,
+    UNKNOWN_HTTP_BOOT,
     Asked,
     ContentType,
     Kind,
@@ -187,11 +188,14 @@ class Answers:
 
     def _by_address(self, client: str | None, at: datetime) -> Answer | None:
         """What boot-operator answers the server with this address: what its firmware boots."""
-        located = self._tree.find(identity_of(Kind.ADDRESS, client)) if client else None
-        if located is None:
+        if client is None:
             return None
-        asked = Asked(HTTP_BOOT, "", HTTP_BOOT.of(located.state.summary["uuid"]))
-        answer = self._of_server(located, asked, at) if asked.path in located.state.paths else None
+        answer = None
+        if (located := self._tree.find(identity_of(Kind.ADDRESS, client))) is not None:
+            asked = Asked(HTTP_BOOT, "", HTTP_BOOT.of(located.state.summary["uuid"]))
+            answer = self._of_server(located, asked, at) if asked.path in located.state.paths else None
+        elif (unknown := self._shared(UNKNOWN_HTTP_BOOT)) is not None:
+            answer = replace(unknown, entry=(UNKNOWN_HTTP_BOOT, "unknown machine"))
         if answer is None:
             return None
 

@@ -10,7 +10,6 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -21,7 +20,7 @@ from gitboot.age import Keys
 from gitboot.observe.observation import last_lines
 from gitboot.observe.refused import WhyNot
 from gitboot.render.disk import sent_to_disk
-from gitboot.render.paths import FAILED, PXELINUX_CORE, ContentType, Role, means
+from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, means
 from gitboot.render.state import Need
 from gitboot.serve.answers import Answer, Answers
 from gitboot.serve.api import Api
@@ -33,6 +32,7 @@ from gitboot.serve.connection import GONE
 from gitboot.serve.crowd import MOST_IDLE, Crowd
 from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, in_comment, is_sent_on
 from gitboot.serve.metrics import Answered, Metrics
+from gitboot.serve.named import NamedAnswers, query_of
 from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.refusals import Refusal, Refusals
@@ -101,6 +101,7 @@ class Endpoint:
     ) -> None:
         self._tree, self._clock, self._recorder, self._assets = tree, clock, recorder, assets
         self._answers = Answers(tree)
+        self._named = NamedAnswers(tree, self._answers)
         self.refusals = Refusals()
         self._giving = Giving(tree, recorder, partial(_lacking, root, assets), self.refusals, keys)
         proxies = clients.trusted_proxies
@@ -168,7 +169,7 @@ class Endpoint:
         if not self._tree.is_ready:
             return self._counted(Answered.NOTHING, NOT_YET)
         at = self._clock()
-        if (answer := await self._find(path, partial(self._client, scope), at)) is not None:
+        if (answer := await self._find(scope, at)) is not None:
             if answer.entry is not None and (stopped := self._tree.words.now) and stopped.stoppage.everything:
                 return self._counted(answer.counts_as, _to_disk(*answer.entry, stopped.stoppage))
             if answer.guarded is not None:
@@ -179,21 +180,24 @@ class Endpoint:
         return self._counted(Answered.NOTHING, NOT_FOUND)
 
     async def _heard(self, scope: Scope, receive: Receive) -> Response | None:
-        """The reply to an installer that has failed, and sends the end of its log; nothing else is sent to here."""
+        """The reply to an installer that is done, or has failed and sends its log; nothing else is sent to here."""
         at = self._clock()
-        answer = await self._find(scope["path"], partial(self._client, scope), at) if self._tree.is_ready else None
-        if answer is None or answer.guarded is None or means(answer.guarded.path) is not FAILED:
+        answer = await self._find(scope, at) if self._tree.is_ready else None
+        kind = means(answer.guarded.path) if answer is not None and answer.guarded is not None else None
+        if answer is None or answer.guarded is None or kind not in REPORTS:
             return self._counted(Answered.NOTHING, NOT_ALLOWED)
         if isinstance(log := await end_of(receive), Reply):
             return self._counted(Answered.NOTHING, log)
-        if not await self._giving.heard(answer.guarded, _asking(scope, self._client(scope), at), last_lines(log)):
+        told = last_lines(log) if kind is FAILED else None
+        if not await self._giving.heard(answer.guarded, _asking(scope, self._client(scope), at), told):
             return self._counted(Answered.NOTHING, NOT_NOW)  # it is to send it again
         return self._counted(answer.counts_as, answer.reply)
 
-    async def _find(self, path: str, client: Callable[[], str | None], at: datetime) -> Answer | None:
+    async def _find(self, scope: Scope, at: datetime) -> Answer | None:
+        client = partial(self._client, scope)
         for _ in range(_MOVING_LOOKS):
             try:
-                return self._answers.find(path, client, at)
+                return self._named.find(scope["path"], scope["query_string"], client, at)
             except Moving:
                 await asyncio.sleep(_MOVING_S)
         return None
@@ -314,7 +318,7 @@ def _lacking(root: Path, assets: Path | None, need: Need) -> str | None:
 
 def _asking(scope: Scope, client: str | None, at: datetime) -> Asking:
     agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
-    query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+    query = query_of(scope["query_string"])
     return Asking(
         client=client, agent=agent.decode("latin-1"), query=query, at=at, only_looks=scope["method"] == "HEAD"
     )

@@ -164,8 +164,8 @@ class Giving:
             return None
         return _NOT_RECORDED
 
-    async def heard(self, asked: Guarded, asking: Asking, log: str) -> bool:
-        """Whether the word of an installer stands recorded, with the end of its log."""
+    async def heard(self, asked: Guarded, asking: Asking, log: str | None) -> bool:
+        """Whether the word of an installer stands recorded, with the end of its log where it has failed."""
         return await self._recorded(asked, asking, log)
 
     def _at_once(self, asked: Guarded, asking: Asking) -> Refusal | None:

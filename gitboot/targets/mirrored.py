@@ -172,6 +172,6 @@ def left_over(paths: Iterable[str]) -> tuple[str, ...]:
         kind.of(identity.partition("/")[2]).removeprefix(BOOT)
         for identity in identities
         for kind in TABLE
-        if identity.startswith(f"{kind.kind}/") and "{token}" not in kind.text
+        if identity.startswith(f"{kind.kind}/") and kind.is_of_identity
     }
     return tuple(sorted(may_be - known))

@@ -1,0 +1,122 @@
+"""Paths that name their machine by a query, as clients of other systems ask: which of its own paths each means.
+
+An alias is nothing by itself. Whoever asks by it is answered as by the path that it means, and counts as if that had
+been asked for: what is given once is given once by all of them together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from gitboot.canonical import canonical
+from gitboot.model.scalars import Malformed, parse_mac, parse_uuid
+from gitboot.render import paths
+from gitboot.render.paths import BOOT, ContentType, Kind, PathKind, Role
+from gitboot.render.tree import File
+
+ALIASES: Final = "ops/aliases.json"
+FORMAT: Final = 1
+
+
+class Alias(NamedTuple):
+    """One such path."""
+
+    output: str  # of the Fleet, that asks for it
+    path: str  # below boot/
+    keys: Mapping[str, Kind]  # of its query, in the order in which they count
+    kinds: tuple[PathKind, ...]  # what it means; the first that there is
+    name: str = ""  # of a file among several
+
+
+_MACHINE: Final = {"mac": Kind.MAC, "uuid": Kind.UUID, "serial": Kind.SERIAL}
+_NODE: Final = {"mac": Kind.MAC, "name": Kind.NAME, "host": Kind.NAME, "nid": Kind.NID}
+_TOKEN: Final = {"token": Kind.TOKEN}
+_TOKEN_SPELT: Final = re.compile("[0-9a-f]{64}")
+_IPXE: Final = (paths.IPXE_BY_MAC, paths.IPXE_BY_UUID, paths.IPXE_BY_SERIAL)
+_GRUB: Final = (paths.GRUB_BY_MAC, paths.GRUB_BY_UUID)
+
+TABLE: Final = (
+    # matchbox: docs/api-http.md, matchbox/http/server.go; Omni and Sidero ask for /ipxe likewise.
+    Alias("matchbox", "ipxe", _MACHINE, _IPXE),
+    Alias("matchbox", "grub", _MACHINE, _GRUB),
+    Alias("matchbox", "ignition", _MACHINE, (paths.USER_DATA,), "ignition"),
+    Alias("matchbox", "cloud", _MACHINE, (paths.USER_DATA,), "cloud"),
+    Alias("matchbox", "generic", _MACHINE, (paths.USER_DATA,), "generic"),
+    # BSS: api/swagger.yaml; boot-service: pkg/handlers/boot/handlers.go.
+    Alias("bss", "boot/v1/bootscript", _NODE, _IPXE),
+    Alias("bss", "bootscript", _NODE, _IPXE),
+    Alias("bss", "boot/v1/bootparameters", _NODE, (paths.BOOT_PARAMETERS,)),
+    # Foreman: app/controllers/unattended_controller.rb.
+    Alias("foreman", "unattended/built", _TOKEN, (paths.PROVISIONED,)),
+    Alias("foreman", "unattended/failed", _TOKEN, (paths.FAILED,)),
+)
+METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # made of the query itself, by an endpoint
+EC2: Final = "ec2"
+EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which knows a machine by its address
+_BY_PATH: Final = {alias.path: alias for alias in (*TABLE, METADATA)}
+
+
+def alias_of(path: str, outputs: Collection[str]) -> Alias | None:
+    """What ``path``, below boot/, is an alias for in a fleet with these outputs."""
+    alias = _BY_PATH.get(path)
+    return alias if alias is not None and alias.output in outputs else None
+
+
+class QueriedBy(NamedTuple):
+    """A machine as a query names it."""
+
+    kind: Kind
+    value: str  # as the tree spells it
+
+
+def named(alias: Alias, query: Mapping[str, str]) -> Iterator[QueriedBy]:
+    """By what a query names a machine; what is no such thing names none."""
+    for key, kind in alias.keys.items():
+        if (value := query.get(key)) is not None and (parsed := _parsed(kind, value)) is not None:
+            yield QueriedBy(kind, parsed)
+
+
+def _parsed(kind: Kind, value: str) -> str | None:
+    try:
+        match kind:
+            case Kind.MAC:
+                return parse_mac(value)
+            case Kind.UUID:
+                return parse_uuid(value)
+            case Kind.TOKEN:
+                return value if _TOKEN_SPELT.fullmatch(value) else None
+    except Malformed:
+        return None
+    return value
+
+
+def meant(alias: Alias, by: QueriedBy, uuid: str, macs: Collection[str]) -> Iterator[str]:
+    """The paths that an alias means of the machine with this UUID and these interfaces, which ``by`` names.
+
+    An entry is looked up by what was said, as at any path of ours: an interface that does not boot leads to none.
+    """
+    own = {Kind.UUID: uuid, Kind.MAC: next(iter(macs), None)}
+    for kind in alias.kinds:
+        says_it = by.kind is kind.kind
+        if not says_it and kind.role is Role.ENTRY and by.kind in (Kind.MAC, Kind.UUID, Kind.SERIAL):
+            continue
+        if (value := by.value if says_it else own.get(kind.kind)) is not None:
+            yield kind.of(value, by.value if by.kind is Kind.TOKEN else "", alias.name).removeprefix(BOOT)
+
+
+def shared(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
+    """Which outputs' aliases an endpoint is to know."""
+    chosen = sorted({EC2, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))
+    if chosen:
+        yield ALIASES, File(canonical({"format": FORMAT, "outputs": chosen}) + b"\n", ContentType.JSON)
+
+
+def parse(data: bytes) -> frozenset[str]:
+    """The outputs of `shared`; ValueError for anything else."""
+    match json.loads(data):
+        case {"format": 1, "outputs": list(outputs)}:
+            return frozenset(map(str, outputs))
+    raise ValueError(f"not the aliases of format {FORMAT}")
