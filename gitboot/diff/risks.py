@@ -74,8 +74,9 @@ _OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (
 _OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (
     (
         Risk.MAINTENANCE,
-        lambda its: (its.start, its.end, its.priority, its.network_boot, its.run, its.power, its.max_unavailable),
+        lambda its: (its.start, its.end, its.priority, its.network_boot, its.run),
     ),
+    (Risk.MAINTENANCE, lambda its: (its.power, its.max_unavailable, its.max_unavailable_per)),
     (Risk.BOOT, lambda its: its.boot is None),
     (Risk.OVERRIDE_ONLY, lambda its: its.override),
 )

@@ -17,6 +17,7 @@ from gitboot.assets.remembered import read_sightings
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
@@ -68,7 +69,9 @@ from gitboot.timekeeping import Uptime
 
 Tell = Callable[[Event], None]
 Clock = Callable[[], datetime]
-MakeBmcs = Callable[[BmcSettings, Callable[[SystemUuid, OverrideRecord], None], Clock, Callable[[], None], bool], Bmcs]
+MakeBmcs = Callable[
+    [BmcSettings, Callable[[SystemUuid, OverrideRecord | SwitchRecord], None], Clock, Callable[[], None], bool], Bmcs
+]
 
 
 def nobody(_: Event) -> None:
@@ -103,7 +106,7 @@ class Instance:
 
 def pool_of(
     settings: BmcSettings,
-    write: Callable[[SystemUuid, OverrideRecord], None],
+    write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
     clock: Clock,
     wake: Callable[[], None],
     dry_run: bool,
