@@ -13,6 +13,7 @@ from gitboot.model.policy import MaintenancePower, OverrideMode, PolicyPower
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import Boot, BootPlan, Cause, MaintenanceDecision, Phase, PolicyDecision, Record
 from gitboot.render.schedule import ServerState
+from gitboot.stoppage import Halt
 
 SITE = "Site"  # maxUnavailablePer, where it names no label
 
@@ -30,9 +31,12 @@ class PowerAsk:
 
 
 def power_wanted(state: ServerState, switches: Mapping[str, SwitchRecord]) -> PowerAsk | None:
-    """What a server's plan wants of its power; None: nothing, and nothing of a machine of which nothing is known."""
+    """What a server's plan wants of its power; None: nothing.
+
+    So it is with a machine of which nothing is known, and while anything is stopped, whatever the plan.
+    """
     plan, record, decision = state.plan, state.record, state.decision
-    if plan is None or record is None:
+    if plan is None or record is None or decision.stopped or state.stop is not Halt.NONE:
         return None
     if plan.maintenance is not None:
         found = next(each for each in decision.maintenances if each.name == plan.maintenance)
