@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from gitboot.model.scalars import format_instant
 
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values are
 _KEY: Final = "facts"
 LEFT_OUT: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a field that is nobody's business
 
@@ -26,10 +27,12 @@ def named(key: str) -> Mapping[str, Any]:
 
 def facts(value: Any) -> Any:
     """A value as JSON has it; raises TypeError for what it has not."""
+    if type(value) in _PLAIN:
+        return value
     match value:
         case Enum():
             return value.value
-        case None | str() | int() | float():
+        case str() | int() | float():
             return value
         case datetime():
             return format_instant(value)

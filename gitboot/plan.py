@@ -258,6 +258,7 @@ class MaintenanceDecision:
     run: int
     power: MaintenancePower
     max_unavailable: str
+    max_unavailable_per: str | None = None  # Site, or a label's key; None: of all that it selects
 
     def active(self, at: datetime) -> bool:
         return (self.start is None or self.start <= at) and (self.end is None or at < self.end)
@@ -281,6 +282,7 @@ class MaintenanceDecision:
             "run": self.run,
             "power": self.power,
             "maxUnavailable": self.max_unavailable,
+            **({"maxUnavailablePer": self.max_unavailable_per} if self.max_unavailable_per is not None else {}),
         }
 
 

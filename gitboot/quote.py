@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 # COMMAND_LINE_SIZE is 2048 on x86 and arm64, with the NUL, and iPXE under BIOS writes one byte less. 256 are
@@ -28,6 +29,8 @@ MAX_COMMAND_LINE: Final = 2046 - 256
 # iPXE keeps two pointers a word on its stack, which under BIOS has 4 KiB (arch/x86/core/stack.S): that of
 # Debian 12 boots with 230 words, and hangs with 260.
 MAX_IPXE_WORDS: Final = 128
+
+_KEPT: Final = 4096  # arguments, most of which servers have in common
 
 _Faults = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -42,6 +45,7 @@ class Unquotable(ValueError):
         super().__init__(self.message)
 
 
+@lru_cache(maxsize=_KEPT)
 def kernel_argument(argument: str) -> str:
     """One argument in the kernel's own quoting: ``name``, ``name=value`` or ``name="a value"``.
 
@@ -69,8 +73,7 @@ def ipxe_arguments(arguments: Sequence[str]) -> str:
     """A kernel's arguments in an iPXE script: the rest of a ``kernel`` or ``imgargs`` line."""
     line = command_line(arguments)
     for argument in arguments:
-        if not _PLAIN.fullmatch(argument):
-            _check_ipxe_argument(argument)
+        _check_ipxe_argument(argument)
     if (words := line.count(" ") + 1) > MAX_IPXE_WORDS:
         raise Unquotable("iPXE", line, f"{words} words may overflow its stack; {MAX_IPXE_WORDS} are safe")
     return line
@@ -83,6 +86,7 @@ def ipxe_word(text: str) -> str:
     return text
 
 
+@lru_cache(maxsize=_KEPT)
 def ipxe_url(url: str) -> str:
     """An absolute URL in an iPXE script, which is never taken for an option."""
     _check("iPXE", url, _URL_FAULTS)
@@ -173,12 +177,16 @@ def _parts(argument: str) -> tuple[str, str, str]:
     return name, equals, value
 
 
+@lru_cache(maxsize=_KEPT)
 def _check_ipxe_argument(argument: str) -> None:
+    if _PLAIN.fullmatch(argument):
+        return
     _check("iPXE", argument, _IPXE_ARGUMENT_FAULTS)
     for word in kernel_argument(argument).split(" "):
         _check("iPXE", argument, _IPXE_FAULTS, part=word)
 
 
+@lru_cache(maxsize=_KEPT)
 def _grub_argument(argument: str) -> str:
     if _PLAIN.fullmatch(argument):
         return argument

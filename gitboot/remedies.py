@@ -43,6 +43,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
     "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|hold:'"},
+    "PowerWaves": {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
     "Published": {"ForeignTree": _ADOPT, ANY: _RETRY},
     "RecordsKnown": {
         "DamagedLedger": _ADOPT,

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.instance.build import Clock, Outside, assembled, pool_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.inbox import Bmcs
@@ -107,12 +108,15 @@ class Bench:
     def _gate(
         self,
         settings: BmcSettings,
-        write: Callable[[SystemUuid, OverrideRecord], None],
+        write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
         clock: Clock,
         wake: Callable[[], None],
         dry_run: bool,
     ) -> Bmcs:
-        def recording(uuid: SystemUuid, record: OverrideRecord) -> None:
+        def recording(uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
+            if isinstance(record, SwitchRecord):
+                write(uuid, record)
+                return
             self.before_recording(record)
             write(uuid, record)
             self.after_recording(record)

@@ -17,6 +17,7 @@ from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from tests.credentials import give_credentials
@@ -47,6 +48,8 @@ class Rack:
     now: datetime = STARTED
     written: list[tuple[str, State, int]] = field(default_factory=list)  # server, state, PATCHes until then
     records: dict[str, dict[str, OverrideRecord]] = field(default_factory=dict)
+    switches: dict[str, dict[str, SwitchRecord]] = field(default_factory=dict)
+    switched: list[tuple[str, SwitchState, int]] = field(default_factory=list)  # server, state, resets until then
     uuids: dict[str, SystemUuid] = field(default_factory=dict)  # as documents say, whatever BMCs show
     pins: dict[str, Pinned] = field(default_factory=dict)
 
@@ -57,8 +60,12 @@ class Rack:
     def machine(self) -> Machine:
         return self.machines[0]
 
-    def write(self, uuid: SystemUuid, record: OverrideRecord) -> None:
+    def write(self, uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
         machine = next(each for each in self.machines if self.uuids[each.name] == uuid)
+        if isinstance(record, SwitchRecord):
+            self.switches.setdefault(machine.name, {})[record.reason] = record
+            self.switched.append((machine.name, record.state, machine.resets))
+            return
         self.records.setdefault(machine.name, {})[record.reason] = record
         self.written.append((machine.name, record.state, len(machine.writes)))
 
@@ -75,6 +82,7 @@ class Rack:
             ),
             wanted=wanted,
             records=tuple(self.records.get(machine.name, {}).values()),
+            switches=tuple(self.switches.get(machine.name, {}).values()),
             pinned=self.pins.get(machine.name),
             shared=shared(self.pins.values(), dict.fromkeys(self.uuids.values())),
         )

@@ -38,6 +38,7 @@ UNLIMITED: Final = Limits(
     max_delete_percent=100,
     max_deletes=10**6,
     max_installs=10**6,
+    max_resets=10**6,
     max_unknown_changes=10**6,
     allow_empty=True,
     allow_rewind=True,

@@ -24,6 +24,7 @@ from gitboot.bmc.override import (
     Wanted,
 )
 from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from tests.redfish.double import STARTED
@@ -73,7 +74,8 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: Enabled, *, replaces: bool
     )
     records = {opened.reason: opened} if replaces else {}
 
-    def write(record: OverrideRecord) -> None:
+    def write(record: OverrideRecord | SwitchRecord) -> None:
+        assert isinstance(record, OverrideRecord)
         records[record.reason] = record
 
     results = []

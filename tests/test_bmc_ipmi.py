@@ -36,6 +36,7 @@ from gitboot.bmc.override import (
     stands,
 )
 from gitboot.bmc.power import NotSwitched, PowerAction, Send, next_power
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
@@ -279,7 +280,8 @@ class Asked:
     at: datetime = STARTED
 
     def once(self, *, crash: bool = False) -> Result:
-        def write(record: OverrideRecord) -> None:
+        def write(record: OverrideRecord | SwitchRecord) -> None:
+            assert isinstance(record, OverrideRecord)
             self.records[record.reason] = record
             if crash and record.state is State.RECORDED:
                 raise KeyboardInterrupt

@@ -22,6 +22,7 @@ SUMMARY = {
     "read": 3,
     "observed": 1,
     "backwards": 0,
+    "unknown": 0,
     "ignored": {"not a GET": 1, "not in the published format": 1},
 }
 

@@ -107,6 +107,7 @@ _ONE_WAY = {
     Risk.BOOT,
     Risk.LESS,
     Risk.BECOMES_UNKNOWN,
+    Risk.RESET,
 }
 
 

@@ -40,6 +40,7 @@ def extent(old: State, new: State) -> Extent:
         installs=0,
         reinstalls=raised,
         unknown=False,
+        resets=0,
         mutated_images=0,
         takeover=False,
         areas=(area,),

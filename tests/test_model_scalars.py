@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -325,3 +326,18 @@ def test_a_value_is_shown_on_one_line_and_short(value: object, expected: str) ->
 def test_one_line_is_one_line(found: str) -> None:
     assert one_line(found).isprintable()
     assert one_line(found) == found or not found.isprintable()
+
+
+BYTES = ("0", "9", "10", "99", "100", "199", "200", "249", "250", "255", "256", "00", "01", "")
+
+
+@pytest.mark.parametrize("byte", BYTES)
+@pytest.mark.parametrize("form", ["{}.1.2.3", "10.{}.2.3", "10.1.2.{}", "10.1.{}", "10.1.2.3.{}", "10.1.2.{}\n"])
+def test_an_ipv4_address_is_what_the_standard_library_takes_for_one(form: str, byte: str) -> None:
+    address = form.format(byte)
+    expected = found = None
+    with suppress(ValueError):
+        expected = str(ip_address(address))
+    with suppress(Malformed):
+        found = parse_interface_address(address)
+    assert found == expected

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.observe.accesslog import Ignored, read
+from gitboot.observe.accesslog import Ignored, Told, read
 from gitboot.observe.observation import Observation
+from gitboot.observe.undescribed import UnknownMachine
 from tests.serving import ENTRY, MAC, UUID
 
 MODIFIED = "Fri, 20 Nov 2026 22:00:00 GMT"
@@ -45,7 +46,7 @@ OBSERVED = Observation(
 )
 
 
-def nginx(**more: Any) -> Observation | Ignored:
+def nginx(**more: Any) -> Told:
     return read(json.dumps({**NGINX, **more}).encode() + b"\n")
 
 
@@ -102,9 +103,21 @@ def test_only_a_get_counts(method: str) -> None:
     assert nginx(method=method) == caddy({"method": method}) == Ignored.METHOD
 
 
-@pytest.mark.parametrize("status", [206, 304, 404, 499])
+@pytest.mark.parametrize("status", [206, 304, 403, 499])
 def test_only_what_was_answered_whole_counts(status: int) -> None:
     assert nginx(status=status) == caddy(status=status) == Ignored.STATUS
+
+
+def test_an_entry_that_is_not_there_names_who_asked() -> None:
+    asked = {"status": 404, "modified": "", "length": "0", "bytes": 0}
+    query = f"uuid={UUID}&serial=4J8VM72"
+    by_nginx = nginx(**asked, query=query)
+    by_caddy = caddy({"uri": f"{ENTRY}?{query}"}, {"Last-Modified": [], "Content-Length": ["0"]}, status=404, size=0)
+    assert isinstance(by_nginx, UnknownMachine) and by_nginx == by_caddy
+    assert (by_nginx.macs, by_nginx.uuid, by_nginx.serial) == ((MAC,), UUID, "4J8VM72")
+    assert isinstance(nginx(**asked), UnknownMachine), "a log in the format of before has no query"
+    assert nginx(**asked, client="nobody") == Ignored.STATUS
+    assert nginx(**{**asked, "path": f"/ignition/{UUID}"}) == Ignored.STATUS
 
 
 def test_what_was_cut_short_does_not_count() -> None:

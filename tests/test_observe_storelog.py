@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.model.scalars import Digest
-from gitboot.observe.accesslog import Ignored, read
+from gitboot.observe.accesslog import Ignored, Told, read
 from gitboot.observe.observation import Observation
 from tests.serving import ENTRY, MAC, UUID
 
@@ -76,7 +76,7 @@ FIELDS = {
 }
 
 
-def cloudfront(**changes: str) -> tuple[Observation | Ignored, Observation | Ignored]:
+def cloudfront(**changes: str) -> tuple[Told, Told]:
     """Of a line of 33 fields, and of an object."""
     fields = {**FIELDS, **{name.replace("_", "-"): value for name, value in changes.items()}}
     return read(("\t".join(fields.values()) + "\n").encode()), read(json.dumps(fields).encode())

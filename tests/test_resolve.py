@@ -664,15 +664,24 @@ def test_what_lies_in_a_registry_has_to_be_mirrored() -> None:
     assert codes(MIRRORS, *documents) == []
 
 
+@pytest.mark.parametrize("power", ["On", "Restart", "GracefulRestart"])
+@pytest.mark.parametrize("per", [None, "Site", "rack"])
+def test_a_maintenances_power_is_decided_as_it_is_written(power: str, per: str | None) -> None:
+    more = f", maxUnavailablePer: {per}" if per else ""
+    (found,) = (
+        decided(*SEED, maintenance("repair", spec=f"power: {power}, maxUnavailable: 10%{more}"))
+        .servers["web01"]
+        .maintenances
+    )
+    assert (found.power, found.max_unavailable, found.max_unavailable_per) == (power, "10%", per)
+    assert ("maxUnavailablePer" in found.facts()) is (per is not None)
+
+
 @pytest.mark.parametrize(
-    ("case", "documents"),
-    [
-        ("a policy's power", [*SEED[:-1], policy("web", "All", "power: On")]),
-        ("a maintenance's power", [*SEED, maintenance("repair", spec="power: Restart")]),
-    ],
+    ("often", "expected"), [("Once", []), ("OnImageChange", []), ("Always", ["GB1044"]), ("Never", ["GB1044"])]
 )
-def test_what_comes_later_is_refused_by_name(case: str, documents: list[str]) -> None:
-    assert codes(*documents) == ["GB2017"], case
+def test_a_policy_switches_on_for_a_boot_that_is_made_once(often: str, expected: list[str]) -> None:
+    assert codes(*SEED[:-1], policy("web", spec="power: On", often=often)) == expected
 
 
 SELECTED = {

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
 from gitboot.problems.problem import Problem, Severity
-from gitboot.resolve.leaks import secrets
+from gitboot.resolve import leaks
+from gitboot.resolve.leaks import Secret, secrets
+from gitboot.resolve.secretrules import RULES, SecretSpan
 from gitboot.resolve.tokens import TOKENS, TokenRule
 from tests.fleets import decided, fleet, image, policy, profile, server
 from tests.linear import AT_MOST, TIMES, growth
@@ -380,10 +382,16 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 }
 
 
+def looked_at(text: str) -> list[Secret]:
+    """What a text gives away that nobody has looked at before."""
+    leaks._line.cache_clear()
+    return secrets(text)
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_text_takes_as_long_as_it_is_long(case: str) -> None:
     texts = {size: HOSTILE[case](size) for size in (1500, 1500 * TIMES)}
-    assert growth(lambda size: secrets(texts[size]), 1500) < AT_MOST, case
+    assert growth(lambda size: looked_at(texts[size]), 1500) < AT_MOST, case
 
 
 @pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
@@ -395,4 +403,25 @@ def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: T
         return "\n".join(f"{word * size}{'a1' * size}\n{word}{'a1.-_' * size}{word * size}" for word in words)
 
     texts = {size: text(size) for size in (300, 300 * TIMES)}
-    assert growth(lambda size: secrets(texts[size]), 300) < AT_MOST, rule.what
+    assert growth(lambda size: looked_at(texts[size]), 300) < AT_MOST, rule.what
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rule_of_lines_finds_in_each_by_itself_what_it_finds_in_all(kind: str) -> None:
+    """Wherever a line is broken."""
+    secret = f"password: a\n{KINDS[kind]} {KINDS[kind]}\nuser: b"
+    texts = [secret, *(f"{secret[:at]}\n{secret[at:]}" for at in range(0, len(secret), 3 + len(secret) // 50))]
+    for rule in (rule for rule in RULES if rule.in_line):
+        for text in texts:
+            found, offset = list[SecretSpan](), 0
+            for line in text.split("\n"):
+                found += [SecretSpan(*(each + offset for each in span)) for span in rule.find(line)]
+                offset += len(line) + 1
+            assert found == list(rule.find(text)), (rule.what, text)
+
+
+def test_what_is_found_does_not_depend_on_what_was_looked_at_before() -> None:
+    texts = [f"#cloud-config\n{one}\n{other}\n" for one in KINDS.values() for other in PLAIN.values()]
+    known = [secrets(text) for text in texts]
+    assert known == [looked_at(text) for text in texts]
+    assert any(len({secret.what for secret in found}) > 1 for found in known)

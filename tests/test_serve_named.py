@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -14,16 +15,20 @@ from hypothesis import strategies as st
 
 from gitboot.observe.accesslog import Ignored, read
 from gitboot.observe.observation import Observation
+from gitboot.observe.stopped import say
+from gitboot.observe.undescribed import UnknownMachine, unknown_of
 from gitboot.render.aliases import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.serve.answers import Answers
-from gitboot.serve.named import NamedAnswers
+from gitboot.serve.named import NamedAnswers, query_of
 from gitboot.serve.tree import PublishedTree
+from gitboot.stoppage import Stoppage
 from tests import plain
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.mirrors import Mirror, caddy, nginx
 from tests.serving import ADDRESS, BEFORE, LOADER, TEMPLATES, Site, eventually, planned, site
 
+Logged = Observation | UnknownMachine | Ignored
 PEERS = "outputs: [ipxe, grub, serial, matchbox, bss, smee, pixiecore, nocloud, ec2, netboot.xyz, foreman]"
 REPORTED = "provisioning: {evidence: Reported}"
 COLONS = mac_of("web01")
@@ -187,10 +192,12 @@ def test_e25_another_machine_is_given_the_fallback_by_an_alias(here: Site) -> No
 
 def test_a_stop_of_all_boots_holds_for_aliases(here: Site) -> None:
     with here.serve() as url:
-        folder = here.root / "ops"
-        assert folder.is_dir()
+        say(here.root / "ops", Stoppage("ada", "a flood", everything=True), BEFORE)
         for path in ENTRIES.values():
-            assert plain.get(f"{url}{path}", headers=LOADER).status_code == 200
+            stopped = partial(lambda path: "a flood" in plain.get(f"{url}{path}", headers=LOADER).text, path)
+            assert eventually(stopped), path
+        assert plain.get(f"{url}/httpboot", headers={"x-forwarded-for": "10.12.0.99"}).status_code == 404
+        assert "boots flatcar-1" not in plain.get(f"{url}{ENTRY}", headers=LOADER).text
 
 
 def test_pixiecore_is_told_to_have_the_machine_ask_for_its_entry(looking: httpx.Client) -> None:
@@ -301,6 +308,21 @@ def test_tokens_find_no_server_where_foreman_is_not_chosen() -> None:
     assert identity_of(Kind.TOKEN, TOKEN) in FLEET.servers["web01"].published.identities
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/ipxe?mac={COLONS}&uuid={UUID}",
+        f"/boot/v1/bootscript?mac={COLONS}",
+        f"/{COLONS}/auto.ipxe",
+        f"/MAC-{BARE}.ipxe",
+    ],
+)
+def test_an_unknown_machine_is_noted_by_whatever_path_it_asks(path: str) -> None:
+    below, _, query = path.partition("?")
+    noted = unknown_of(below, query_of(query.encode()), "10.12.0.99", BEFORE)
+    assert noted is not None and noted.macs == (MAC,)
+
+
 # Mirrors
 
 
@@ -318,10 +340,10 @@ def client(mirror: Mirror) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def logged(mirror: Mirror) -> Callable[[int], list[Observation | Ignored]]:
+def logged(mirror: Mirror) -> Callable[[int], list[Logged]]:
     begins = mirror.log.stat().st_size if mirror.log.exists() else 0
 
-    def new(count: int) -> list[Observation | Ignored]:
+    def new(count: int) -> list[Logged]:
         def lines() -> list[bytes]:
             return mirror.log.read_bytes()[begins:].splitlines() if mirror.log.exists() else []
 
@@ -332,7 +354,7 @@ def logged(mirror: Mirror) -> Callable[[int], list[Observation | Ignored]]:
 
 
 def test_e29_an_alias_at_a_mirror_is_the_entry_and_its_log_says_so(
-    client: httpx.Client, logged: Callable[[int], list[Observation | Ignored]]
+    client: httpx.Client, logged: Callable[[int], list[Logged]]
 ) -> None:
     for path in ENTRIES.values():
         answer = client.get(path)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:  # each process that runs tests imports them all, and this tak
     from schemathesis.schemas import BaseSchema
 
 AT = "2026-11-20T23:00:00Z"
-PATHS = ("/api/v1/servers", "/api/v1/servers/{name}", "/api/v1/servers/{name}/plan", "/api/v1/status")
+PATHS = (
+    *("/api/v1/servers", "/api/v1/servers/{name}", "/api/v1/servers/{name}/plan"),
+    *("/api/v1/seen", "/api/v1/status"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, Overri
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.switch import Manner, Switching, SwitchRecord
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evidence import Fetch
@@ -492,7 +493,7 @@ class Rack:
         self._bmc.close()
         self._server.__exit__(kind, error, trace)
 
-    def ask(self, wanted: Wanted | None) -> Result:
+    def ask(self, wanted: Wanted | None, switching: Switching | None = None) -> Result:
         """One pass over this BMC."""
         job = Job(
             server="web01",
@@ -500,11 +501,13 @@ class Rack:
             bmc=BmcAccess(address=self._server.url, system=None, credentials="", verify=True, ca=None),
             wanted=wanted,
             records=tuple(self.records.values()),
+            switching=switching,
         )
         return bring_about(self._bmc, job, self._write, lambda: self.machine.now)
 
-    def _write(self, record: OverrideRecord) -> None:
-        self.records[record.reason] = record
+    def _write(self, record: OverrideRecord | SwitchRecord) -> None:
+        if isinstance(record, OverrideRecord):
+            self.records[record.reason] = record
 
     def boots(self, order: Iterable[str] = ("disk",)) -> str:
         """What the machine boots when it is reset: what an override says, else the first in its firmware's order."""
@@ -619,10 +622,13 @@ def reconcile(case: Case) -> None:
 
 
 def _check_is_installed_once(rack: Rack, documents: tuple[str, ...]) -> None:
-    """This version switches nothing on; whoever does installs the machine, once."""
-    with pytest.raises(InvalidRepository) as refused:
-        decided(*documents[:-1], policy("web", spec="power: On", often="Once"))
-    assert [problem.code for problem in refused.value.problems] == [Code.NOT_YET]
+    """It is switched on where its policy says so, and installed once."""
+    powered = decision("web01", *documents[:-1], policy("web", spec="power: On", often="Once"))
+    planned = plan(powered, NOON, PENDING)
+    assert planned is not None and planned.key is not None and planned.override is not None
+    on = Switching(reason=planned.key, manner=Manner.ON, override=planned.override.reason, now=True)
+    rack.ask(wanted_by(planned), on)
+    assert rack.machine.power == "On"
     assert rack.boots() == "Pxe"
     rack.ask(wanted_by(plan(decision("web01", *documents), NOON, INSTALLED)))
     assert rack.boots() == "disk"

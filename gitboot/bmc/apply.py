@@ -1,4 +1,4 @@
-"""One BMC brought to its wanted override: record, set, confirm; a failure is an outcome, never an exception."""
+"""One BMC brought to its wanted override, and then its machine switched; a failure is an outcome, no exception."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ from gitboot.bmc.override import (
     refused,
 )
 from gitboot.bmc.quirks import boot_patch
+from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.throw import throw
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 
 if TYPE_CHECKING:
@@ -44,14 +46,15 @@ _MOST_STEPS: Final = 8  # withdraw, confirm, set, confirm, and as much again for
 
 
 def bring_about(
-    bmc: Driver, job: Job, write: Callable[[OverrideRecord], None], clock: Callable[[], datetime]
+    bmc: Driver, job: Job, write: Callable[[OverrideRecord | SwitchRecord], None], clock: Callable[[], datetime]
 ) -> Result:
-    """Record, set, confirm, until nothing is left to do now.
+    """Record, set, confirm, until nothing is left to do now but what is wanted of the machine's power.
 
     ``write`` returns when its record is durable; it is called before the BMC is changed.
     """
     records = {record.reason: record for record in job.records}
     wrote: list[OverrideRecord] = []
+    switched: list[SwitchRecord] = []
     before: Override | None = None
     seen: Observed | None = None
     identified: Identified | None = None
@@ -75,6 +78,7 @@ def bring_about(
             before=before,
             observed=seen,
             wrote=tuple(wrote),
+            switched=tuple(switched),
             asked=asked,
             answered=answered,
             identified=identified,
@@ -92,6 +96,10 @@ def bring_about(
             write(record)
         records[record.reason] = record
         wrote.append(record)
+
+    def keep_switch(record: SwitchRecord) -> None:
+        write(record)
+        switched.append(record)
 
     try:
         for _ in range(_MOST_STEPS):
@@ -118,6 +126,9 @@ def bring_about(
                 return done(Outcome.UNCHANGED, " ".join(("would", *method_of(step, seen), what)))
             match step:
                 case Leave():
+                    thrown = throw(bmc, job, seen, records.values(), identified, keep_switch, clock)
+                    if thrown is not None and not (wrote and thrown.outcome is Outcome.UNCHANGED):
+                        return done(thrown.outcome, thrown.message, asks=thrown.asks)
                     shown = f"{seen.override.enabled} {seen.override.target}"
                     return done(Outcome.APPLIED if wrote else Outcome.UNCHANGED, f"the BMC shows {shown}")
                 case Wait(why=why):

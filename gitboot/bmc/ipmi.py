@@ -107,6 +107,10 @@ class IpmiConnection:
         _, written = self._ask(_KEEP_VALID, (*_SET, 0x05, *_flags(wanted)))  # not every BMC knows the first
         _answered(written)
 
+    def with_reset_types(self, seen: Observed) -> Observed:
+        """What IPMI has is known without asking."""
+        return seen
+
     def reset(self, type: ResetType, seen: Observed) -> None:
         """Ask for a Chassis Control command, once."""
         (done,) = self._ask((*_CHASSIS_CONTROL, _CONTROLS[type]))
@@ -148,7 +152,7 @@ class IpmiConnection:
                 return ended
             if not _ANOTHER_SUITE.search(said):
                 break
-        raise self._failure(said)
+        raise _failure(self._address, self._credentials.name, said)
 
     def _started(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
         parts = urlsplit(self._address)
@@ -198,12 +202,14 @@ class IpmiConnection:
         except socket.gaierror as error:
             raise BmcUnreachable(f"{self._address}: {error.strerror}") from None
 
-    def _failure(self, said: str) -> TryAgain | OperatorError:
-        if _REFUSED.search(said):
-            name = f' "{self._credentials.name}"' if self._credentials.name else ""
-            return BmcRejected(f"{self._address}: the BMC refuses the user name or password of credentials{name}")
-        lines = [line.strip("> ") for line in said.splitlines() if line.strip() and "IANA PEN" not in line]
-        return BmcUnreachable(f"{self._address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
+
+def _failure(address: str, credentials: str, said: str) -> TryAgain | OperatorError:
+    """What it means that there was no session, by what ipmitool has ``said``."""
+    if _REFUSED.search(said):
+        name = f' "{credentials}"' if credentials else ""
+        return BmcRejected(f"{address}: the BMC refuses the user name or password of credentials{name}")
+    lines = [line.strip("> ") for line in said.splitlines() if line.strip() and "IANA PEN" not in line]
+    return BmcUnreachable(f"{address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
 
 
 def _octets(text: bytes) -> bytes:

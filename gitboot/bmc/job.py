@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from gitboot.bmc.identity import Described, Identified, Pinned
 from gitboot.bmc.override import Observed, OperatorCondition, Override, OverrideRecord, Wanted
+from gitboot.bmc.switch import Switching, SwitchRecord
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 
@@ -35,6 +36,8 @@ class Job:
     pinned: Pinned | None = None  # what its BMC showed before
     known: bool = False  # whether its BMC is one that the ledger lets have its credentials
     keeps: str | None = None  # the medium of a boot that was given: it stays until the machine resets
+    switching: Switching | None = None  # what is to become of its power
+    switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
     shared: frozenset[str] = frozenset()  # what the BMCs of several machines show: `gitboot.bmc.identity.shared`
 
     @property
@@ -53,11 +56,13 @@ class Result:
     before: Override | None = None  # what the first reading showed
     observed: Observed | None = None  # the last reading
     wrote: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
+    switched: tuple[SwitchRecord, ...] = ()  # likewise
     asked: bool = True  # False: the instance's own settings forbid it, which says nothing of the network
     answered: bool = True  # whether the BMC, and the way to it, are in order
     identified: Identified | None = None  # whose machine answered, by the last reading
     pinned: Pinned | None = None  # what is to be kept of what it shows
     credentials: str | None = None  # tells whether its credentials have changed since; None: it had none
     asks: OperatorCondition | None = None  # what a person has to decide
+    granted: bool = False  # whether it was its machine's turn to be switched
     retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
     took_s: float | None = field(default=None, compare=False)  # None: nobody has measured it

@@ -92,6 +92,7 @@ class Observed:
     manager: str | None = None  # the path of the Manager, which has the clock
     reset_action: str | None = None  # where ComputerSystem.Reset is asked for
     reset_types: frozenset[str] = frozenset()  # what may be asked for there; empty: not shown
+    reset_info: str | None = None  # the path of what says it, where the system itself does not
     virtual_media: str | None = None  # the path of the system's own slots; None: its Manager may have some
     slots: tuple[MediaSlot, ...] = ()  # read only where a medium is wanted, or may lie there
     boot_order: tuple[str, ...] = ()  # of firmware, by its own names; empty: not shown

@@ -102,6 +102,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         manager=_manager(system.body),
         reset_action=_text(_at(system.body, (*_RESET, "target"))),
         reset_types=_texts(_at(system.body, (*_RESET, "ResetType@Redfish.AllowableValues"))),
+        reset_info=_text(_at(system.body, (*_RESET, "@Redfish.ActionInfo"))),
         virtual_media=system.link("VirtualMedia"),
         boot_order=_listed(system.boot.get("BootOrder")),
         secure_boot_path=system.link("SecureBoot"),
@@ -117,6 +118,14 @@ def starts_only_signed(secure_boot: Resource) -> bool | None:
     if isinstance(is_set, bool):
         return is_set
     return {"Enabled": True, "Disabled": False}.get(_text(current) or "")
+
+
+def reset_types(info: Resource) -> frozenset[str]:
+    """Tell what an ActionInfo allows as ResetType, DSP0266 7.8.4."""
+    parameters = info.body.get("Parameters")
+    found = map(_mapping, parameters if isinstance(parameters, list) else [])
+    allowed = (_texts(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType")
+    return next(allowed, frozenset())
 
 
 def slot_of(resource: Resource) -> MediaSlot:

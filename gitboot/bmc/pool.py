@@ -22,6 +22,7 @@ from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.passwords import CredentialDirectory, Entrusted
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -136,7 +137,7 @@ class BmcPool:
     """
 
     credentials: Path | None
-    write: Callable[[SystemUuid, OverrideRecord], None]
+    write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]
     clock: Callable[[], datetime]
     dry_run: bool = False  # every job
     parallel: int = MOST
@@ -184,6 +185,7 @@ class BmcPool:
     def _run(self, job: Job) -> tuple[Result, Sign]:
         began_s = time.monotonic()
         before = self.fingerprint(job.bmc)
+        granted = job.switching is not None and job.switching.now
         try:
             pinned = known_at(job.pinned, job.bmc.place)
             certificate = pinned.certificate if pinned is not None else None
@@ -198,13 +200,14 @@ class BmcPool:
                 answered=False,
                 credentials=before,  # what has changed meanwhile is a change
             )
-            return replace(result, took_s=time.monotonic() - began_s), NO_SIGN
+            return replace(result, granted=granted, took_s=time.monotonic() - began_s), NO_SIGN
         with bmc.reach.watched() as sign:
             result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
         if result.outcome is Outcome.STALLED and not result.answered:
             self._credentials.doubt(job.bmc.credentials)
         used = self._connections.fingerprint(job.uuid)
-        return replace(result, credentials=used, took_s=time.monotonic() - began_s), sign()
+        took_s = time.monotonic() - began_s
+        return replace(result, credentials=used, granted=granted, took_s=took_s), sign()
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from gitboot.bmc.drives import RedfishDrives
 from gitboot.bmc.firmware import RedfishFirmware
 from gitboot.bmc.login import Login
 from gitboot.bmc.override import Observed, Override
-from gitboot.bmc.payload import Resource, observe, read_clock
+from gitboot.bmc.payload import Resource, observe, read_clock, reset_types
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.transport import (
@@ -132,7 +132,7 @@ class BmcConnection:
     def observe(self) -> Observed:
         """Read the system, in one request once its path and the whereabouts of its override are known."""
         if self._system is None:
-            self._system = self._only_system()
+            self._system = _only_system(self)
         system = self.read(self._system)
         return observe(system, self._settings_with_override(system))
 
@@ -155,6 +155,15 @@ class BmcConnection:
         if boot:
             self._send("PATCH", seen.settings, {"Boot": boot}, seen.etag)
 
+    def with_reset_types(self, seen: Observed) -> Observed:
+        """Read what the system's ActionInfo allows, too, in one more request, where the system itself does not say."""
+        if seen.reset_types or seen.reset_info is None:
+            return seen
+        try:
+            return replace(seen, reset_types=reset_types(self.read(seen.reset_info)))
+        except BmcRejected:  # a path that leads nowhere
+            return seen
+
     def reset(self, type: ResetType, seen: Observed) -> None:
         """Ask for ComputerSystem.Reset, once. That the BMC accepted it does not say that the machine obeys."""
         path = seen.reset_action
@@ -162,14 +171,6 @@ class BmcConnection:
             raise BmcRejected(f"{self._address}{seen.system} shows no action ComputerSystem.Reset")
         with self._door("POST", path):
             self.login.ask(lambda: self._connector.post(path, data={"ResetType": type}))
-
-    def _only_system(self) -> str:
-        systems = self.read(_ROOT).link("Systems") or f"{_ROOT}Systems"
-        paths = self.read(systems).members
-        if len(paths) != 1:
-            found = ", ".join(sorted(paths)) or "none"
-            raise BmcRejected(f"{self._address} has not one system, but {found}: name it in bmc.system")
-        return paths[0]
 
     def _settings_with_override(self, system: Resource) -> Resource | None:
         """Read the Settings resource, if overrides live there: iDRAC 10, AMI, BlueField."""
@@ -230,6 +231,15 @@ class BmcConnection:
         if status in _BUSY or any(f'{reason}"' in said for reason in NOT_NOW):
             return BmcBusy(message, retry_after_s=_seconds(self._retry_after))
         return BmcRejected(message) if status in _NEVER else MEANING[type(error)](message)
+
+
+def _only_system(bmc: BmcConnection) -> str:
+    systems = bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems"
+    paths = bmc.read(systems).members
+    if len(paths) != 1:
+        found = ", ".join(sorted(paths)) or "none"
+        raise BmcRejected(f"{bmc._address} has not one system, but {found}: name it in bmc.system")
+    return paths[0]
 
 
 def is_redfish(bmc: BmcConnection) -> bool:

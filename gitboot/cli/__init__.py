@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "serve": "Serve a published tree, in as many processes as wanted.",
     "entry": "Print what a server's loaders are given, without spending it.",
     "observe": "Read what machines fetched from a mirror in its access log.",
+    "seen": "Show the machines that asked for a boot and that no document describes.",
     "status": "Show a running instance at a glance.",
     "events": "Print what an instance did, as JSON lines.",
     "reconcile": "Let a running instance fetch and pass now.",

@@ -163,6 +163,7 @@ def trust(state: Path, credentials: Path | None) -> None:
 @click.option("--not-set", "word", flag_value="not-set", help="The override was never set.")
 @click.option("--same", "word", flag_value="same", help="What the BMC shows now is SERVER all the same.")
 @click.option("--replace", "word", flag_value="replace", help="What somebody else has set there may be replaced.")
+@click.option("--back", "word", flag_value="back", help="SERVER, which gitboot has switched, is in service again.")
 @click.option("--certificate", metavar="SHA256", help="The certificate with this fingerprint is the BMC's new one.")
 @_reason_option
 @bounded
@@ -173,14 +174,17 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     still wants it, it is set now (condition NeedsOperator). Look at the machine's console or boot log first: the wrong
     word installs it twice, or never. --same: the machine that the BMC shows is SERVER (condition AnotherMachine).
     --replace: somebody else's override gives way to what the plan wants (condition ForeignOverride). --certificate:
-    what it shows instead of the one that was pinned; look there that it is the BMC which shows it.
+    what it shows instead of the one that was pinned; look there that it is the BMC which shows it. --back: the machine,
+    which gitboot has switched and whose BMC does not show it, is in service again (condition PowerWaves).
     """
     from gitboot.cli.instance import looked_at, machines_of, request
     from gitboot.errors import UsageError
     from gitboot.instance.requests import CERTIFICATE
 
     if word is None and certificate is None:
-        raise click.UsageError("Missing option '--consumed', '--not-set', '--same', '--replace' or '--certificate'.")
+        raise click.UsageError(
+            "Missing option '--consumed', '--not-set', '--same', '--replace', '--back' or '--certificate'."
+        )
     at = now()
     asked: list[tuple[str, dict[str, object]]] = []
     with looked_at(state, at) as instance:
@@ -212,7 +216,7 @@ def _resolved(
     look: Look, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
-    from gitboot.instance.requests import ACCEPT, REPLACE, RESOLVE
+    from gitboot.instance.requests import ACCEPT, BACK, REPLACE, RESOLVE
     from gitboot.instance.stops import stop_of
     from gitboot.resolve import plan
 
@@ -227,6 +231,8 @@ def _resolved(
             if pinned is None:
                 return None
             return ACCEPT, {"uuid": uuid, "shown": [pinned.seen.uuid, pinned.seen.serial]}
+        case "back":
+            return BACK, {"uuid": uuid}
         case "replace":
             return REPLACE, {"uuid": uuid, "key": key}
     place = list(machine.bmc.place) if machine is not None and machine.bmc is not None else None

@@ -19,6 +19,7 @@ LIMITS: Final = {
     "max_small_group": "Servers, instead of percentages, in a group or fleet under 10. Default: 3.",
     "max_reinstalls": "Servers that it may let be installed again. Default: 0, always acknowledged.",
     "max_installs": "New servers that it may let be installed. Default: 50.",
+    "max_resets": "Servers that it may let maintenances reset while they run. Default: 50.",
 }
 
 

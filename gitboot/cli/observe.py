@@ -18,6 +18,7 @@ from gitboot.errors import UsageError
 from gitboot.status import Event
 
 if TYPE_CHECKING:
+    from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.spool import SpoolFile
     from gitboot.observe.versions import SentVersions
 
@@ -40,9 +41,11 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
 
     They are of nginx or Caddy, in the format of the published ops/serve/, or server access logs of S3, or standard
     logs of CloudFront, which say nothing of entries. Whole answers to GETs of boot entries and of installers' reports
-    become observations; all other lines are counted and ignored. Each line is read once, however often this is called,
+    become observations; GETs of boot entries that are not there are noted for `gitboot seen`; all other lines are
+    counted and ignored. Each line is read once, however often this is called,
     and through rotations.
     """
+    from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.logfile import LogFile
     from gitboot.observe.spool import SpoolFile
     from gitboot.observe.versions import SentVersions
@@ -54,10 +57,12 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
     spool.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
     with ExitStack() as stack:
+        asked = UnknownAsked(spool)
+        stack.callback(asked.leave)
         written = SpoolFile(spool)
         stack.callback(written.close)
         if logs == (_STDIN,):
-            _observe(sys.stdin.buffer, spool, written, outcomes, None)
+            _observe(sys.stdin.buffer, spool, written, outcomes, asked, None)
         else:
             stop = stopped_by_signal() if follow else None
             files = [
@@ -66,8 +71,9 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
             for _ in _passes(stop):
                 for file, sent in files:
                     with closing(file.lines()) as lines:
-                        _observe(lines, spool, written, outcomes, sent)
+                        _observe(lines, spool, written, outcomes, asked, sent)
                     sent.write()
+                asked.leave()
     if as_json:
         click.echo(json.dumps(_facts(outcomes), indent=2, sort_keys=True))
     else:
@@ -84,18 +90,30 @@ def _passes(stop: Stop | None) -> Iterator[None]:
 
 _OBSERVED: Final = "observed"
 _BACKWARDS: Final = "backwards"
+_UNKNOWN: Final = "unknown"  # entries that are not there: of machines that no document describes, say
+_TOLD_APART: Final = (_OBSERVED, _BACKWARDS, _UNKNOWN)
 
 
 def _observe(
-    lines: Iterable[bytes], spool: Path, written: SpoolFile, outcomes: Counter[str], sent: SentVersions | None
+    lines: Iterable[bytes],
+    spool: Path,
+    written: SpoolFile,
+    outcomes: Counter[str],
+    asked: UnknownAsked,
+    sent: SentVersions | None,
 ) -> None:
     from gitboot.observe.accesslog import Ignored, read
     from gitboot.observe.spool import line_of
+    from gitboot.observe.undescribed import UnknownMachine
 
     for line in lines:
         found = read(line)
         if isinstance(found, Ignored):
             outcomes[found] += 1
+            continue
+        if isinstance(found, UnknownMachine):
+            asked.note(found)
+            outcomes[_UNKNOWN] += 1
             continue
         try:
             written.append(line_of(found))
@@ -114,6 +132,7 @@ def _facts(outcomes: Counter[str]) -> dict[str, object]:
         "apiVersion": "gitboot.dev/v1alpha1",
         "read": _read(outcomes),
         "observed": outcomes[_OBSERVED],
+        "unknown": outcomes[_UNKNOWN],
         "backwards": outcomes[_BACKWARDS],
         "ignored": _ignored(outcomes),
     }
@@ -122,7 +141,8 @@ def _facts(outcomes: Counter[str]) -> dict[str, object]:
 def _as_text(outcomes: Counter[str]) -> str:
     reasons = [f"{count} {reason}" for reason, count in _ignored(outcomes).items()]
     ignored = f"; ignored: {', '.join(reasons)}" if reasons else ""
-    return f"{_read(outcomes)} lines read, {outcomes[_OBSERVED]} observed{ignored}"
+    unknown = f", {outcomes[_UNKNOWN]} for entries that are not there" if outcomes[_UNKNOWN] else ""
+    return f"{_read(outcomes)} lines read, {outcomes[_OBSERVED]} observed{unknown}{ignored}"
 
 
 def _read(outcomes: Counter[str]) -> int:
@@ -131,4 +151,4 @@ def _read(outcomes: Counter[str]) -> int:
 
 
 def _ignored(outcomes: Counter[str]) -> dict[str, int]:
-    return {reason: count for reason, count in sorted(outcomes.items()) if reason not in (_OBSERVED, _BACKWARDS)}
+    return {reason: count for reason, count in sorted(outcomes.items()) if reason not in _TOLD_APART}

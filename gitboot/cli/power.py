@@ -146,7 +146,7 @@ def _switch(
     from gitboot.cli.instance import request
     from gitboot.errors import UsageError
     from gitboot.instance.powering import switch
-    from gitboot.instance.requests import POWER
+    from gitboot.instance.requests import POWER, POWERED
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
@@ -165,11 +165,19 @@ def _switch(
             request(state, POWER, {"action": what, "servers": [each.name for each in meant], "reason": reason})
             with _progress(len(meant)) as read:
                 sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
+            items = [_outcome(one) for one in sent.values()]
+            request(state, POWERED, {"action": what, "items": items, "reason": reason})
             found = [sent.get(one.subject.uuid, one) for one in found]
     for output in outputs:
         output.write(_as_table(found) if output.format == "text" else document(items=[one.facts() for one in found]))
     if any(one.failed for one in found):
         sys.exit(Exit.PARTIAL)
+
+
+def _outcome(one: Powered) -> dict[str, Any]:
+    """What the ledger is told of one machine."""
+    facts = one.facts()
+    return {name: facts[name] for name in ("server", "resetType", "sent", "why")}
 
 
 def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:

@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -193,6 +195,7 @@ def _work(
     ledger: str | None = None,
     keys: Keys | None = None,
 ) -> None:
+    from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.spool import Spool, aside
     from gitboot.observe.stopped import Words, folders
     from gitboot.serve.app import DEADLINE_S, Endpoint
@@ -212,12 +215,13 @@ def _work(
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
         words = Words(*folders(output, spool))
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared, words=words)
+        clients = replace(clients, asked=UnknownAsked(spool))
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
         _look_at(clients.certificate)
         stack.enter_context(_server(endpoint, *sockets, clients.certificate))
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
-        ready, closed = Turns(), 0
+        ready, closed, looks = Turns(), 0, count()
         while not stop.wait(LOOK_S):
             tree.look()
             compared.keep()
@@ -227,6 +231,8 @@ def _work(
             if (event := ready.turn(why_not_ready(tree, recording), _clock())) is not None:
                 tell(event)
             reporting(_clock())
+            if next(looks) % _LEAVING_LOOKS == 0:
+                clients.asked.leave()
             if endpoint.crowd.closed and not closed:
                 tell(Event(at=_clock(), type="TooManyIdle", message=_TOO_MANY_IDLE, warning=True))
             closed = endpoint.crowd.closed
@@ -256,6 +262,7 @@ def _look_at(certificate: Certificate | None) -> None:
         tell(event)
 
 
+_LEAVING_LOOKS: Final = 5  # so often, at most, a flood of unknown machines wakes an instance
 _TOO_MANY_IDLE: Final = (
     "clients keep more connections open without asking than --idle-connections: the oldest are closed, and counted in "
     "gitboot_idle_connections_closed_total"

@@ -135,6 +135,7 @@ class Changes:
             after=self.after,
             installs=len(self.of(Risk.INSTALL)),
             reinstalls=len(self.of(Risk.REINSTALL)),
+            resets=len(self.of(Risk.RESET)),
             unknown=self.unknown is not None,
             mutated_images=sum(image.mutated for image in self.images),
             takeover=self.shared is not None and changes_ledger(self.shared),
@@ -225,7 +226,7 @@ def _server_change(
     found = risks(old, new, asked) if not same else frozenset()
     if all_files and old is not None and new is not None:
         found |= {Risk.OUTPUTS}
-    elif old is not None and new is not None and not asked and is_less(old, new):
+    elif old is not None and new is not None and not asked and Risk.RESET not in found and is_less(old, new):
         found |= {Risk.LESS}
     if not same and mutated & {*booted(old), *booted(new)}:
         found |= {Risk.MUTATED_IMAGE}

@@ -134,7 +134,13 @@ def _of_policy(policy: PolicyDecision | None) -> Demand:
 
 
 def _of_maintenance(maintenance: MaintenanceDecision) -> Demand:
-    power = f"{maintenance.power}, {maintenance.max_unavailable}" if maintenance.power != "None" else "None"
+    waves = (
+        maintenance.power,
+        maintenance.max_unavailable,
+        maintenance.max_unavailable_per or "all",
+        f"run {maintenance.run}",
+    )
+    power = ", ".join(waves) if maintenance.power != "None" else "None"
     if maintenance.boot is None:
         return Demand(boot=None, power=power, maintenance=maintenance.name)
     when: When = EachTime()

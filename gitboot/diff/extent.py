@@ -36,6 +36,7 @@ class Extent:
     after: int
     installs: int  # new servers that want a first boot
     reinstalls: int  # servers that can ask for a boot that writes disks, and could not before
+    resets: int  # servers that a maintenance can reset while they run, and could not before
     unknown: bool  # whether unknown machines boot something else
     mutated_images: int  # in use, and edited
     takeover: bool  # whether another instance may act for the fleet by it

@@ -33,6 +33,7 @@ class Guard(StrEnum):
     MAX_UPDATE_PERCENT = "maxUpdatePercent"
     MAX_SMALL_GROUP = "maxSmallGroup"
     MAX_INSTALLS = "maxInstalls"
+    MAX_RESETS = "maxResets"
 
 
 # A line in a message is its author's word, and no rewind is made by one: these take a shell.
@@ -49,6 +50,7 @@ class Limits:
     max_small_group: int = 3  # servers, in a group or fleet under `SMALL`, instead of percentages
     max_reinstalls: int = 0
     max_installs: int = 50
+    max_resets: int = 50
     max_unknown_changes: int = 0
     mutated_images: int = 0
     max_bmc_changes: int = 0
@@ -150,6 +152,7 @@ def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int) 
         yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
     installs = pending if pending is not None else extent.installs
     yield from _more(Guard.MAX_INSTALLS, "first boots", installs, limits.max_installs)
+    yield from _more(Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets)
     reinstalled = extent.reinstalls + returning
     yield from _more(Guard.MAX_REINSTALLS, "servers that may be reinstalled", reinstalled, limits.max_reinstalls)
     if extent.first:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from gitboot.diff.reinstalls import Reinstall, Why, wants_install
+from gitboot.diff.resets import resets
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 
@@ -20,6 +21,7 @@ class Risk(StrEnum):
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or selected by nothing any more
     BECOMES_UNKNOWN = "becomes unknown"  # whether it is provisioned: it boots its disk until somebody says
     INSTALL = "install"  # a new server that wants a first boot
+    RESET = "reset"  # a maintenance can reset its machine while it runs, and could not before
     KERNEL_ARGUMENTS = "kernel arguments"
     IMAGE = "image"
     USER_DATA = "user data"
@@ -74,8 +76,9 @@ _OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (
 _OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (
     (
         Risk.MAINTENANCE,
-        lambda its: (its.start, its.end, its.priority, its.network_boot, its.run, its.power, its.max_unavailable),
+        lambda its: (its.start, its.end, its.priority, its.network_boot, its.run),
     ),
+    (Risk.MAINTENANCE, lambda its: (its.power, its.max_unavailable, its.max_unavailable_per)),
     (Risk.BOOT, lambda its: its.boot is None),
     (Risk.OVERRIDE_ONLY, lambda its: its.override),
 )
@@ -94,10 +97,12 @@ def risks(old: Decision | None, new: Decision | None, asked: tuple[Reinstall, ..
     if old is None:
         assert new is not None  # noqa: S101 - one of the two is there
         added = {Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED}
+        added |= {Risk.RESET} if resets(old, new) else set()
         return frozenset(added | {Risk.REINSTALL} if asked else added)
     if new is None:
         return frozenset({Risk.WITHDRAWN})
     found = {Risk.REINSTALL} if asked else set()
+    found |= {Risk.RESET} if resets(old, new) else set()
     found |= set(_differing(_OF_SERVER, old, new))
     if old.provision != new.provision and not any(each.why is Why.PROVISION for each in asked):
         found.add(Risk.BOOT)

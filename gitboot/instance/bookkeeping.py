@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge, News
-from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, pins, records, requests
+from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
 from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
@@ -39,6 +39,7 @@ def known(store: Store) -> Knowledge:
         machines=machines.read(store),
         standing=machines.standing(store),
         overrides=overrides.read(store),
+        switches=switches.read(store),
         pins=pins.read(store),
         known_pairs=known_bmcs.read(store),
         pending=pending,
@@ -63,6 +64,7 @@ def _write(tx: Transaction, news: News) -> None:
     records.write(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
     machines.write(tx, news.machines, gone=news.gone)
     overrides.write(tx, news.overrides)
+    switches.write(tx, news.switches)
     pins.write(tx, news.pins.items())
     if news.known_pairs is not None:
         known_bmcs.write(tx, news.known_pairs)

@@ -17,10 +17,11 @@ from gitboot.assets.remembered import read_sightings
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
-from gitboot.instance.bookkeeping import known, looked_around, write
+from gitboot.instance.bookkeeping import known, looked_around, write, write_events
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.following import Followed, followers_of
@@ -36,6 +37,7 @@ from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Outlet, Reconciler
 from gitboot.instance.requests import BEGIN, REFUSED
 from gitboot.instance.rights import check_spool_rights, private
+from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.settings import BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import token_keys
@@ -52,7 +54,7 @@ from gitboot.plan import Record
 from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
-from gitboot.publish.manifest import STATUS
+from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
@@ -68,7 +70,9 @@ from gitboot.timekeeping import Uptime
 
 Tell = Callable[[Event], None]
 Clock = Callable[[], datetime]
-MakeBmcs = Callable[[BmcSettings, Callable[[SystemUuid, OverrideRecord], None], Clock, Callable[[], None], bool], Bmcs]
+MakeBmcs = Callable[
+    [BmcSettings, Callable[[SystemUuid, OverrideRecord | SwitchRecord], None], Clock, Callable[[], None], bool], Bmcs
+]
 
 
 def nobody(_: Event) -> None:
@@ -103,7 +107,7 @@ class Instance:
 
 def pool_of(
     settings: BmcSettings,
-    write: Callable[[SystemUuid, OverrideRecord], None],
+    write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
     clock: Clock,
     wake: Callable[[], None],
     dry_run: bool,
@@ -242,6 +246,7 @@ def running(
             keys=keys_of(settings.state, store, tell, clock),
             trust=trust_of(settings.trust, source, settings.state / _KEYS),
         )
+        unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
         instance = stack.enter_context(
             assembled(
                 settings,
@@ -250,7 +255,7 @@ def running(
                 tell=tell,
                 clock=clock,
                 wake=wake,
-                report=partial(_reported, settings, tree, left, store, judged),
+                report=partial(_reported, settings, tree, left, store, judged, unknown, tell),
                 uptime=uptime,
                 laps=laps,
                 listener=listener,
@@ -464,10 +469,19 @@ def _reported(
     left: state.LeftStatus,
     store: Store,
     judged: Callable[[Status, int], None] | None,
+    unknown: KeptUnknown,
+    tell: Tell,
     status: Status,
     at: datetime,
 ) -> None:
     _leave_status(settings, store, tree, left, status, at)
+    if (seen := unknown.take_in(status.applied, at)) is not None:
+        content, events = seen
+        tree.write_status(content, at, UNKNOWN)
+        with suppress(LedgerError):  # they are told all the same
+            write_events(store, events)
+        for event in events:
+            tell(event)
     if judged is not None:
         _, change = store.mark or ("", 0)
         judged(status, change)

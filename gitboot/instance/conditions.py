@@ -56,6 +56,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         _of_the_clock(standing, at),
         *_of_the_fleet(standing, at),
         *_of_bmcs(standing.schedule, at),
+        *_of_waves(standing, at),
         *_of_endpoints(standing.serving, at),
         *_of_the_forge(standing.telling, at),
         *_of_targets(standing.following, at),
@@ -86,6 +87,8 @@ def _remedy(condition: Condition, standing: Standing, at: datetime) -> str | Non
     unproven = {name for servers in _unproven(standing, at).values() for name in servers}
     refusals = {each.server for each in refused.telling(standing.refused)}
     given |= {"SERVER": min(refusals)} if refusals else {}
+    if condition.type == "PowerWaves":
+        given["SERVER"] = min(min(who) for who in standing.schedule.stopped.values())
     servers = {"BootsProven": unproven, "RecordsKnown": standing.plans.unknown}
     if named := servers.get(condition.type):
         given["SERVERS"] = " ".join(nsmallest(_MOST_NAMED, named))
@@ -380,6 +383,19 @@ def _of_bmcs(schedule: Schedule, at: datetime) -> Iterator[Condition]:
         yield _condition(f"Bmc/{each.name}", False, each.reason(at), each.message, at)
 
 
+def _of_waves(standing: Standing, at: datetime) -> Iterator[Condition]:
+    """Whether the maintenances that switch machines go on."""
+    schedule = standing.schedule
+    if schedule.stopped:
+        minutes = standing.longest_step // timedelta(minutes=1)
+        message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped.items())
+        message = f"not back {minutes} minutes after they were switched, and nobody follows: {message}; look at them"
+        yield _condition("PowerWaves", False, "Stopped", message, at)
+    elif schedule.switching:
+        message = f"{count(len(schedule.switching), 'server')} whose power a plan may switch; whoever was is awaited"
+        yield _condition("PowerWaves", True, "Going", message, at)
+
+
 def _some(names: Collection[str], most: int = 3) -> str:
     """The first of many names, of which only those are sorted."""
     return " ".join(filter(None, (", ".join(nsmallest(most, names)), more(len(names) - most))))
@@ -423,6 +439,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "MaintenanceOverdue"
         case "SpoolRead", _:
             return "SpoolUnread"
+        case "PowerWaves", _:
+            return "WaveStopped"
         case "ArtifactsPresent", _:
             return "BootsWithheld" if before is None or before.status else None  # once: each file is its own event
         case "Published", _:
@@ -443,6 +461,8 @@ def _facts(condition: Condition, standing: Standing, at: datetime) -> dict[str, 
     match condition.type:
         case "ArtifactsPresent":
             return {"artifacts": sorted({each.file.url for each in _withheld(standing)})}
+        case "PowerWaves":
+            return {"servers": sorted({each for who in standing.schedule.stopped.values() for each in who})}
         case "RunsStarted":
             return {"servers": sorted(standing.overdue_runs(at))}
         case "CommitAccepted" if held is not None:

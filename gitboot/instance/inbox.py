@@ -14,8 +14,9 @@ from typing import Protocol
 from gitboot.assets.sighting import Sighting
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.instance.lookout import ArtifactWatch, NobodyLooks
-from gitboot.ledger import overrides, requests
+from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
@@ -60,7 +61,7 @@ class Intake:
     spool: Mapping[str, int]  # how far each file of it was read
     up: Uptime  # how long the kernel runs
     results: tuple[Result, ...]
-    written: tuple[tuple[SystemUuid, OverrideRecord], ...]
+    written: tuple[tuple[SystemUuid, OverrideRecord | SwitchRecord], ...]
     requests: tuple[Request, ...]
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
     stoppage: Stoppage | None = None  # what a person has stopped where endpoints read it
@@ -84,7 +85,7 @@ class Inbox:
         self.artifacts = artifacts or NobodyLooks()
         self._lock = RLock()
         self._results: dict[SystemUuid, Result] = {}
-        self._written: list[tuple[SystemUuid, OverrideRecord]] = []
+        self._written: list[tuple[SystemUuid, OverrideRecord | SwitchRecord]] = []
         self.unread: str | None = None  # why the spool could not be read the last time
 
     @property
@@ -98,11 +99,14 @@ class Inbox:
         """What the endpoints that write to the spool have not given of late."""
         return read_reports(self._folder, at) if self._folder is not None else ()
 
-    def record(self, uuid: SystemUuid, record: OverrideRecord) -> None:
+    def record(self, uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
         """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`."""
         with self._lock:
             with self._store.writing() as tx:
-                overrides.write(tx, [(uuid, record)])
+                if isinstance(record, SwitchRecord):
+                    switches.write(tx, [(uuid, record)])
+                else:
+                    overrides.write(tx, [(uuid, record)])
             self._written.append((uuid, record))
 
     def collect(self, results: Mapping[SystemUuid, Result]) -> None:

@@ -11,6 +11,7 @@ from gitboot.assets.sighting import Sighting, is_withheld
 from gitboot.bmc.access import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
@@ -30,6 +31,7 @@ class Knowledge:
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # every one that was ever seen
     standing: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
+    switches: Mapping[SystemUuid, Mapping[str, SwitchRecord]] = field(default_factory=dict)  # by reason
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # what BMCs showed of their machines
     known_pairs: frozenset[Pair] = frozenset()  # which BMCs may be sent which credentials, if nothing else says so
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
@@ -61,6 +63,10 @@ class Knowledge:
         """Every override that was set for a server, by reason."""
         return tuple(self.overrides.get(uuid, {}).values())
 
+    def switches_of(self, uuid: SystemUuid) -> tuple[SwitchRecord, ...]:
+        """Everything that was done to a server's power, by reason."""
+        return tuple(self.switches.get(uuid, {}).values())
+
     @property
     def is_trusted(self) -> bool:
         """Whether what the ledger has of servers is trusted, and complete."""
@@ -79,6 +85,7 @@ class News:
     machines: tuple[Machine, ...]
     gone: tuple[SystemUuid, ...]
     overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
+    switches: tuple[tuple[SystemUuid, SwitchRecord], ...]
     pins: Mapping[SystemUuid, Pinned]
     known_pairs: frozenset[Pair] | None  # None: as before
     pending: tuple[Pending, ...]  # noted now, or with marks now
@@ -94,13 +101,32 @@ class News:
     def is_nothing(self) -> bool:
         lists: Iterable[Collection[object]] = (
             *(self.records, self.machines, self.gone, self.overrides, self.pins, self.pending, self.verdicts),
-            *(self.approved, self.outcomes, self.events),
+            *(self.approved, self.outcomes, self.events, self.switches),
         )
         singles = (
             *(self.forgotten, self.used_up, self.prune_before, self.taken is not None),
             self.known_pairs is not None,
         )
         return not (any(lists) or any(singles) or self.facts != self.facts_before)
+
+
+class LearntSwitches:
+    """What is new of how machines were switched, over what was known."""
+
+    def __init__(self, known: Mapping[SystemUuid, Mapping[str, SwitchRecord]]) -> None:
+        self._known = known
+        self.new: dict[SystemUuid, dict[str, SwitchRecord]] = {}
+        self.unstored: dict[tuple[SystemUuid, str], SwitchRecord] = {}  # of them, those to be written
+
+    def of(self, uuid: SystemUuid) -> tuple[SwitchRecord, ...]:
+        return tuple(self.new.get(uuid, self._known.get(uuid, {})).values())
+
+    def note(self, uuid: SystemUuid, record: SwitchRecord, *, stored: bool = False) -> None:
+        """Know of a switch; ``stored``: it stands in the ledger already."""
+        kept = {**self.new.get(uuid, self._known.get(uuid, {})), record.reason: record}
+        self.new[uuid] = dict(sorted(kept.items()))
+        if not stored:
+            self.unstored[uuid, record.reason] = record
 
 
 class Learning:
@@ -130,6 +156,7 @@ class Learning:
         self.forgotten = False  # whether nothing that was recorded before counts
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
         self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
+        self.switches = LearntSwitches(known.switches)
         self.new_pins: dict[SystemUuid, Pinned] = {}
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
         self._stored: dict[tuple[SystemUuid, str], OverrideRecord] = {}  # of the new overrides, those to be written
@@ -204,6 +231,7 @@ class Learning:
             machines=replaced(known.machines, self.machines) if self.machines else known.machines,
             standing=standing,
             overrides=replaced(known.overrides, self.new_overrides) if self.new_overrides else known.overrides,
+            switches=replaced(known.switches, self.switches.new) if self.switches.new else known.switches,
             pins=replaced(known.pins, self.new_pins) if self.new_pins else known.pins,
             known_pairs=self.known_pairs,
             pending=replaced(known.pending, self.new_pending, judged) if self.new_pending else known.pending,
@@ -224,6 +252,7 @@ class Learning:
             machines=tuple(self.machines.values()),
             gone=tuple(sorted(self.gone)),
             overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
+            switches=tuple((uuid, record) for (uuid, _), record in self.switches.unstored.items()),
             pins=self.new_pins,
             known_pairs=self.known_pairs if self.known_pairs != self.known.known_pairs else None,
             pending=tuple(self._noted[number] for number in sorted(self._noted)),

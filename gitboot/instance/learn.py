@@ -10,12 +10,14 @@ from gitboot.assets.sighting import Sighting
 from gitboot.bmc.access import Pair, pair_of
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import Orders
 from gitboot.instance import evidence, provisioning, requests, trust
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen
+from gitboot.instance.switching import carry_switches
 from gitboot.ledger.entries import Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
@@ -28,7 +30,9 @@ from gitboot.timekeeping import Keeping, Uptime
 class Batch:
     """What has come in since the last one."""
 
-    written: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # by jobs at BMCs; the ledger has it already
+    written: tuple[
+        tuple[SystemUuid, OverrideRecord | SwitchRecord], ...
+    ] = ()  # by jobs at BMCs; the ledger has it already
     requests: tuple[Request, ...] = ()
     stoppage: Stoppage | None = None  # what a person has stopped without the ledger
     keeping: Keeping | None = None  # how the clock is kept; None: it is no instance that learns this
@@ -68,7 +72,10 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     """What is known after ``batch``."""
     learning = Learning(knowledge)
     for uuid, record in batch.written:
-        learning.note_override(uuid, record, stored=True)
+        if isinstance(record, SwitchRecord):
+            learning.switches.note(uuid, record, stored=True)
+        else:
+            learning.note_override(uuid, record, stored=True)
     if batch.keeping is not None:
         trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
@@ -91,7 +98,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     unseen = learning.unseen ^ knowledge.unseen
     if batch.keeping is not None and not learning.news(at).is_nothing:
         trust.refresh(learning, at, batch.up)
-    changed = {*learning.new_records, *learning.new_overrides, *learning.new_pending, *unseen}
+    changed = {*learning.new_records, *learning.new_overrides, *learning.new_pending, *learning.switches.new, *unseen}
     if (learning.settled is None) != (knowledge.settled is None):
         changed |= learning.known.standing | learning.machines.keys()
     return Learnt(
@@ -116,6 +123,7 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
     evidence.trust_unasked(learning, batch.unasked, commit, at)
     evidence.take(learning, batch.fetched, commit, at)
     provisioning.carry(learning, commit, batch.changed)
+    carry_switches(learning, commit, batch.changed)
     if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
         learning.known_pairs &= _pairs_in_use(learning, commit)
     learning.taken = batch.taken

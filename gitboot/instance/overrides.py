@@ -14,10 +14,12 @@ from gitboot.bmc.identity import CannotTell, shared
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.sharing import Sharing
+from gitboot.bmc.switch import Switching, SwitchRecord, SwitchState
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import awaits_progress, wants_reading
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
@@ -48,6 +50,8 @@ class Ask:
     serial: str | None = None
     judged_by_marks: bool = False  # its BMC alone can tell when it has come up
     keeps: str | None = None  # the medium of a boot that was given
+    power: PowerAsk | None = None
+    switches: tuple[SwitchRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +69,11 @@ class Appointment:
     credentials: str | None = None  # the fingerprint of those that it was asked with
     failures: int = 0
     late_since: datetime | None = None  # since when what is wanted could not be brought about
+    power: str | None = None  # as it was shown last
+    in_post: bool = False
+    shows_progress: bool = False  # whether its BMC shows how far a boot has come
+    granted: bool = False  # whether a job is under way that may switch it
+    held: bool = False  # whether the last that might has not
     judges: frozenset[int] = frozenset()  # the observations that were pending when it was asked last
 
     @property
@@ -91,6 +100,9 @@ class Schedule:
     may_set: bool | None = None  # as the asks below were made; None: there are none yet
     asks: Mapping[SystemUuid, Ask] = field(default_factory=dict)
     left_behind: frozenset[SystemUuid] = frozenset()  # of whose asks the BMC is none that their document names
+    switching: frozenset[SystemUuid] = frozenset()  # of whose power the plan wants something
+    going: frozenset[SystemUuid] = frozenset()  # of them, those whose turn it is
+    stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # maintenances, and who does not come back
     blocked: frozenset[SystemUuid] = frozenset()  # machines at whose BMC something has to be withdrawn first
     appointments: Mapping[SystemUuid, Appointment] = field(default_factory=dict)
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
@@ -196,8 +208,14 @@ def arranged(
             asks[uuid] = ask
         if waits:
             blocked.add(uuid)
+    switching = {uuid for uuid in uuids if uuid in asks and asks[uuid].power is not None}
     schedule = replace(
-        schedule, may_set=may_set, asks=asks, left_behind=frozenset(left_behind), blocked=frozenset(blocked)
+        schedule,
+        may_set=may_set,
+        asks=asks,
+        left_behind=frozenset(left_behind),
+        blocked=frozenset(blocked),
+        switching=(schedule.switching - uuids) | switching,
     )
     return schedule.with_appointments({uuid: None for uuid in uuids if uuid not in asks}), frozenset(uuids)
 
@@ -217,11 +235,12 @@ def _ask(
     if machine is None or machine.bmc is None or state is None:
         return None
     wanted, records = wanted_by(state.plan), knowledge.overrides_of(uuid)
+    power = power_wanted(state, knowledge.switches.get(uuid, {})) if may_set else None
     if not may_set and not any(each.state.is_open and _is_for(each, wanted) for each in records):
         wanted = None
     stands = any(each.stays_behind for each in records)
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
-    if wanted is None and not stands and not awaits:
+    if wanted is None and power is None and not stands and not awaits:
         return None
     return Ask(
         name=machine.name,
@@ -233,6 +252,8 @@ def _ask(
         serial=machine.serial,
         judged_by_marks=awaits,
         keeps=state.plan.medium if state.plan is not None else None,
+        power=power,
+        switches=knowledge.switches_of(uuid),
     )
 
 
@@ -258,7 +279,7 @@ def jobs(
 ) -> tuple[tuple[Job, ...], Schedule]:
     """A job for every BMC that is due, or of which something else is wanted than before."""
     schedule = _compared(schedule, knowledge, at)
-    candidates = {*changed, *schedule.refused, *schedule.agenda.due(at)}
+    candidates = {*changed, *schedule.refused, *schedule.going, *schedule.agenda.due(at)}
     asks = [schedule.asks[uuid] for uuid in candidates if uuid in schedule.asks]
     due = []
     for ask in sorted(asks, key=lambda ask: (ask.uuid not in schedule.left_behind, ask.name, ask.uuid)):
@@ -267,10 +288,12 @@ def jobs(
             due.append(ask)
         elif any(each.id not in before.judges for each in knowledge.pending.get(ask.uuid, ())):
             due.append(ask)  # something was fetched since it was asked last
+        elif ask.uuid in schedule.going and not before.granted:
+            due.append(ask)  # its turn has come
     schedule = schedule.with_appointments(
         {ask.uuid: Appointment(name=ask.name, due=at) for ask in due if ask.uuid not in schedule.appointments}
     )
-    made = [_job(ask, knowledge, schedule.sharing.values) for ask in due]
+    made = [_job(ask, knowledge, schedule) for ask in due]
     return _admitted(replace(schedule, refused=frozenset()), made, at)
 
 
@@ -296,6 +319,7 @@ def _admitted(schedule: Schedule, made: list[Job], at: datetime) -> tuple[tuple[
     probing = until is None or at >= until
     admitted, put_off = [], {}
     for job in made:
+        job = replace(job, switching=replace(job.switching, now=False)) if job.switching is not None else job
         if job.only_read or any(each.stays_behind for each in job.records):
             admitted.append(job)
         elif probing:
@@ -324,7 +348,8 @@ def submitted(
             late_since=before.late_since if before.wanted == job.wanted else None,
             wanted=job.wanted,
             bmc=job.bmc,
-            due=at + (ONCE_READ_EVERY if _is_urgent(job) else READ_EVERY),
+            due=at + (ONCE_READ_EVERY if _is_urgent(job, schedule.asks[job.uuid].power) else READ_EVERY),
+            granted=job.switching is not None and job.switching.now,
             judges=frozenset(each.id for each in knowledge.pending.get(job.uuid, ())),
         )
     return replace(schedule.with_appointments(changed), refused=schedule.refused | refused)
@@ -396,7 +421,12 @@ def _rescheduled(before: Appointment, result: Result, knowledge: Knowledge, at: 
         asks=result.asks,
         answered=result.answered,
         credentials=result.credentials,
+        granted=before.granted and not result.granted,
+        held=result.granted and not result.switched,
     )
+    if (seen := result.observed) is not None:
+        shows_progress = seen.marks.boot_progress is not None
+        now = replace(now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress)
     if now.is_fine:
         return replace(now, failures=0, late_since=None)
     now = replace(now, late_since=before.late_since or at)
@@ -442,13 +472,45 @@ def events_of(result: Result, commit: str, at: datetime, *, first: bool) -> Iter
         yield Event(at=at, type=f"Override{state}", message=f"{result.server}: {what} is {state.lower()}", facts=facts)
 
 
+def switched(result: Result, commit: str, at: datetime) -> Iterator[Event]:
+    """What a job has done to a machine's power, each record as it was left."""
+    for record in {record.reason: record for record in result.switched}.values():
+        facts = {
+            "server": result.server,
+            "reason": record.reason,
+            "resetType": record.type,
+            "commit": commit,
+        }
+        what = f"{record.type} for {record.reason}"
+        message = f"{result.server}: {what} {_SWITCHED[record.state]}"
+        yield Event(at=at, type=f"Power{record.state}", message=message, facts=facts)
+
+
+_SWITCHED: Final = {
+    SwitchState.RECORDED: "is about to be asked for, or was",
+    SwitchState.ASKED: "was asked for",
+    SwitchState.DONE: "is done",
+    SwitchState.BACK: "is done, and the machine's system runs again",
+    SwitchState.REFUSED: "was not done",
+}
+
+
 def _is_for(record: OverrideRecord, wanted: Wanted | None) -> bool:
     return wanted is not None and record.reason == wanted.reason
 
 
-def _is_urgent(job: Job) -> bool:
+def _is_urgent(job: Job, power: PowerAsk | None) -> bool:
     """Whether something may happen at any moment: a one-time override is consumed, or an end is awaited."""
     wanted = job.wanted
+    if power is not None:
+        before = next((each for each in job.switches if each.reason == power.switching.reason), None)
+        if before is None or before.state is SwitchState.REFUSED:
+            if power.is_due:
+                return True  # whoever is down holds up the others
+        elif before.state.is_open:
+            return True  # it is to come back
+        if wanted is None and not any(each.stays_behind for each in job.records):
+            return False
     return (
         wanted is None
         or wanted.override.enabled is Enabled.ONCE
@@ -456,7 +518,7 @@ def _is_urgent(job: Job) -> bool:
     )
 
 
-def _job(ask: Ask, knowledge: Knowledge, shared: frozenset[str]) -> Job:
+def _job(ask: Ask, knowledge: Knowledge, schedule: Schedule) -> Job:
     return Job(
         server=ask.name,
         uuid=ask.uuid,
@@ -470,8 +532,19 @@ def _job(ask: Ask, knowledge: Knowledge, shared: frozenset[str]) -> Job:
         serial=ask.serial,
         pinned=knowledge.pins.get(ask.uuid),
         known=pair_of(ask.bmc) in knowledge.known_pairs,
-        shared=shared,
+        shared=schedule.sharing.values,
+        switching=_switching(ask, now=ask.uuid in schedule.going),
+        switches=ask.switches,
     )
+
+
+def _switching(ask: Ask, *, now: bool) -> Switching | None:
+    """What is wanted of a machine's power now; or it is to be seen what became of that."""
+    power = ask.power
+    if power is None:
+        return None
+    is_open = any(each.reason == power.switching.reason and each.state.is_open for each in ask.switches)
+    return replace(power.switching, now=now) if power.is_due or is_open else None
 
 
 def _shown(override: Override | None) -> str | None:

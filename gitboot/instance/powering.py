@@ -94,7 +94,7 @@ def _switched(
     step: PowerStep
     with bmc.reach.watched() as sign:
         try:
-            seen = bmc.observe()
+            seen = bmc.with_reset_types(bmc.observe())
             described = Described.by(subject.uuid, subject.serial, subject.bmc)
             identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
             step = next_power(action, seen, identified, force=force)

@@ -21,7 +21,17 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.listener import WorkListener
-from gitboot.instance.overrides import Schedule, arranged, events_of, hurried, jobs, reported, submitted, unasked
+from gitboot.instance.overrides import (
+    Schedule,
+    arranged,
+    events_of,
+    hurried,
+    jobs,
+    reported,
+    submitted,
+    switched,
+    unasked,
+)
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.planning import Plans, changed_by, left_by, replanned
 from gitboot.instance.publishing import as_it_lies, published
@@ -29,6 +39,7 @@ from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
+from gitboot.instance.turns import granted
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
@@ -168,7 +179,10 @@ class Reconciler:
         done = (
             event
             for result in heard.results
-            for event in events_of(result, accepted.revision, at, first=result.uuid not in pins)
+            for event in (
+                *events_of(result, accepted.revision, at, first=result.uuid not in pins),
+                *switched(result, accepted.revision, at),
+            )
         )
         is_fetched = before.fetched is not None and not before.fetched.failed
         batch = Batch(
@@ -295,6 +309,7 @@ class Reconciler:
         )
         self._bmcs.forget(machines - schedule.asks.keys())
         schedule = hurried(schedule, self._with_other_credentials(schedule), at)
+        schedule = granted(schedule, knowledge, at, now.longest_step)
         made, schedule = jobs(schedule, knowledge, machines, at)
         taken = self._bmcs.submit(made)
         return replace(now, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())

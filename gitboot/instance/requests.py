@@ -10,11 +10,13 @@ from typing import Any, Final
 from gitboot.bmc.identity import accept, is_another_system
 from gitboot.bmc.marks import NO_MARKS
 from gitboot.bmc.override import OFF, OverrideRecord, State
+from gitboot.bmc.switch import SwitchState
 from gitboot.errors import UsageError
 from gitboot.instance.beginning import Beginning, begin
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import set_records
+from gitboot.instance.switching import settle_switches
 from gitboot.instance.trust import accept_clock
 from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
@@ -30,6 +32,8 @@ REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
 CERTIFICATE: Final = "certificate"  # {"uuid", "server", "certificate", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
 POWER: Final = "power"  # {"action", "servers": [names], "reason"}; the command itself asks their BMCs, after this
+POWERED: Final = "powered"  # {"action", "items": [{"server", "resetType", "sent", "why"}], "reason"}: what came of it
+BACK: Final = "back"  # {"uuid", "server", "reason"}: what was switched is in service again
 CLOCK: Final = "clock"  # {"reason"}
 BEGIN: Final = "begin"  # {"how", "commit", "items": [{"uuid", …a record}]}; waits until a commit is accepted
 APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
@@ -85,6 +89,11 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
             return f"{len(uuids)} BMCs are asked now"
         case "power":
             return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
+        case "powered":
+            told = "; ".join(f"{item['server']} {_powered(item)}" for item in facts["items"])
+            return f"power {facts['action']} by hand: {told} ({facts['reason']})"
+        case "back":
+            return _is_back(learning, facts)
         case "approve":
             approval = Approval(facts["digest"], tuple(facts["guards"]), at, request.who, facts["reason"])
             learning.approved.append(approval)
@@ -121,6 +130,7 @@ def _set_records(learning: Learning, request: Request) -> str:
     for uuid, _, record in items:
         if record.provision is None:  # what was set before says nothing of the boot that is asked for now
             _settle(learning, uuid, State.WITHDRAWN, _is_provision)
+            settle_switches(learning, uuid, SwitchState.REFUSED, lambda each: each.reason.startswith("provision/"))
     reason = f" ({facts['reason']})" if facts.get("reason") else ""
     if len(items) == 1:
         _, server, record = items[0]
@@ -157,10 +167,31 @@ def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
     record = learning.record(uuid) if learning.known.is_trusted else None
     if not consumed and record is not None and record.consumed_key == key and key is not None:
         set_records(learning, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
-    if not _settle(learning, uuid, State.LOST if consumed else State.WITHDRAWN, is_meant):
+    found = _settle(learning, uuid, State.LOST if consumed else State.WITHDRAWN, is_meant)
+    switched = SwitchState.ASKED if consumed else SwitchState.REFUSED
+    in_doubt = settle_switches(learning, uuid, switched, lambda each: each.state is SwitchState.RECORDED)
+    if not found and in_doubt:
+        what = "was switched, and is not again" if consumed else "was not switched, and is when its turn comes"
+        return f"{server}: it {what} ({reason})"
+    if not found:
         return f"{server}: there was nothing to resolve"
     what = "is consumed, and is not set again" if consumed else "was never set, and is set where wanted"
     return f"{server}: its override counts as one that {what} ({reason})"
+
+
+def _powered(item: Mapping[str, Any]) -> str:
+    """What came of switching one machine by hand."""
+    if item["sent"]:
+        return f"was sent {item['resetType']}"
+    return f"may have been switched: {item['why']}" if item["sent"] is None else f"was sent nothing: {item['why']}"
+
+
+def _is_back(learning: Learning, facts: Mapping[str, Any]) -> str:
+    uuid, server = parse_uuid(facts["uuid"]), facts["server"]
+    if not settle_switches(learning, uuid, SwitchState.BACK, lambda each: each.state.is_open):
+        return f"{server}: it was not waited for"
+    learning.hurried.add(uuid)
+    return f"{server}: it is in service again ({facts['reason']})"
 
 
 def _accept(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:

@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gitboot.ledger import evidence, facts, known_bmcs, machines, overrides, pins, records, requests
+from gitboot.ledger import evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
 from gitboot.ledger.store import Store, reading
 
 
@@ -38,7 +38,7 @@ def places(path: Path) -> tuple[Path | None, Path | None]:
 
 def check(store: Store) -> None:
     """Raise `DamagedLedger` if there is a book that cannot be read: it is noticed now, and not in use."""
-    for book in (facts, machines, records, overrides, pins, known_bmcs, requests):
+    for book in (facts, machines, records, overrides, switches, pins, known_bmcs, requests):
         book.read(store)
     evidence.pending(store)
 

@@ -12,6 +12,8 @@ from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.media import Medium, MediumState
 from gitboot.bmc.override import Enabled, Override, OverrideRecord, State
+from gitboot.bmc.power import ResetType
+from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.canonical import canonical
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
@@ -147,6 +149,29 @@ def _medium(facts: dict[str, Any]) -> Medium:
 def _override(text: str) -> Override:
     facts = json_value(text)
     return Override(**{**facts, "enabled": Enabled(facts["enabled"])})
+
+
+# How a machine was switched
+
+
+def of_switch(record: SwitchRecord) -> str:
+    instants = {"at": format_instant(record.at), "since": format_instant(record.since), "end": _or_none(record.end)}
+    return json_of({**asdict(record), **instants})
+
+
+def switch(text: str) -> SwitchRecord:
+    facts = json_value(text)
+    return SwitchRecord(
+        **{
+            **facts,
+            "type": ResetType(facts["type"]),
+            "marks": Marks(**facts["marks"]),
+            "state": SwitchState(facts["state"]),
+            "at": instant(facts["at"]),
+            "since": instant(facts["since"]),
+            "end": instant_or_none(facts["end"]),
+        }
+    )
 
 
 # What a BMC showed of its machine

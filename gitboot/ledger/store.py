@@ -89,6 +89,9 @@ _MIGRATIONS: Final = (
     ) STRICT;
     INSERT OR IGNORE INTO known_bmcs SELECT json_extract(bmc, '$.address'), json_extract(bmc, '$.credentials')
         FROM (SELECT bmc FROM machines WHERE stands UNION ALL SELECT bmc FROM overrides) WHERE bmc IS NOT NULL;
+    CREATE TABLE switches (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (uuid, reason)
+    ) STRICT;
     ALTER TABLE runs ADD COLUMN seen TEXT NOT NULL DEFAULT '{}';
     ALTER TABLE versions ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
     UPDATE records SET offered = 1 WHERE provision IS NULL AND provisioned_at IS NOT NULL;

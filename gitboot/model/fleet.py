@@ -141,6 +141,9 @@ class Guards(Struct):
     max_installs: Integer | None = Field(
         default=None, description="First boots of new servers. Default: the instance's."
     )
+    max_resets: Integer | None = Field(
+        default=None, description="Servers that maintenances may reset while they run. Default: the instance's."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)

@@ -295,10 +295,17 @@ class MaintenanceSpec(Struct):
     )
     power: MaintenancePower = Field(
         default=MaintenancePower.NONE,
-        description="What is done to the machines' power inside the window, in waves. Default: None.",
+        description="What is done to the machines' power inside the window, in waves, once each run: On, where it "
+        "is off; Restart and GracefulRestart, where it is on. Default: None.",
     )
     max_unavailable: CountOrPercent = Field(
-        default="1", description="Servers that may be down at a time: a number or a percentage. Default: 1."
+        default="1",
+        description="Servers that may be down at a time: a number or a percentage, of which at least one. Default: 1.",
+    )
+    max_unavailable_per: LabelKey | None = Field(
+        default=None,
+        description="Site, or a label's key, as rack: so many of each site's servers, or of those with the same value "
+        "of that label. Default: none, of all servers of the maintenance.",
     )
     reason: Text | None = Field(default=None, description="Why, and which change asked for it. Default: none.")
     priority: SignedInteger = Field(default=0, description="Of several that are active the higher wins. Default: 0.")

@@ -9,11 +9,12 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation, instant_of
 from gitboot.observe.storelog import LoggedRequest, of_cloudfront, of_cloudfront_json, of_s3
+from gitboot.observe.undescribed import UnknownMachine, unknown_of
 from gitboot.render.paths import evidence_expression, token_in
 
 
@@ -32,8 +33,11 @@ class Ignored(StrEnum):
 _EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may lie below a path of its own
 
 
-def read(line: bytes) -> Observation | Ignored:
-    """The observation that a line is, or why it is none.
+Told = Observation | UnknownMachine | Ignored  # what a line says
+
+
+def read(line: bytes) -> Told:
+    """The observation that a line is, who asked by it for an entry that is not there, or why it is neither.
 
     Which version of a path was sent is told by its date; of a log without dates, by the token in a path that has one.
     """
@@ -45,6 +49,8 @@ def read(line: bytes) -> Observation | Ignored:
         return Ignored.PATH
     if request.method != "GET":
         return Ignored.METHOD
+    if request.status == 404 and (unknown := _unknown(path[1], request)) is not None:
+        return unknown
     if request.status != 200:
         return Ignored.STATUS
     if not request.whole:
@@ -72,6 +78,14 @@ def read(line: bytes) -> Observation | Ignored:
         return Ignored.VERSION
 
 
+def _unknown(path: str, request: LoggedRequest) -> UnknownMachine | None:
+    try:
+        client, at = str(ip_address(request.client.partition("%")[0])), instant_of(request.at)
+        return unknown_of(path, dict(parse_qsl(request.query)), client, at)
+    except ValueError:
+        return None
+
+
 def _parse(line: bytes) -> LoggedRequest | None:
     try:
         document = json.loads(line)
@@ -95,8 +109,12 @@ def _of_nginx(document: Any) -> LoggedRequest | None:
             "length": str(length),
             "bytes": int(sent),
             "complete": str(complete),
+            **more,
         }:
-            return LoggedRequest(at, client, method, path, status, modified, complete == "OK" and length == str(sent))
+            is_whole = complete == "OK" and length == str(sent)
+            query = more.get("query")  # logs of before have none
+            text = query if isinstance(query, str) else ""
+            return LoggedRequest(at, client, method, path, status, modified, is_whole, text)
     return None
 
 
@@ -110,10 +128,11 @@ def _of_caddy(document: Any) -> LoggedRequest | None:
             "resp_headers": dict(headers),
         }:
             client = str(more.get("client_ip", peer))  # since Caddy 2.7: behind proxies that it is told to trust
+            asked, _, query = uri.partition("?")
             # What was asked for, or else what an alias stands for: see gitboot.render.queries.
-            path = unquote(_only(headers, "Content-Location") or uri.partition("?")[0])
+            path = unquote(_only(headers, "Content-Location") or asked)
             modified, length = _only(headers, "Last-Modified"), _only(headers, "Content-Length")
-            return LoggedRequest(at, client, method, path, status, modified, length == str(sent))
+            return LoggedRequest(at, client, method, path, status, modified, length == str(sent), query)
     return None
 
 

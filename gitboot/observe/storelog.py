@@ -20,6 +20,7 @@ class LoggedRequest(NamedTuple):
     status: int
     modified: str | None  # the Last-Modified that was sent, "" if none was; None: such a log does not say it
     whole: bool
+    query: str = ""
 
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

@@ -165,12 +165,12 @@ class Directory:
         self._tree, self._named = Tree(disk), NamedContent()
         self._owed, self._owed_gone, self._left = None, frozenset(), None
 
-    def write_status(self, content: bytes, at: datetime) -> None:
+    def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
-            self._disk.stage(STATUS, content, at)
-            self._disk.place(STATUS)
+            self._disk.stage(path, content, at)
+            self._disk.place(path)
         self._disk.rest()
 
     def _carry_out(self, changes: TreeChanges, wanted: Publication, stamp: Stamp) -> None:

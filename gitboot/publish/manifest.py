@@ -23,6 +23,7 @@ from gitboot.render.state import Listed
 MANIFEST: Final = "ops/manifest.json"
 SHARED: Final = "ops/manifest/shared.json"
 STATUS: Final = "ops/status.json"  # the instance's own word on itself, which no manifest lists
+UNKNOWN: Final = "ops/unknown.json"  # the machines that no document describes, likewise
 _NODES: Final = "ops/manifest/"
 _PART: Final = re.compile(rf"{_NODES}([0-9a-f]{{2}})(?:/([0-9a-f]{{2}}))?\.json")
 FORMAT: Final = 2

@@ -29,6 +29,7 @@ from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
     STATUS,
+    UNKNOWN,
     Digests,
     Head,
     Manifest,
@@ -164,7 +165,7 @@ def is_bare(disk: Disk, tree: Tree) -> bool:
 
 def is_record(path: str) -> bool:
     """Whether ``path`` is taken by what is written about the tree."""
-    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path == STATUS
+    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path in (STATUS, UNKNOWN)
 
 
 def batch_path(since: datetime) -> str:

@@ -107,6 +107,19 @@ def meant(alias: Alias, by: QueriedBy, uuid: str, macs: Collection[str]) -> Iter
             yield kind.of(value, by.value if by.kind is Kind.TOKEN else "", alias.name).removeprefix(BOOT)
 
 
+def entry_by_query(path: str, query: Mapping[str, str]) -> str:
+    """The entry that ``path``, below boot/, asks for where its query says whose; else the path itself."""
+    if (alias := _BY_PATH.get(path)) is None:
+        return path
+    entries = (
+        kind.of(by.value).removeprefix(BOOT)
+        for by in named(alias, query)
+        for kind in alias.kinds
+        if kind.role is Role.ENTRY and kind.kind is by.kind
+    )
+    return next(entries, path)
+
+
 def shared(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
     """Which outputs' aliases an endpoint is to know."""
     chosen = sorted({EC2, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))

@@ -67,7 +67,7 @@ map "$time_iso8601 $msec" $gitboot_at {
 log_format gitboot escape=json
     '{"at":"$gitboot_at","client":"$remote_addr","method":"$request_method","path":"$uri","status":$status,'
     '"modified":"$sent_http_last_modified","length":"$sent_http_content_length","bytes":$body_bytes_sent,'
-    '"complete":"$request_completion"}';
+    '"complete":"$request_completion","query":"$args"}';
 
 map $uri $gitboot_cache {
     "~^/(?:@entries@)$" "no-store";                 # what a machine boots: to be asked for each time

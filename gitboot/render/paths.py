@@ -196,33 +196,49 @@ def identity_of(kind: Kind, value: str) -> str:
     return f"{kind}/{value}"
 
 
-_CANONICAL: Final = tuple((kind, re.compile(kind.expression)) for kind in TABLE)
+class _TableLines:
+    """Lines of the table, told by one expression that has a group for each."""
+
+    def __init__(self, kinds: tuple[PathKind, ...], expression_of: Callable[[PathKind], str]) -> None:
+        self._kinds = kinds
+        groups = (f"(?P<k{number}>{expression_of(kind)})" for number, kind in enumerate(kinds))
+        self._expression = re.compile("|".join(groups))
+
+    def of(self, path: str) -> PathKind | None:
+        """The first that a path is of."""
+        found = self._expression.fullmatch(path)
+        return self._kinds[int(found.lastgroup[1:])] if found is not None and found.lastgroup is not None else None
+
+
+_CANONICAL: Final = _TableLines(TABLE, lambda kind: BOOT + kind.expression)
 _ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
 
 def kind_of(path: str) -> PathKind | None:
     """Which line of the table a path of the tree is; None for what is not one server's, or turns never."""
-    below = path.removeprefix(BOOT)
-    return next((kind for kind, expression in _CANONICAL if expression.fullmatch(below)), None)
+    return _CANONICAL.of(path)
 
 
-def _loosely(kind: PathKind) -> re.Pattern[str]:
+def _loosely(kind: PathKind) -> str:
     """Of any identity, and any token."""
-    return re.compile(re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text))
+    return re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text)
 
 
-_LOOSE: Final = tuple((kind, _loosely(kind)) for kind in (IGNITION, DATA, SECRET, NOCLOUD, USER_DATA, *REPORTS))
+_LOOSE: Final = _TableLines((IGNITION, DATA, SECRET, NOCLOUD, USER_DATA, *REPORTS), _loosely)
 
 
 def means(path: str) -> PathKind | None:
     """What a fetch of ``path`` says that is not the fetch of an entry: a line of the table; None: of an entry."""
-    return next((kind for kind, expression in _LOOSE if expression.fullmatch(path)), None)
+    return _LOOSE.of(path)
 
 
 def token_in(path: str) -> str | None:
     """The installation that a path names; None: it names none."""
-    found = re.search(rf"/({_INSTALLATION})(?:/|$)", path)
+    found = _TOKEN.search(path)
     return found[1] if found is not None and means(path) in (DATA, SECRET, *REPORTS) else None
+
+
+_TOKEN: Final = re.compile(rf"/({_INSTALLATION})(?:/|$)")
 
 
 def is_immutable(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 # Names that the kernel, dracut, systemd and installers take several times; all others take the last.
@@ -18,6 +19,7 @@ REPEATED: Final = frozenset(
 )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)  # servers have most of them in common
 def name_of(argument: str) -> str:
     """What an argument sets; the kernel takes ``-`` and ``_`` in names for the same."""
     return argument.partition("=")[0].replace("-", "_")

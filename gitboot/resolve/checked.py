@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Evidence, Fleet
 from gitboot.model.image import SkewMode
-from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, ReinstallMode, Window
+from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, ReinstallMode, Window
 from gitboot.model.scalars import shown, version_key
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.plan import Boot, MaintenanceDecision
@@ -103,6 +103,14 @@ def check_override(boot: Boot | None, override: OverrideMode, resource: Id) -> I
         message = f"override Continuous with BootImage/{boot.image}, which is booted directly"
         place = (resource, ("spec", "override"))
         yield DecisionFinding(Code.OVERRIDE_MODE, message, Code.OVERRIDE_MODE.hint, place)
+
+
+def check_power(power: PolicyPower, network_boot: NetworkBoot, policy: Id) -> Iterator[DecisionFinding]:
+    """A policy that switches on for a boot that is made once, and has none."""
+    if power is PolicyPower.ON and network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
+        message = f"power On switches a machine on for a boot that is made once, and networkBoot is {network_boot}"
+        hint = "leave out power, or write networkBoot Once or OnImageChange"
+        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "power")))
 
 
 def check_every_boot(

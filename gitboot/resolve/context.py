@@ -45,7 +45,7 @@ def _dumper(kind: str) -> TypeAdapter[Any]:
 def _in_order(value: Any) -> Any:
     """A value whose mappings are in the order of their keys: how YAML was written changes no byte."""
     if isinstance(value, Mapping):
-        return {key: _in_order(each) for key, each in sorted(value.items())}
+        return {key: each if type(each) is str else _in_order(each) for key, each in sorted(value.items())}
     return [_in_order(each) for each in value] if isinstance(value, list) else value
 
 
@@ -93,18 +93,20 @@ class Context:
 
     def urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
         """Where the machine finds what; ``user_data`` only once that is rendered."""
-        source = self._source
-        urls: dict[str, Any] = {"base": source.base_url, "secrets": secret_urls(source)}
-        if source.server is not None:
-            mac = source.server.boot_macs[0]
-            urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
-            spec = source.server.spec
-            token = provisioned_token(spec.uuid, spec.provision, source.image.metadata.name)
-            for report in ("failed", "provisioned"):
-                urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
-        if user_data is not None:
-            urls["user_data"] = user_data.url
-        return urls
+        own = self._common.get("urls") or _urls(self._source)
+        return {**own, "user_data": user_data.url} if user_data is not None else own
+
+
+def _urls(source: BootSource) -> dict[str, Any]:
+    urls: dict[str, Any] = {"base": source.base_url, "secrets": secret_urls(source)}
+    if source.server is not None:
+        mac = source.server.boot_macs[0]
+        urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
+        spec = source.server.spec
+        token = provisioned_token(spec.uuid, spec.provision, source.image.metadata.name)
+        for report in ("failed", "provisioned"):
+            urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
+    return urls
 
 
 def _taint(taint: Taint) -> dict[str, str]:

@@ -24,6 +24,7 @@ from gitboot.resolve.checked import (
     check_leaks,
     check_overlaps,
     check_override,
+    check_power,
     check_skew,
     declared,
     templates_of,
@@ -330,6 +331,7 @@ class _Deciding:
         override = pool.override or _default_override(pool.network_boot, boot)
         policy = Id("BootPolicy", pool.name)
         self._found.extend(check_override(boot, override, policy))
+        self._found.extend(check_power(pool.power, pool.network_boot, policy))
         self._found.extend(check_every_boot(boot, pool.network_boot, pool.reinstall, policy))
         return PolicyDecision(
             policy=pool.name,
@@ -402,6 +404,7 @@ class _Deciding:
             run=spec.run,
             power=spec.power,
             max_unavailable=spec.max_unavailable,
+            max_unavailable_per=spec.max_unavailable_per,
         )
 
     # Machines without a document

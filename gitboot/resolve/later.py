@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Output, UnknownProfile
-from gitboot.model.policy import MaintenancePower, PolicyPower
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 
@@ -23,13 +22,6 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             what = "entries of one's own for unknown machines"
             yield _later(repository, what, key, "spec", "unknownServers", "profile")
-    for name, policy in repository.policies.items():
-        if policy.spec.power not in (None, PolicyPower.NONE):
-            yield _later(repository, f"power {policy.spec.power}", Id("BootPolicy", name), "spec", "power")
-    for name, maintenance in repository.maintenances.items():
-        if maintenance.spec.power is not MaintenancePower.NONE:
-            what = f"power {maintenance.spec.power}"
-            yield _later(repository, what, Id("Maintenance", name), "spec", "power")
 
 
 def _later(repository: FleetRepository, what: str, resource: Id, *path: str | int) -> Problem:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from gitboot.plan import Boot
@@ -74,11 +75,12 @@ def secrets_of_file(content: bytes) -> tuple[Secret, ...]:
 
 def secrets(text: str) -> list[Secret]:
     """Everything that a text seems to give away, by its lines."""
-    found = [*_by_rules(text), *_encoded(text)]
+    lines = _looked_at(text)
+    found = [*_by_rules(text, lines), *_encoded(lines)]
     if not found:
         return []
-    lines = _TextLines(text)
-    placed = {_placed(lines, rule, span, value): None for rule, span, value in sorted(found, key=_in_order)}
+    by_number = _TextLines(text)
+    placed = {_placed(by_number, rule, span, value): None for rule, span, value in sorted(found, key=_in_order)}
     return sorted(placed, key=lambda secret: (secret.first, secret.line, secret.what))
 
 
@@ -89,18 +91,67 @@ def _in_order(found: _Found) -> SecretSpan:
     return found[1]
 
 
-def _by_rules(text: str) -> Iterator[_Found]:
-    lowered = text.lower()
-    for number in sorted({number for word, numbers in _RULES_OF.items() if word in lowered for number in numbers}):
-        rule = RULES[number]
-        for span in rule.find(text):
-            yield rule, span, text[span.start : span.end]
+class _LeakLine(NamedTuple):
+    """What one line says by itself."""
+
+    length: int
+    rules: tuple[int, ...]  # that may find something in it with others, by their numbers
+    found: tuple[tuple[int, SecretSpan, str], ...]  # by the others
+    hidden: tuple[_Found, ...]  # in base64
+    base64: str | None  # what it has, if it is nothing else
+
+
+def _looked_at(text: str) -> list[_LeakLine]:
+    return [_line(line) if len(line) <= _LONG else _line.__wrapped__(line) for line in text.split("\n")]
+
+
+_LONG: Final = 4096  # characters; what is longer would fill the memory
+
+
+@lru_cache(maxsize=8192)  # servers have most of their lines in common
+def _line(line: str) -> _LeakLine:
+    lowered = line.lower()
+    words = (word for rare, words in _WORDS.items() if rare in lowered for word in words if word in lowered)
+    numbers = sorted({number for word in words for number in _RULES_OF[word]})
+    found = (
+        (number, span, line[span.start : span.end])
+        for number in numbers
+        if RULES[number].in_line
+        for span in RULES[number].find(line)
+    )
+    base64 = _BASE64_LINE.fullmatch(line)
+    return _LeakLine(
+        length=len(line),
+        rules=tuple(number for number in numbers if not RULES[number].in_line),
+        found=tuple(found),
+        hidden=tuple(_hidden(_pieces(line))),
+        base64=base64["v"] if base64 is not None else None,
+    )
+
+
+def _by_rules(text: str, lines: list[_LeakLine]) -> list[_Found]:
+    """What rules find, in their order."""
+    found, offset = [], 0
+    for line in lines:
+        found += [(number, _moved(span, offset), value) for number, span, value in line.found]
+        offset += line.length + 1
+    for number in {number for line in lines for number in line.rules}:
+        found += [(number, span, text[span.start : span.end]) for span in RULES[number].find(text)]
+    return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
+
+
+def _moved(span: SecretSpan, offset: int) -> SecretSpan:
+    return SecretSpan(span.at + offset, span.start + offset, span.end + offset)
 
 
 _RULES_OF: Final[defaultdict[str, list[int]]] = defaultdict(list)  # by word, their numbers
 for _number, _rule in enumerate(RULES):
     for _word in _rule.words:
         _RULES_OF[_word].append(_number)
+
+_WORDS: Final[defaultdict[str, list[str]]] = defaultdict(list)  # by what few lines have, and each of these words has
+for _word in _RULES_OF:
+    _WORDS[next((each for each in _word if not each.isalnum()), "")].append(_word)
 
 
 def _placed(lines: _TextLines, rule: LeakRule, span: SecretSpan, value: str) -> Secret:
@@ -159,19 +210,32 @@ _BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A
 _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
 
-def _encoded(text: str) -> Iterator[_Found]:
+def _encoded(lines: list[_LeakLine]) -> Iterator[_Found]:
     """What base64 hides: in one piece, or in lines that follow each other."""
-    for start, end, data in (*_pieces(text), *_blocks(text)):
+    offset = 0
+    for line in lines:
+        yield from ((rule, _moved(span, offset), value) for rule, span, value in line.hidden)
+        offset += line.length + 1
+    yield from _hidden(_blocks(lines))
+
+
+def _hidden(encoded: Iterable[tuple[int, int, str]]) -> Iterator[_Found]:
+    """What rules find in what is encoded, once or twice; all of that is what must not be shown."""
+    for start, end, data in encoded:
         decoded = _decoded(data)
         if decoded is None:
             continue
-        for each in (*_by_rules(decoded), *((r, s, v) for a, b, d in _pieces(decoded) for r, s, v in _twice(d))):
+        for each in (*_in_text(decoded), *(found for _, _, again in _pieces(decoded) for found in _twice(again))):
             yield each[0], SecretSpan(start, start, end), each[2]
+
+
+def _in_text(text: str) -> list[_Found]:
+    return _by_rules(text, _looked_at(text))
 
 
 def _twice(data: str) -> Iterable[_Found]:
     decoded = _decoded(data)
-    return _by_rules(decoded) if decoded is not None else ()
+    return _in_text(decoded) if decoded is not None else ()
 
 
 def _pieces(text: str) -> Iterator[tuple[int, int, str]]:
@@ -179,23 +243,26 @@ def _pieces(text: str) -> Iterator[tuple[int, int, str]]:
         yield found.start(), found.end(), found[0]
 
 
-def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
+def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
     """Lines of base64 that follow each other."""
+    if not any(line.base64 is not None and len(line.base64) >= _WIDE for line in lines):
+        return
     held: list[str] = []
     begins = ends = offset = 0
-    for line in (*text.split("\n"), ""):
-        found = _BASE64_LINE.fullmatch(line)
-        if found is not None and (held or len(found["v"]) >= _WIDE):
+    for line in (*lines, _NO_LINE):
+        data = line.base64
+        if data is not None and (held or len(data) >= _WIDE):
             begins = begins if held else offset
-            held.append(found["v"])
-            ends = offset + len(line)
-        if held and (found is None or len(found["v"]) < _WIDE):
+            held.append(data)
+            ends = offset + line.length
+        if held and (data is None or len(data) < _WIDE):
             if len(held) > 1:
                 yield begins, ends, "".join(held)
             held = []
-        offset += len(line) + 1
+        offset += line.length + 1
 
 
+_NO_LINE: Final = _LeakLine(0, (), (), (), None)
 _WIDE: Final = 40  # characters of each line but the last
 
 

@@ -34,6 +34,7 @@ class LeakRule(NamedTuple):
     severity: Severity
     words: tuple[str, ...]  # one of which stands in any text that has one, in lower case
     find: Find
+    in_line: bool = False  # whether it finds in each line by itself what it finds in all of them
 
 
 # What stands where a secret could, and is none
@@ -224,7 +225,7 @@ RULES: Final = (
         ),
     ),
     LeakRule("a password", Severity.WARNING, ("chpasswd",), _password_lists),
-    LeakRule("a password", Severity.WARNING, ("rootpw", "user"), _kickstart),
+    LeakRule("a password", Severity.WARNING, ("rootpw", "user"), _kickstart, in_line=True),
     LeakRule(
         "a password",
         Severity.WARNING,
@@ -248,12 +249,14 @@ RULES: Final = (
         Severity.WARNING,
         ("curl",),
         _in_lines("curl", r"\s(?:-u|--user)(?:=|\s{0,4})['\"]?[\w.@-]{1,64}+:(?P<v>[^\s'\"]{1,256}+)"),
+        in_line=True,
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("://",),
         _values(r"://[^\s/:@'\"]{1,64}+:(?P<v>[^\s/@'\"]{1,256}+)@", "v"),
+        in_line=True,
     ),
     LeakRule(
         "a password",
@@ -270,13 +273,14 @@ RULES: Final = (
         ("$apr1$", "$1$", "{sha}", "{ssha}"),
         _values(rf"^{_BLANKS}(?:-{_BLANKS})?[\w.@-]{{1,64}}+:(?P<v>(?:\$apr1\$|\$1\$|\{{SHA\}}|\{{SSHA\}})\S++)", "v"),
     ),
-    LeakRule("a password or token", Severity.WARNING, ("pass", "secret", "token", "key"), _assignments),
+    LeakRule("a password or token", Severity.WARNING, ("pass", "secret", "token", "key"), _assignments, in_line=True),
     LeakRule("a registry's password", Severity.ERROR, ('"auth"',), _registries),
     LeakRule(
         "a kubeadm token",
         Severity.WARNING,
         ("kubeadm", "bootstrap", "token"),
         _values(r"(?<![\w.-])(?P<v>[a-z0-9]{6}\.[a-z0-9]{16})(?![\w.-])", "v", only=_looks_made),
+        in_line=True,
     ),
     LeakRule("a k3s token", Severity.ERROR, ("k10",), _values(r"\bK10[0-9a-f]{48,}+::\S++", flags=re.NOFLAG)),
     LeakRule(
@@ -288,6 +292,7 @@ RULES: Final = (
             r"(?P<v>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
             "v",
         ),
+        in_line=True,
     ),
     LeakRule(
         "an Azure storage key",
@@ -300,9 +305,12 @@ RULES: Final = (
         Severity.ERROR,
         ("eyj",),
         _values(r"(?<![\w-])eyJ[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{20,}+", flags=re.NOFLAG),
+        in_line=True,
     ),
     *(
-        LeakRule(each.what, Severity.ERROR, each.words, _values(each.pattern, flags=re.NOFLAG, only=_is_token))
+        LeakRule(
+            each.what, Severity.ERROR, each.words, _values(each.pattern, flags=re.NOFLAG, only=_is_token), in_line=True
+        )
         for each in TOKENS
     ),
 )

@@ -18,6 +18,7 @@ from gitboot.review.review import Review
 _RISKS = {
     Guard.MAX_REINSTALLS: Risk.REINSTALL,
     Guard.MAX_INSTALLS: Risk.INSTALL,
+    Guard.MAX_RESETS: Risk.RESET,
     Guard.MUTATED_IMAGES: Risk.MUTATED_IMAGE,
     Guard.MAX_DELETES: Risk.WITHDRAWN,
     Guard.MAX_DELETE_PERCENT: Risk.WITHDRAWN,

@@ -124,6 +124,9 @@ class Review:
             if risk is Risk.REINSTALL:
                 asked = (words.reason(each) for group in found for each in group.reinstalls)
                 reasons = tuple(dict.fromkeys(asked))
+            elif risk is Risk.RESET:
+                changes = (change for group in found for change in group.servers)
+                reasons = tuple(dict.fromkeys(each for change in changes for each in words.switched(change)))
             elif risk is Risk.BECOMES_UNKNOWN:
                 reasons = tuple(dict.fromkeys(words.unknown(each) for group in found for each in group.unknown))
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is Fate.REMOVED for each in found):

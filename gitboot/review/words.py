@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.changes import BmcChange, Changes
+from gitboot.diff.changes import BmcChange, Changes, ServerChange
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.guard import SMALL, Guard, Limits, Trip
 from gitboot.diff.reinstalls import Reinstall, Why
+from gitboot.diff.resets import resets
 from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
 from gitboot.diff.unknown import BecomesUnknown, Since
@@ -94,6 +95,17 @@ def reason(asked: Reinstall) -> str:
             return f"{asked.new} writes disks, {asked.old or 'the local disk'} did not"
         case _:
             return f"{asked.why} {asked.old or '(none)'} {ARROW} {asked.new}"
+
+
+def switched(change: ServerChange) -> Iterator[str]:
+    """By which maintenances a machine can be reset that could not be before, and how many of them at a time."""
+    if change.new is None:
+        return
+    names = resets(change.old, change.new)
+    for each in change.new.maintenances:
+        if each.name in names:
+            per = f" of each {each.max_unavailable_per}" if each.max_unavailable_per is not None else ""
+            yield f"Maintenance/{each.name}: {each.power}, {each.max_unavailable} at a time{per}"
 
 
 def unknown(found: BecomesUnknown) -> str:

@@ -14,8 +14,10 @@ from starlette.routing import Route
 
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
+from gitboot.observe.undescribed import UnknownMachines
 from gitboot.render.paths import is_immutable
 from gitboot.render.state import PublishedServer, turn_of
+from gitboot.serve.described import shown_unknown
 from gitboot.serve.pages import ROOT, Pages, selection
 from gitboot.serve.reply import NOT_FOUND, NOT_YET
 from gitboot.serve.tree import PublishedTree
@@ -32,6 +34,7 @@ class Api:
             Route(f"{ROOT}/servers/{{name}}", self.one_server),
             Route(f"{ROOT}/servers/{{name}}/plan", self.plan),
             Route(f"{ROOT}/status", self.one_status),
+            Route(f"{ROOT}/seen", self.seen),
             Route(f"{ROOT}/openapi.json", self.openapi),
         ]
 
@@ -54,6 +57,9 @@ class Api:
     def one_status(self, _: Request) -> Response:
         return _json(canonical(self._tree.status()))
 
+    def seen(self, _: Request) -> Response:
+        return _json(canonical(seen_facts(shown_unknown(self._tree) or UnknownMachines())))
+
     def openapi(self, _: Request) -> Response:
         from gitboot.serve.openapi import openapi
 
@@ -65,6 +71,12 @@ class Api:
         name = request.path_params["name"]
         located = self._tree.server(name) if "/" not in name else None
         return NOT_FOUND if located is None else _json(canonical(answer(located.state)))
+
+
+def seen_facts(table: UnknownMachines) -> dict[str, Any]:
+    """Who asked and is described by no document, as `gitboot seen` says it, too."""
+    items = [each.facts() for each in table.machines]
+    return {"apiVersion": "gitboot.dev/v1alpha1", "items": items, "unkept": table.unkept}
 
 
 def _server(state: PublishedServer, at: datetime) -> dict[str, Any]:

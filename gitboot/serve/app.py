@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from gitboot.age import Keys
+from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.observation import last_lines
 from gitboot.observe.refused import WhyNot
 from gitboot.render.disk import sent_to_disk
@@ -33,6 +34,7 @@ from gitboot.serve.crowd import MOST_IDLE, Crowd
 from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, in_comment, is_sent_on
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
+from gitboot.serve.noticing import UnknownClients
 from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.refusals import Refusal, Refusals
@@ -80,6 +82,7 @@ class Clients:
     operators_at: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
     certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
     most_idle: int = MOST_IDLE  # connections of one address that wait for their client
+    asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing
 
 
 class Endpoint:
@@ -116,6 +119,7 @@ class Endpoint:
         )
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
         self.metrics, self._certificate = Metrics(), clients.certificate
+        self._unknown = UnknownClients(tree, clients.asked)
         self._pages = Router(
             [
                 *Api(tree, root, clock).routes,
@@ -177,6 +181,7 @@ class Endpoint:
             return self._replied(answer, scope["headers"])
         if path.startswith(_IMMUTABLE):
             return _Page(self, Answered.ARTIFACT)
+        self._unknown.note(path, _asking(scope, self._client(scope), at))
         return self._counted(Answered.NOTHING, NOT_FOUND)
 
     async def _heard(self, scope: Scope, receive: Receive) -> Response | None:
@@ -260,7 +265,8 @@ class Endpoint:
 
         why_not = await self._why_not_ready()
         seen = Exposition(
-            *(self.metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.crowd, self._certificate)
+            *(self.metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.crowd, self._certificate),
+            unknown_requests=self._unknown.asked.requests,
         )
         page, content_type = seen.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})

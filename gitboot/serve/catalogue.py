@@ -69,6 +69,9 @@ OPERATORS_REFUSED: Final = Family(
 IDLE_CLOSED: Final = Family(
     "gitboot_idle_connections_closed", _COUNTER, "Idle connections closed to make room for others."
 )
+UNKNOWN_REQUESTS: Final = Family(
+    "gitboot_unknown_requests", _COUNTER, "Requests for a boot by machines that no document describes."
+)
 CERTIFICATE_READ: Final = Family(
     "gitboot_operators_certificate_read",
     _GAUGE,
@@ -132,6 +135,12 @@ BMC_CONDITIONS: Final = Family(
 PLANNED_AT: Final = Family("gitboot_planned_timestamp_seconds", _GAUGE, "When the answers were last planned.")
 NEXT_TRANSITION: Final = Family(
     "gitboot_next_transition_timestamp_seconds", _GAUGE, "When they next change by the clock; absent if they never do."
+)
+
+UNKNOWN_MACHINES: Final = Family(
+    "gitboot_unknown_machines",
+    _GAUGE,
+    "Machines that asked for a boot within 30 days, and that no document describes; at most 1,000.",
 )
 
 RECONCILE: Final = Family(

@@ -21,6 +21,7 @@ from gitboot.serve import catalogue
 from gitboot.serve.catalogue import Family
 from gitboot.serve.certificate import Certificate
 from gitboot.serve.crowd import Crowd
+from gitboot.serve.described import shown_unknown
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.operators import Stranger
 from gitboot.serve.readiness import Records
@@ -43,7 +44,9 @@ class Exposition(Collector):
         why_not_ready: str | None,
         crowd: Crowd,
         certificate: Certificate | None,
+        unknown_requests: int = 0,
     ) -> None:
+        self._unknown_requests = unknown_requests
         self._crowd, self._certificate = crowd, certificate
         self._metrics, self._refused, self._tree = metrics, refused, tree
         self._records, self._why_not_ready = records, why_not_ready
@@ -71,6 +74,9 @@ class Exposition(Collector):
         yield _metric(catalogue.BOOTS_REFUSED, {(each,): self._refused.get(each, 0) for each in WhyNot})
         yield _metric(catalogue.OPERATORS_REFUSED, {(each,): self._metrics.strangers[each] for each in Stranger})
         yield _one(catalogue.IDLE_CLOSED, self._crowd.closed)
+        yield _one(catalogue.UNKNOWN_REQUESTS, self._unknown_requests)
+        seen = shown_unknown(self._tree)
+        yield _one(catalogue.UNKNOWN_MACHINES, len(seen.machines) if seen is not None else 0)
         if self._certificate is not None:
             yield _one(catalogue.CERTIFICATE_READ, self._certificate.failure is None)
             if (ends := self._certificate.ends) is not None:

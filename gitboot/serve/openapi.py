@@ -193,6 +193,27 @@ class InstanceStatus(_Document):
     conditions: tuple[ConditionItem, ...]
 
 
+class SeenItem(_Model):
+    """A machine that asked for a boot and that no document describes, by its own word."""
+
+    macs: tuple[str, ...]
+    uuid: str | None
+    serial: str | None
+    client: str  # the address that asked last
+    path: str  # what for
+    first: datetime
+    last: datetime
+    times: int
+    server: str | None  # whose document has some of this, and not its UUID
+
+
+class SeenMachines(_Document):
+    """Machines that no document describes, the last that asked first."""
+
+    items: tuple[SeenItem, ...]
+    unkept: int  # requests of machines for which there was no room
+
+
 class _Operation(NamedTuple):
     summary: str
     answer: type[_Document]
@@ -202,6 +223,7 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     f"{ROOT}/servers": _Operation("Servers by name, and what each boots now; a page at a time", Servers),
     f"{ROOT}/servers/{{name}}": _Operation("One server, and what it boots now", OneServer),
     f"{ROOT}/servers/{{name}}/plan": _Operation("One server's decision and plan", Plan),
+    f"{ROOT}/seen": _Operation("Machines that asked for a boot and that no document describes", SeenMachines),
     f"{ROOT}/status": _Operation("What was attempted, what is applied, and how it fares", InstanceStatus),
 }
 

@@ -16,6 +16,7 @@ from tests.redfish.profiles import (
     GENERIC,
     HTTP_BOOT_URI,
     MODE,
+    RESET_TYPES,
     TARGET,
     InPost,
     Overrides,
@@ -40,14 +41,6 @@ _POST = (
 )
 _PAST_POST = ("OSBootStarted", "OSRunning", "None")
 _OFF = ("ForceOff", "GracefulShutdown")
-RESET_TYPES = (
-    "On",
-    "ForceOff",
-    "GracefulShutdown",
-    "GracefulRestart",
-    "ForceRestart",
-    "PowerCycle",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +114,7 @@ class Machine:
         self.state = "OSRunning"
         self.clock_ahead = timedelta()  # of the time
         self.state_time = self.last_reset = self.discovered = self.manager_reset = STARTED - timedelta(days=3)
+        self.obeys = True  # its operating system, when it is asked to shut down
         self.resets = 0
         self.boots: list[Boot] = []
         self.requests: list[Request] = []
@@ -176,6 +170,8 @@ class Machine:
         """Reset it, as its front panel, its operating system or ComputerSystem.Reset would."""
         with self._lock:
             graceful = kind.startswith("Graceful") and self.power == "On"
+            if graceful and not self.obeys:
+                return
             after = timedelta(seconds=SHUTDOWN_S if graceful else 0)
             self._ahead = [(self.now + after, kind)]
         self.advance(0)
@@ -257,6 +253,9 @@ class Machine:
             return sample("processor_collection") | {"Members": [{"@odata.id": f"{processors}/CPU1"}]}
         if path == f"{processors}/CPU1":
             return sample("processor")
+        if path == self.reset_info_path and self.profile.reset_info:
+            allowed = {"Name": "ResetType", "Required": True, "AllowableValues": list(self.profile.reset_types)}
+            return {"@odata.id": path, "Id": "ResetActionInfo", "Name": "Reset", "Parameters": [allowed]}
         name = path.removeprefix(f"{interfaces}/")
         if name not in self.nics:
             return None
@@ -363,12 +362,7 @@ class Machine:
             "HostName": self.name,
             "PowerState": self.power,
             "Boot": {**_without_override(body["Boot"]), **self._shown_boot()},
-            "Actions": {
-                "#ComputerSystem.Reset": {
-                    "target": self.reset_path,
-                    "ResetType@Redfish.AllowableValues": list(RESET_TYPES),
-                }
-            },
+            "Actions": {"#ComputerSystem.Reset": self._reset_action()},
         }
         body["Links"] = body.get("Links", {}) | {"ManagedBy": [{"@odata.id": self.manager_path}]}
         body["VirtualMedia"] = {"@odata.id": self.media_path}
@@ -387,6 +381,15 @@ class Machine:
         if profile.hpe_post_state:
             body["Oem"] = {"Hpe": self._hpe()}
         return body
+
+    def _reset_action(self) -> Json:
+        if self.profile.reset_info:
+            return {"target": self.reset_path, "@Redfish.ActionInfo": self.reset_info_path}
+        return {"target": self.reset_path, "ResetType@Redfish.AllowableValues": list(self.profile.reset_types)}
+
+    @property
+    def reset_info_path(self) -> str:
+        return f"{self.path.rstrip('/')}/ResetActionInfo"
 
     @property
     def reset_path(self) -> str:

@@ -41,6 +41,16 @@ class Overrides(Enum):
     FUTURE = "Settings; the system shows what the last boot found"
 
 
+RESET_TYPES = (
+    "On",
+    "ForceOff",
+    "GracefulShutdown",
+    "GracefulRestart",
+    "ForceRestart",
+    "PowerCycle",
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     name: str
@@ -75,6 +85,8 @@ class Profile:
     continuous_http_changes_boot_order: bool = False
     boots_cd_as: str = "Cd"
     drives: Drives = Drives.MANAGER
+    reset_types: tuple[str, ...] = RESET_TYPES
+    reset_info: bool = False  # they stand in an ActionInfo
 
     @property
     def shows_resets(self) -> bool:

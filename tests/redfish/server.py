@@ -83,7 +83,7 @@ class RedfishServer:
         self._http.server_close()  # waits for the threads of all connections
 
     def fault(self, fault: Fault, *, on: str = "GET", times: int = 1) -> None:
-        """Let the next requests of a method meet a fault; ``on="TLS"``: the next connections."""
+        """Let the next requests of a method meet a fault; ``on="TLS"``: the next connections, "RESET": such a POST."""
         with self._lock:
             self._faults += [(on, fault)] * times
 
@@ -170,7 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
             return service.answer(request, headers, body)
 
         machine = service.machine_at(self.path)
-        match fault := redfish.take_fault(self.command):
+        is_reset = self.path.endswith("ComputerSystem.Reset")
+        match fault := (redfish.take_fault("RESET") if is_reset else None) or redfish.take_fault(self.command):
             case Hang():
                 redfish.wait(fault.seconds)
                 self._hang_up()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.redfish.double import RESET_TYPES, STARTED, Answer, Machine, Request, refusal
+from tests.redfish.double import STARTED, Answer, Machine, Request, refusal
 from tests.redfish.samples import Json, sample
 from tests.redfish.sessions import SESSIONS, Sessions
 
@@ -128,7 +128,7 @@ def _of_drives(machine: Machine, method: str, path: str, content: Any) -> Answer
 
 def _reset(machine: Machine, content: Any) -> Answer:
     kind = (content or {}).get("ResetType", "On")
-    if kind not in RESET_TYPES:
+    if kind not in machine.profile.reset_types:
         return refusal(400, "Base.1.18.ActionParameterNotSupported", f"ResetType cannot be {kind}")
     machine.reset(kind)
     return Answer(status=204)

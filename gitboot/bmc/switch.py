@@ -1,0 +1,298 @@
+"""One machine's power, switched for a plan: wanted, observed and recorded in, the next step out.
+
+What is done to power cannot be taken back, so each reason switches a machine at most once, as its override is set at
+most once, and in the same steps:
+
+1. the record of what is about to be asked for is written, durably, with the marks that move when the machine resets;
+2. the BMC is asked, once;
+3. its marks say whether the machine obeyed, and later, whether its system runs again.
+
+A crash may follow any. What cannot be proven not to have been done is never asked for again: a person is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from gitboot.bmc.identity import Another, Identified, IdentityChanged
+from gitboot.bmc.marks import Marks, Reset
+from gitboot.bmc.override import (
+    Enabled,
+    Observed,
+    OperatorCondition,
+    OverrideRecord,
+    State,
+    marks_beside,
+    stands,
+)
+from gitboot.bmc.power import ResetType
+
+_TO_BE_SHOWN: Final = timedelta(minutes=1)  # how long it may take until a BMC shows what it was asked for
+
+# How long an operating system may take to shut down; as long as Ironic gives it ([conductor]soft_power_off_timeout).
+SHUTDOWN: Final = timedelta(minutes=10)
+
+# A BMC that stamps how far a boot has come does so at each; LastResetTime there are some that no reset moves.
+_SURE_TO_MOVE: Final = frozenset({"boot_progress_time"})
+
+
+class Manner(StrEnum):
+    """What is done to a machine's power."""
+
+    ON = "On"  # where it is off
+    RESTART = "Restart"  # where it is on, without asking its operating system
+    GRACEFUL_RESTART = "GracefulRestart"  # the same, asking it first
+
+
+# The first that a BMC allows is taken; of a graceful restart that nobody obeys, the first of those for a restart.
+_TYPES: Final = {
+    Manner.ON: (ResetType.ON, ResetType.FORCE_ON),
+    Manner.RESTART: (ResetType.FORCE_RESTART, ResetType.POWER_CYCLE),
+    Manner.GRACEFUL_RESTART: (ResetType.GRACEFUL_RESTART, ResetType.FORCE_RESTART, ResetType.POWER_CYCLE),
+}
+_ON: Final = _TYPES[Manner.ON]
+
+
+class SwitchState(StrEnum):
+    """How far a recorded switch has come."""
+
+    RECORDED = "Recorded"  # about to be asked for; a crash may have come between
+    ASKED = "Asked"  # the BMC has taken it
+    DONE = "Done"  # the machine has reset since, or is on
+    BACK = "Back"  # and its operating system runs
+    REFUSED = "Refused"  # proven not to have been done: the reason is open again
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the machine may be down because of it."""
+        return self in (SwitchState.RECORDED, SwitchState.ASKED, SwitchState.DONE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switching:
+    """What a plan wants of a machine's power."""
+
+    reason: str  # what it is switched for at most once: a provision key, a maintenance's run
+    manner: Manner
+    override: str | None = None  # the reason of the override that has to stand; None: none is wanted
+    until: datetime | None = None  # from when on the plan may want something else
+    end: datetime | None = None  # of the window
+    now: bool = False  # whether its turn has come
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwitchRecord:
+    """The ledger's record of how a machine was switched for one reason."""
+
+    reason: str
+    type: ResetType  # what was asked for last
+    marks: Marks  # as they were before
+    state: SwitchState
+    at: datetime  # when that was
+    since: datetime  # when it was asked for something first
+    end: datetime | None = None  # of the window in which it was: a later one is another reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveSwitch:
+    """Nothing is to be done."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskForReset:
+    """Write ``record``, then ask the BMC for its type."""
+
+    record: SwitchRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoteSwitch:
+    """Write ``record``: it is what the BMC shows. Then ask again."""
+
+    record: SwitchRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HoldSwitch:
+    """Not now: look again later."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoubtSwitch:
+    """A person must decide; nothing is asked for before."""
+
+    condition: OperatorCondition
+    message: str
+
+
+SwitchStep = LeaveSwitch | AskForReset | NoteSwitch | HoldSwitch | DoubtSwitch
+
+
+def next_switch(
+    *,
+    wanted: Switching | None,
+    record: SwitchRecord | None,
+    observed: Observed,
+    overrides: Iterable[OverrideRecord],
+    at: datetime,
+    identified: Identified,
+    moving: frozenset[str] = frozenset(),
+) -> SwitchStep:
+    """Decide what comes next for the power of one machine; ``record`` is the one for the reason that is wanted.
+
+    ``moving`` are the marks that its resets are known to move.
+    """
+    if wanted is None:
+        return LeaveSwitch()
+    overrides = tuple(overrides)
+    if record is None or record.state is SwitchState.REFUSED:
+        return _begin(wanted, record, observed, overrides, at, identified)
+    if record.state is SwitchState.BACK:
+        return LeaveSwitch()
+    if record.state is SwitchState.DONE:
+        is_back = observed.runs_os and observed.marks.has_come_up_since(record.marks)
+        return NoteSwitch(record=replace(record, state=SwitchState.BACK)) if is_back else LeaveSwitch()
+    if record.type in _ON:
+        return _after_on(wanted, record, observed, overrides, at)
+    match observed.marks.reset_since(record.marks, moving=moving | _SURE_TO_MOVE):
+        case Reset.SEEN:
+            return NoteSwitch(record=replace(record, state=SwitchState.DONE))
+        case Reset.UNKNOWN:
+            return _unknown(record, at)
+        case Reset.RULED_OUT:
+            return _not_obeyed(wanted, record, observed, overrides, at, identified)
+
+
+def held_back(
+    wanted: Switching, observed: Observed, overrides: Collection[OverrideRecord], at: datetime, identified: Identified
+) -> str | None:
+    """Why a machine is not to be switched for a reason at this moment; None: it may be."""
+    if isinstance(identified, Another | IdentityChanged):
+        return f"AnotherMachine: {identified.message}"
+    if not wanted.now:
+        return "its turn has not come"
+    if wanted.until is not None and at >= wanted.until:
+        return "what is wanted from now on is still to be planned"
+    if observed.in_post:  # however long it has said so: it may be writing firmware
+        return "the machine is in POST"
+    if wanted.override is not None and not _is_set(wanted.override, observed, overrides):
+        return "its override is not known to stand"
+    return None
+
+
+def _begin(
+    wanted: Switching,
+    record: SwitchRecord | None,
+    observed: Observed,
+    overrides: Collection[OverrideRecord],
+    at: datetime,
+    identified: Identified,
+) -> SwitchStep:
+    if observed.power not in ("On", "Off"):
+        return HoldSwitch(why=f"its power is {observed.power or 'not shown'}")
+    if (observed.power == "On") is (wanted.manner is Manner.ON):
+        return LeaveSwitch(why="it is on" if wanted.manner is Manner.ON else "it is off, and is not restarted")
+    if (why := held_back(wanted, observed, overrides, at, identified)) is not None:
+        return HoldSwitch(why=why)
+    return _ask(wanted, _TYPES[wanted.manner], record, observed, at)
+
+
+def _ask(
+    wanted: Switching, types: Iterable[ResetType], record: SwitchRecord | None, observed: Observed, at: datetime
+) -> SwitchStep:
+    allowed = observed.reset_types
+    found = next((each for each in types if not allowed or each in allowed), None)
+    if found is None:
+        message = f"{wanted.manner} is wanted, and the BMC allows only {', '.join(sorted(allowed))}"
+        return DoubtSwitch(condition=OperatorCondition.UNSUPPORTED, message=message)
+    return AskForReset(
+        record=SwitchRecord(
+            reason=wanted.reason,
+            type=found,
+            marks=observed.marks,
+            state=SwitchState.RECORDED,
+            at=at,
+            since=record.since if record is not None and record.state.is_open else at,
+            end=wanted.end,
+        )
+    )
+
+
+def _after_on(
+    wanted: Switching,
+    record: SwitchRecord,
+    observed: Observed,
+    overrides: Collection[OverrideRecord],
+    at: datetime,
+) -> SwitchStep:
+    """What became of a machine that was to be switched on: a one-time override that stands was not booted by."""
+    if observed.power == "On":
+        return NoteSwitch(record=replace(record, state=SwitchState.DONE))
+    if _was_just_asked(record, at):
+        return HoldSwitch(why=f"{record.type} was asked for a moment ago, and is not shown yet")
+    if record.state is SwitchState.RECORDED and _has_not_booted(wanted, observed, overrides):
+        return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
+    message = f"{record.type} was asked for, for {record.reason}, and the machine is off: it is not switched on again"
+    return DoubtSwitch(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
+
+
+def _unknown(record: SwitchRecord, at: datetime) -> SwitchStep:
+    """Nothing proves whether a machine has reset: where the BMC took it, it counts as done."""
+    if record.state is SwitchState.ASKED:
+        return LeaveSwitch(why=f"the BMC has taken {record.type}, and does not show what came of it")
+    if _was_just_asked(record, at):
+        return HoldSwitch(why=f"{record.type} was asked for a moment ago, and is not shown yet")
+    message = (
+        f"{record.type} was to be asked for, for {record.reason}, and nothing proves whether it was: the machine is not"
+        " reset again"
+    )
+    return DoubtSwitch(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
+
+
+def _not_obeyed(
+    wanted: Switching,
+    record: SwitchRecord,
+    observed: Observed,
+    overrides: Collection[OverrideRecord],
+    at: datetime,
+    identified: Identified,
+) -> SwitchStep:
+    """It has not reset since: it is still shutting down, or nobody has asked it, or it does not obey."""
+    if record.type is ResetType.GRACEFUL_RESTART:
+        if timedelta() <= at - record.at < SHUTDOWN:
+            return LeaveSwitch(why=f"its operating system was asked to restart at {record.at:%H:%M:%S}")
+        if (why := held_back(replace(wanted, now=True), observed, overrides, at, identified)) is not None:
+            return HoldSwitch(why=why)
+        return _ask(wanted, _TYPES[Manner.RESTART], record, observed, at)
+    if _was_just_asked(record, at) or record.state is SwitchState.ASKED:
+        return LeaveSwitch(why=f"{record.type} was asked for, and the machine has not reset since")
+    return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
+
+
+def _is_set(reason: str, observed: Observed, overrides: Collection[OverrideRecord]) -> bool:
+    return any(
+        each.reason == reason and each.state is State.CONFIRMED and stands(each.override, observed)
+        for each in overrides
+    )
+
+
+def _has_not_booted(wanted: Switching, observed: Observed, overrides: Collection[OverrideRecord]) -> bool:
+    own = [each for each in overrides if each.reason == wanted.override and each.override.enabled is Enabled.ONCE]
+    return any(
+        each.state is State.CONFIRMED
+        and stands(each.override, observed)
+        and marks_beside(observed, each).reset_since(each.marks) is not Reset.SEEN
+        for each in own
+    )
+
+
+def _was_just_asked(record: SwitchRecord, at: datetime) -> bool:
+    return timedelta() <= at - record.at < _TO_BE_SHOWN

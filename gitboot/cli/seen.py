@@ -1,0 +1,61 @@
+"""`gitboot seen`: the machines that asked for a boot and that no document describes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gitboot.cli.inputs import OutputOption, output_option, state_option
+from gitboot.cli.table import table, wrapped
+from gitboot.phrases import count
+
+if TYPE_CHECKING:
+    from gitboot.observe.undescribed import UnknownMachines
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@click.option("--forget", is_flag=True, help="Begin the list anew, after a flood, say.")
+@output_option("text", "json")
+def command(state: Path, forget: bool, outputs: tuple[OutputOption, ...]) -> None:
+    """Show which machines asked for a boot and are described by no document, the last that asked first.
+
+    What is shown is their own word, and decides nothing. An entry goes once a document has the machine, or 30
+    days after it asked last. There is room for 1,000, and for 64 of one network address; what is kept is never
+    pushed out.
+    """
+    from gitboot.instance.directory import has_ledger, never_ran
+    from gitboot.instance.seen import forget_unknown, read_unknown
+    from gitboot.serve.api import seen_facts
+
+    if not has_ledger(state):
+        raise never_ran(state)
+    if forget:
+        forget_unknown(state)
+    found = read_unknown(state)
+    for output in outputs:
+        if output.format == "json":
+            output.write(json.dumps(seen_facts(found), indent=2, sort_keys=True))
+        else:
+            output.write(_as_text(found))
+
+
+def _as_text(found: UnknownMachines) -> str:
+    if not found.machines and not found.unkept:
+        return "every machine that asked for a boot is described by a document"
+    rows = []
+    for each in found.machines:
+        who = " ".join(mac.replace("-", ":") for mac in each.macs) or "-"
+        words = (each.uuid or "-", each.serial or "-", each.client)
+        last = f"{each.last:%Y-%m-%d %H:%M}"
+        rows.append((who, *words, last, str(each.times), each.server or "-"))
+    header = ("MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER")
+    text = table(header, rows, shortened=(0,)) if rows else ""
+    if found.unkept:
+        requests = count(found.unkept, "request")
+        told = f"There was no room for the machines of {requests} more; gitboot seen --forget makes it."
+        text += "\n" + wrapped(told)
+    return text.strip("\n")

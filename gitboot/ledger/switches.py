@@ -1,0 +1,27 @@
+"""The book of switches: how machines' power was switched, for which reason, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gitboot.bmc.switch import SwitchRecord
+from gitboot.ledger import rows
+from gitboot.ledger.store import Store, Transaction
+from gitboot.model.scalars import SystemUuid
+
+
+def read(store: Store) -> dict[SystemUuid, dict[str, SwitchRecord]]:
+    """Every switch that was made, by server and reason, one a reason."""
+    found: dict[SystemUuid, dict[str, SwitchRecord]] = {}
+    with store.reading():
+        for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):
+            record = rows.switch(facts)
+            found.setdefault(SystemUuid(uuid), {})[record.reason] = record
+    return found
+
+
+def write(tx: Transaction, switches: Iterable[tuple[SystemUuid, SwitchRecord]]) -> None:
+    """Replace what is recorded for each server and reason."""
+    for uuid, record in switches:
+        tx.mark()
+        tx.execute("INSERT OR REPLACE INTO switches VALUES (?, ?, ?)", (uuid, record.reason, rows.of_switch(record)))

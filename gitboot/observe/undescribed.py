@@ -1,0 +1,232 @@
+"""Machines that asked for a boot and that no document describes: values, and the bounds within which they are kept.
+
+What is kept is never pushed out by what comes: there is room for `MOST` machines, and for `MOST_OF_ONE` of those that
+one network address names (of IPv6, one /64). Who comes when that is taken is counted, and not kept. A machine that has
+not asked for `KEPT` makes room.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import reduce
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any, Final
+
+from gitboot.canonical import canonical
+from gitboot.model.scalars import (
+    MacAddress,
+    Malformed,
+    SystemUuid,
+    format_instant,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    parse_mac,
+    parse_uuid,
+    swapped,
+)
+from gitboot.observe.observation import instant_of
+from gitboot.render.aliases import entry_by_query
+from gitboot.render.paths import BOOT, Kind, Role, asked_for, identity_of
+
+MOST: Final = 1000
+MOST_OF_ONE: Final = 64
+KEPT: Final = timedelta(days=30)
+_MOST_MACS: Final = 16
+_LONGEST: Final = 64  # of a serial number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnknownMachine:
+    """What is known of one machine, by its own word."""
+
+    macs: tuple[MacAddress, ...] = ()
+    uuid: SystemUuid | None = None
+    serial: str | None = None
+    client: str  # the address that asked last
+    path: str  # what for, below the base URL
+    first: datetime
+    last: datetime
+    times: int = 1
+    server: str | None = None  # whose document has some of this, and not its UUID
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """By what an index may know it, or an entry of this table."""
+        return (
+            *(identity_of(Kind.MAC, mac) for mac in self.macs),
+            *((identity_of(Kind.UUID, self.uuid),) if self.uuid is not None else ()),
+            *((identity_of(Kind.SERIAL, self.serial),) if self.serial is not None else ()),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "macs": list(self.macs),
+            "uuid": self.uuid,
+            "serial": self.serial,
+            "client": self.client,
+            "path": self.path,
+            "first": format_instant(self.first),
+            "last": format_instant(self.last),
+            "times": self.times,
+            "server": self.server,
+        }
+
+
+def unknown_of(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
+    """Who asks for an entry at ``path``, below the base URL and in any spelling; None: it is no entry's path."""
+    for asked in asked_for(entry_by_query(path.removeprefix("/"), query)):
+        if asked.kind.role is not Role.ENTRY:
+            continue
+        kind, _, value = asked.identity.partition("/")
+        said = {"uuid": query.get("uuid"), "serial": query.get("serial"), kind: value}
+        mac, uuid, serial = said.get("mac"), _uuid(said["uuid"]), _serial(said["serial"])
+        if mac is None and uuid is None and serial is None:
+            return None
+        macs = (parse_mac(mac),) if mac is not None else ()
+        below = asked.path.removeprefix(BOOT)[:200]
+        return UnknownMachine(macs=macs, uuid=uuid, serial=serial, client=client, path=below, first=at, last=at)
+    return None
+
+
+def _uuid(text: object) -> SystemUuid | None:
+    try:
+        found = parse_uuid(text)
+    except Malformed:
+        return None
+    return None if is_placeholder_uuid(found) else found
+
+
+def _serial(text: object) -> str | None:
+    """As a document may have it: one that nobody has set says nothing."""
+    if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
+        return None
+    return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
+
+
+class UnknownMachines:
+    """A table of them, bounded; of what is said of one machine by several requests one entry is made."""
+
+    def __init__(self, machines: Iterable[UnknownMachine] = (), unkept: int = 0) -> None:
+        self.unkept = unkept  # requests of machines for which there was no room
+        self._by_identity: dict[str, UnknownMachine] = {}
+        self._machines: dict[int, UnknownMachine] = {}  # by their own id(), in the order in which they came
+        self._of_network: Counter[str] = Counter()
+        for each in machines:
+            self.add(each)
+
+    @property
+    def machines(self) -> tuple[UnknownMachine, ...]:
+        """The last that asked first."""
+        return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
+
+    def add(self, machine: UnknownMachine) -> bool:
+        """Take note of one that has asked; whether it is new, and kept."""
+        known = {id(each): each for name in _names(machine) if (each := self._by_identity.get(name)) is not None}
+        if not known and not self._has_room(machine):
+            self.unkept += machine.times
+            return False
+        for each in known.values():
+            self._drop(each)
+        merged = reduce(_joined, [*known.values(), machine])
+        self._machines[id(merged)] = merged
+        self._of_network[_network(merged.client)] += 1
+        self._by_identity |= dict.fromkeys(_names(merged), merged)
+        return not known
+
+    def expire(self, at: datetime) -> None:
+        """Drop those that have not asked for long."""
+        for each in self.machines:
+            if each.last <= at - KEPT:
+                self._drop(each)
+
+    def _has_room(self, machine: UnknownMachine) -> bool:
+        return len(self._machines) < MOST and self._of_network[_network(machine.client)] < MOST_OF_ONE
+
+    def _drop(self, machine: UnknownMachine) -> None:
+        del self._machines[id(machine)]
+        self._of_network[_network(machine.client)] -= 1
+        for name in _names(machine):
+            del self._by_identity[name]
+
+
+def _names(machine: UnknownMachine) -> tuple[str, ...]:
+    """Its identities; of a UUID that of either byte order is the same."""
+    either = machine.uuid if machine.uuid is None else min(machine.uuid, swapped(machine.uuid))
+    return replace(machine, uuid=either).identities
+
+
+def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
+    """What two say of one machine: the earlier word stands, the later request is the last."""
+    later = max(one, other, key=lambda each: each.last)
+    return replace(
+        later,
+        macs=tuple(sorted({*one.macs, *other.macs})) if len({*one.macs, *other.macs}) <= _MOST_MACS else one.macs,
+        uuid=one.uuid or other.uuid,
+        serial=one.serial or other.serial,
+        first=min(one.first, other.first),
+        times=one.times + other.times,
+    )
+
+
+def _network(client: str) -> str:
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return ""
+    return str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else client
+
+
+# As JSON
+
+
+def render_unknown(table: UnknownMachines) -> bytes:
+    """A table as a file has it."""
+    return canonical({"machines": [each.facts() for each in table.machines], "unkept": table.unkept}) + b"\n"
+
+
+def parse_unknown(data: bytes) -> UnknownMachines:
+    """What ``render_unknown`` wrote; nothing of what is not that."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return UnknownMachines()
+    if not isinstance(found, dict):
+        return UnknownMachines()
+    listed, unkept = found.get("machines"), found.get("unkept")
+    machines = [_machine(each) for each in listed] if isinstance(listed, list) else []
+    return UnknownMachines(filter(None, machines), unkept if isinstance(unkept, int) else 0)
+
+
+def _machine(facts: object) -> UnknownMachine | None:
+    try:
+        match facts:
+            case {
+                "macs": list(macs),
+                "client": str(client),
+                "path": str(path),
+                "first": str(first),
+                "last": str(last),
+                "times": int(times),
+                **more,
+            }:
+                server = said if isinstance(said := more.get("server"), str) else None
+                for text in (client, path, server or ""):
+                    text.encode()  # half of a surrogate pair could be written nowhere
+                return UnknownMachine(
+                    macs=tuple(map(parse_mac, macs[:_MOST_MACS])),
+                    uuid=_uuid(more.get("uuid")),
+                    serial=_serial(more.get("serial")),
+                    client=client[:64],
+                    path=path[:200],
+                    first=instant_of(first),
+                    last=instant_of(last),
+                    times=times,
+                    server=server,
+                )
+    except (Malformed, ValueError, AttributeError):
+        pass
+    return None

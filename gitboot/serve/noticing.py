@@ -1,0 +1,31 @@
+"""Who asks an endpoint for a boot and is found by nothing: noted, unless a document has the machine after all."""
+
+from __future__ import annotations
+
+from gitboot.observe.asked import UnknownAsked
+from gitboot.observe.undescribed import unknown_of
+from gitboot.render.paths import Role
+from gitboot.serve.counting import Census
+from gitboot.serve.described import without_document
+from gitboot.serve.giving import Asking
+from gitboot.serve.tree import PublishedTree
+
+
+class UnknownClients:
+    """Notes what is asked for by machines, as far as their fetches would count: not by people, not by monitors."""
+
+    def __init__(self, tree: PublishedTree, asked: UnknownAsked) -> None:
+        self._tree, self.asked = tree, asked
+        self._census = Census(tree.terms)
+
+    def note(self, path: str, asking: Asking) -> None:
+        """Take note of a request that was answered 404, or what unknown machines boot."""
+        if asking.only_looks or asking.client is None:
+            return
+        if self._census.terms != self._tree.terms:
+            self._census = Census(self._tree.terms)
+        if self._census.why_not(asking.client, asking.agent, Role.ENTRY) is not None:
+            return
+        machine = unknown_of(path, asking.query, asking.client, asking.at)
+        if machine is not None and (found := without_document(self._tree, machine)) is not None:
+            self.asked.note(found)
