@@ -496,6 +496,18 @@ def test_r6_checks_the_boots_of_every_phase() -> None:
         ("Kickstart", "{}\n", ["GB4005"]),
         ("Preseed", "# c\nd-i clock-setup/utc boolean \\\n true\n", []),
         ("Preseed", "d-i x\n", ["GB4005"]),
+        ("Talos", "version: v1alpha1\nmachine:\n  type: worker\n", []),
+        ("Talos", "apiVersion: v1alpha1\nkind: HostnameConfig\nhostname: a\n", []),
+        ("Talos", "#cloud-config\nversion: v1alpha1\n", ["GB4008"]),
+        ("Talos", "version: v1alpha1\nmachine:\n  install: {}\n", ["GB4008"]),
+        ("AutoYaST", '<?xml version="1.0"?>\n<profile xmlns="http://www.suse.com/1.0/yast2ns"/>', []),
+        ("AutoYaST", '<!DOCTYPE profile [<!ENTITY a "b">]>\n<profile/>', ["GB4009"]),
+        ("AutoYaST", "<profile/>", ["GB4009"]),
+        ("AutoYaST", '<profile xmlns="http://www.suse.com/1.0/yast2ns">', ["GB4009"]),
+        ("AutoYaST", "", ["GB4009"]),
+        ("Combustion", "#!/bin/bash\n# combustion: network\n", []),
+        ("Combustion", "echo\n", ["GB4010"]),
+        ("Generic", "anything at all\n", []),
     ],
 )
 def test_r6_rendered_user_data_is_what_its_format_says(format: str, text: str, expected: list[str]) -> None:
@@ -507,6 +519,59 @@ def test_r6_rendered_user_data_is_what_its_format_says(format: str, text: str, e
         policy("web"),
     )
     assert codes(*documents, files={"t": text}) == expected
+
+
+@pytest.mark.parametrize(
+    ("format", "arguments"),
+    [
+        ("Talos", ("talos.platform=metal", "talos.config=http://boot.test/o/{digest}/talos.yaml")),
+        ("AutoYaST", ("autoyast=http://boot.test/o/{digest}/autoinst.xml",)),
+        ("Combustion", ("combustion.url=http://boot.test/o/{digest}/script",)),
+        ("Generic", ()),
+    ],
+)
+def test_r7_each_format_is_found_by_its_arguments(format: str, arguments: tuple[str, ...]) -> None:
+    texts = {
+        "Talos": "version: v1alpha1\n",
+        "AutoYaST": '<profile xmlns="http://www.suse.com/1.0/yast2ns"/>',
+        "Combustion": "#!/bin/sh\n",
+        "Generic": "x",
+    }
+    documents = (
+        fleet(),
+        server("web01"),
+        image("a-1", f"userData: {format}, writesDisk: false"),
+        profile("web", "a-1", f"userData: {{format: {format}, template: t}}"),
+        policy("web"),
+    )
+    decision = decided(*documents, files={"t": texts[format]}).servers["web01"]
+    [boot] = decision.boots
+    assert boot.user_data is not None
+    wanted = tuple(each.format(digest=boot.user_data.digest) for each in arguments)
+    assert boot.kernel_arguments == wanted
+
+
+@pytest.mark.parametrize(
+    ("format", "field", "text", "expected"),
+    [
+        ("CloudInit", "networkConfig", "version: 2\nethernets: {}\n", []),
+        ("CloudInit", "networkConfig", "network:\n  version: 1\n", []),
+        ("CloudInit", "networkConfig", "ethernets: {}\n", ["GB4011"]),
+        ("CloudInit", "vendorData", "#cloud-config\n", []),
+        ("CloudInit", "vendorData", "x: y\n", ["GB4011"]),
+        ("Preseed", "vendorData", "#cloud-config\n", ["GB4011"]),
+    ],
+)
+def test_r6_what_lies_beside_user_data_is_nocloud(format: str, field: str, text: str, expected: list[str]) -> None:
+    documents = (
+        fleet(),
+        server("web01"),
+        image("a-1", f"userData: {format}"),
+        profile("web", "a-1", f"userData: {{format: {format}, template: t, {field}: b}}"),
+        policy("web"),
+    )
+    user_data = "#cloud-config\n" if format == "CloudInit" else "d-i a string b\n"
+    assert codes(*documents, files={"t": user_data, "b": text}) == expected
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
                 yield "ImageStream", boot.stream, ("spec", "stream")
             if boot.user_data is not None:
                 yield "file", boot.user_data.template, ("spec", "userData", "template")
+                for field, path in boot.user_data.beside.values():
+                    yield "file", path, ("spec", "userData", field)
                 for name, secret in boot.user_data.secrets.items():
                     yield "file", secret, ("spec", "userData", "secrets", name)
             for loader in ("ipxe", "grub"):

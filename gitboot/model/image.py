@@ -35,6 +35,10 @@ class UserDataFormat(StrEnum):
     KICKSTART = "Kickstart"
     PRESEED = "Preseed"
     AUTOINSTALL = "Autoinstall"
+    TALOS = "Talos"
+    AUTOYAST = "AutoYaST"
+    COMBUSTION = "Combustion"
+    GENERIC = "Generic"  # any text, to which no argument leads by itself
 
 
 class ConfigFrom(StrEnum):

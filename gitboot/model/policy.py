@@ -96,10 +96,30 @@ class UserData(Struct):
 
     format: FormatField = Field(description="What the template renders to; the image must understand it.")
     template: FilePath = Field(description="A Jinja2 template in this repository, relative to the fleet's root.")
+    vendor_data: FilePath | None = Field(
+        default=None, description="A template of NoCloud's vendor-data: CloudInit, Autoinstall. Default: none."
+    )
+    network_config: FilePath | None = Field(
+        default=None, description="A template of NoCloud's network-config: CloudInit, Autoinstall. Default: none."
+    )
     secrets: dict[VariableName, SecretPath] = Field(
         default_factory=dict,
         description="Files that age encrypted, by name: the machine fetches them at urls.secrets.NAME. Default: none.",
     )
+
+    @property
+    def beside(self) -> dict[str, tuple[str, str]]:
+        """Templates of what lies beside the user data in a bundle: field and path, by the name of the file."""
+        named = {
+            "vendor-data": ("vendorData", self.vendor_data),
+            "network-config": ("networkConfig", self.network_config),
+        }
+        return {name: (field, path) for name, (field, path) in named.items() if path is not None}
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """All files that it is made of."""
+        return (self.template, *(path for _, path in self.beside.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)

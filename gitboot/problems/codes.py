@@ -480,6 +480,30 @@ class Code(StrEnum):
         "Firmware, iPXE and GRUB fetch by HTTP or TFTP; none of them speaks to an OCI registry.",
         "Add `mirror` to the Fleet's outputs, and let `gitboot assets mirror` bring the files into the published tree.",
     )
+    TALOS_DOCUMENT = (
+        "GB4008",
+        "Rendered user data that Talos would not take",
+        "A machine that boots with it stays in maintenance mode, or stops.",
+        "Commit what `talosctl gen config` writes, with version and machine.type.",
+    )
+    AUTOYAST_DOCUMENT = (
+        "GB4009",
+        "Rendered user data that is no AutoYaST profile",
+        "The installer would stop at it, and ask.",
+        "Correct the template: well-formed XML, with YaST's profile as its root and no entities of its own.",
+    )
+    COMBUSTION_SCRIPT = (
+        "GB4010",
+        "Rendered user data that Combustion would not run",
+        "The first boot ends in an emergency shell.",
+        "Begin the script with #!/bin/bash.",
+    )
+    BESIDE_USER_DATA = (
+        "GB4011",
+        "A vendor-data or network-config that cloud-init would not take",
+        "NoCloud's systems ignore it, and boot without it.",
+        "Correct the template, or leave it out; only CloudInit and Autoinstall have such files.",
+    )
 
     # The source, GB5…
 

@@ -30,13 +30,20 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         document = File(text.encode(), ContentType.IGNITION)
         yield from ((paths.IGNITION.of(uuid), document) for uuid in byte_orders(plan.uuid))
     if plan.data is not None:
-        for name, text in plan.user_data.files.items():
+        for name, text in _waited_for(plan.user_data):
             file = File(told_by(text, decision, plan).encode(), paths.artifact_type(name))
             yield from ((paths.DATA.of(mac, plan.data, name), file) for mac in decision.macs)
         named = [each for each in (decision.token, plan.token) if each is not None]
         for name, text in plan.user_data.secrets.items():
             file = File(text.encode(), ContentType.OCTETS)
             yield from ((paths.SECRET.of(mac, token, name), file) for token in named for mac in decision.macs)
+
+
+def _waited_for(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
+    """Its files, and an empty vendor-data: cloud-init asks for that ten times, a second apart, where there is none."""
+    yield from user_data.files.items()
+    if "meta-data" in user_data.files and "vendor-data" not in user_data.files:
+        yield "vendor-data", ""
 
 
 def told_by(text: str, decision: Decision, plan: BootPlan) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
@@ -66,7 +67,7 @@ class Composer:
     def _template_digests(self, profile: BootProfile) -> dict[str, Digest]:
         spec = profile.spec
         named = (
-            spec.user_data.template if spec.user_data else None,
+            *(spec.user_data.templates if spec.user_data else ()),
             spec.templates.ipxe,
             spec.templates.grub,
         )
@@ -147,23 +148,30 @@ class Composer:
                 *at,
             )
         secrets = secret_texts(source, self._repository.files)
-        text = self._file(wanted.template, context, source, "userData", "template")
-        try:
-            userdata.check(wanted.format, text)
-        except Malformed as error:
-            raise Unbootable(
-                error.code,
-                error.message,
-                error.hint,
-                source.profile_id,
-                *("spec", "userData", "template"),
-                template=(wanted.template, 1),
-            ) from None
+        text = self._checked(wanted.template, "template", partial(userdata.check, wanted.format), context, source)
+        beside = {
+            name: self._checked(path, field, partial(userdata.check_beside, wanted.format, name), context, source)
+            for name, (field, path) in wanted.beside.items()
+        }
         instance = {}
         if source.server is not None:
             instance = {"instance-id": source.server.spec.uuid, "local-hostname": source.server.metadata.name}
-        found = userdata.bundled(wanted.format, text, instance=instance, base_url=source.base_url)
+        found = userdata.bundled(wanted.format, text, beside, instance=instance, base_url=source.base_url)
         return replace(found, secrets=secrets)
+
+    def _checked(
+        self, path: str, field: str, check: Callable[[str], None], context: Context, source: BootSource
+    ) -> str:
+        """A rendered file of the user data, if it is what it has to be."""
+        text = self._file(path, context, source, "userData", field)
+        try:
+            check(text)
+        except Malformed as error:
+            at = ("spec", "userData", field)
+            raise Unbootable(
+                error.code, error.message, error.hint, source.profile_id, *at, template=(path, 1)
+            ) from None
+        return text
 
     def _file(self, path: str, context: Context, source: BootSource, *field: str) -> str:
         with self._template(path, source, *field):

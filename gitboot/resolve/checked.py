@@ -43,7 +43,7 @@ _MOST_IN_A_FILE: Final = 50
 def templates_of(profile: BootProfile) -> tuple[str, ...]:
     """The files of which a profile's boot is made."""
     spec = profile.spec
-    files = (spec.user_data.template if spec.user_data else None, spec.templates.ipxe, spec.templates.grub)
+    files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
 
 

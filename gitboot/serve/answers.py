@@ -14,6 +14,7 @@ from typing import Final
 from gitboot.canonical import canonical, digest
 from gitboot.render.paths import (
     BOOT,
+    BUNDLED,
     CHAIN,
     DATA,
     HTTP_BOOT,
@@ -237,7 +238,7 @@ class Answers:
         if _sha256(content) == folder:
             return True
         bundle = {name: _sha256(content)}
-        for other in ("meta-data", "user-data"):
+        for other in BUNDLED:
             if other != name and (found := self._tree.read(f"{IMMUTABLE}{folder}/{other}")) is not None:
                 bundle[other] = _sha256(found.content)
         return digest(bundle) == folder
