@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gitboot.bmc.switch import SwitchState
+from gitboot.instance.turns import granted
 from gitboot.model.scalars import SystemUuid
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.redfish.double import Machine
-from tests.redfish.faults import Drop, Status
+from tests.redfish.faults import Drop
 from tests.redfish.profiles import GENERIC, SUPERMICRO_X10, Profile
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
@@ -197,16 +200,50 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     assert hall.resets[1] == 1 and (hall.bench.condition("PowerWaves") or ())[:1] == (True,)
 
 
+def test_whoever_is_away_for_an_earlier_run_is_down_for_the_next(hall: Hall) -> None:
+    hall.machines["web01"].post_s = 300
+    hall.decide(check())
+    hall.run(31)
+    hall.decide(check("run: 2"))
+    hall.run(62)
+    assert hall.resets == [1, 0, 0]
+    hall.run(900)
+    assert hall.resets[0] == 2
+
+
+def test_while_anything_is_stopped_nothing_is_switched(hall: Hall) -> None:
+    hall.bench.request("stop", reason="smoke", everything=False)
+    hall.decide(maintenance("roll", "20T11:00 20T18:00", "power: Restart", boots="restart"))
+    hall.run(62)
+    assert hall.resets == [0, 0, 0]
+    hall.bench.request("start")
+    hall.run(31)
+    assert hall.resets == [1, 0, 0]
+
+
 def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
     hall.decide(check())
-    hall.bmcs["web01"].fault(Status(status=503), times=1)
-    hall.bench.bmcs.takes = False
-    hall.bench.reconcile()
-    hall.bench.bmcs.takes = True
-    hall.bench.reconcile()
-    assert hall.resets == [0, 0, 0]
-    hall.bench.reconcile()
-    assert sum(hall.resets) == 1
+    hall.bench.reconcile()  # all are read, and their overrides set
+    hall.bench.collect()  # and that is known
+    schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
+    turn = partial(granted, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
+    assert turn(schedule).going == {web01}
+    unread = replace(schedule.appointments[web02], outcome=None)
+    assert turn(schedule.with_appointments({web02: unread})).going == frozenset()
+    under_way = replace(schedule.appointments[web01], granted=True)
+    assert turn(schedule.with_appointments({web01: under_way})).going == frozenset()
+
+
+def test_a_window_that_was_lengthened_and_moved_is_the_same(hall: Hall) -> None:
+    rolling = "power: Restart, maxUnavailable: 3"
+    hall.decide(maintenance("roll", "20T11:00 20T12:10", rolling, boots="restart"))
+    hall.run(60)
+    assert hall.resets == [1, 1, 1]
+    hall.decide(maintenance("roll", "20T11:00 20T13:00", rolling, boots="restart"))
+    hall.run(60)
+    hall.decide(maintenance("roll", "20T12:30 20T14:00", rolling, boots="restart"))
+    hall.run(1900, step=300)
+    assert hall.resets == [1, 1, 1]
 
 
 def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
