@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,46 @@ class Spent:
             _limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
         if self.memory is not None:
             _limit(resource.RLIMIT_DATA, self.memory + memory)
+
+
+class ProcessLimits(NamedTuple):
+    """What a process may have of processor, in seconds, and of memory, in bytes; None: as much as there is."""
+
+    processor_s: int | None
+    memory: int | None
+
+    def hold(self) -> None:
+        """Hold this process to them."""
+        if self.processor_s is not None:
+            _limit(resource.RLIMIT_CPU, self.processor_s)
+        if self.memory is not None:
+            _limit(resource.RLIMIT_DATA, self.memory)
+
+
+def share_of_limits(parts: int) -> ProcessLimits:
+    """What each of so many forks of this process may have.
+
+    All that is left of the processor's time, of which a fork counts its own, and its part of what is left of memory.
+    """
+    spent = Spent.now()
+    processor_s, memory = (_soft(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
+    return ProcessLimits(
+        processor_s=max(1, math.ceil(processor_s - spent.processor_s)) if processor_s is not None else None,
+        memory=spent.memory + max(0, memory - spent.memory) // parts
+        if memory is not None and spent.memory is not None
+        else None,
+    )
+
+
+def take_off_limits(processor_s: float) -> None:
+    """Count what forks have had of the processor as if this process had had it."""
+    if (limit := _soft(resource.RLIMIT_CPU)) is not None:
+        _limit(resource.RLIMIT_CPU, max(1, math.ceil(limit - processor_s)))
+
+
+def _soft(what: int) -> int | None:
+    limit = resource.getrlimit(what)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def lift() -> None:

@@ -25,10 +25,13 @@ encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:
-    data = encode(message)
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
+    stream.write(framed(encode(message)))
     stream.flush()
+
+
+def framed(data: bytes) -> bytes:
+    """Data behind its length."""
+    return _LENGTH.pack(len(data)) + data
 
 
 def read_frame(stream: IO[bytes]) -> bytes | None:

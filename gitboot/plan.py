@@ -306,10 +306,19 @@ class Decision:
     replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
     stopped: bool = False  # whether no boot that writes disks is offered, whatever asks for it
     endpoint: str | None = None  # the URL of who gives what is made once, for trees that cannot; None: nobody is named
-    digest: Digest = field(init=False)
+    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest(self.facts()))
+    @property
+    def digest(self) -> Digest:
+        """Of all that it says; another process that is given it has it with it."""
+        if (known := self._digest) is None:
+            object.__setattr__(self, "_digest", known := digest(self.facts()))
+        return known
+
+    def digested(self) -> Decision:
+        """The same, once its digest is known."""
+        _ = self.digest
+        return self
 
     @property
     def boots(self) -> tuple[Boot, ...]:
@@ -582,10 +591,14 @@ class BootPlan:
     data: Digest | None = None  # the token by which the system that is booted, or was, asks for its user data
     token: Digest | None = None  # by which its installer reports, where that is not the decision's
     medium: str | None = None  # the URL of the image that lies, or may still lie, in a virtual drive
-    digest: Digest = field(init=False)
+    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest(self.facts()))
+    @property
+    def digest(self) -> Digest:
+        """Of all that its files and override depend on."""
+        if (known := self._digest) is None:
+            object.__setattr__(self, "_digest", known := digest(self.facts()))
+        return known
 
     @property
     def is_evidence(self) -> bool:

@@ -95,7 +95,9 @@ def test_one_machine_is_reset_once_and_the_ledger_says_why(pair: Rack) -> None:
     done = typed(pair, "reset", "web01", "--force", "--reason", "INC-7 hangs")
     assert (done.code, "sent ForceRestart" in done.out) == (0, True), done
     assert resets(pair) == [before[0] + 1, before[1]]
-    assert "power reset by hand: web01 (INC-7 hangs)" in pair.said("events")
+    said = pair.said("events")
+    asked, done_so = "power reset by hand: web01 (INC-7 hangs)", "web01 was sent ForceRestart (INC-7 hangs)"
+    assert asked in said and done_so in said and said.index(asked) < said.index(done_so)
 
 
 def test_several_are_shown_first_and_need_a_yes_where_nobody_can_be_asked(pair: Rack) -> None:
@@ -145,6 +147,7 @@ def test_an_answer_that_is_lost_is_told_and_nothing_is_sent_again(pair: Rack) ->
     assert (done.code, item["sent"]) == (Exit.PARTIAL, None)
     assert "whether it has taken ForceRestart is not known; look before you ask again" in item["why"]
     assert resets(pair)[0] == before[0] + 1
+    assert "web01 may have been switched: " in pair.said("events")
 
 
 def test_a_refusal_and_silence_are_told_and_the_others_switched(pair: Rack) -> None:

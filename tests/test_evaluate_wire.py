@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from gitboot.evaluate import wire
 from gitboot.evaluate.encoded import Encoded
 from gitboot.evaluate.limits import Allowance
-from gitboot.frames import Buffer, read_frame, write_frame
+from gitboot.frames import Buffer, encode, read_frame, write_frame
 from gitboot.load.multimap import Multimap
+from tests.fleets import decided, fleet, image, policy, profile, server
 
 QUESTION = wire.Question("f" * 40, None, Allowance(seconds=2.5))
 
@@ -76,3 +78,14 @@ def test_a_multimap_holds_what_came_and_did_not_go(steps: list[tuple[bool, str, 
             assert set(held[each]) == expected.get(each, set())
             assert (each in held) == bool(expected.get(each))
     assert set(held) == {key for key, values in expected.items() if values}
+
+
+def test_a_decision_comes_with_its_digest_and_one_made_of_it_has_its_own() -> None:
+    decision = decided(fleet(), server("web01"), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    here = decision.servers["web01"]
+    there = wire.decision(encode(here.digested()))
+    assert there._digest == here.digest
+    assert there == here
+    other = replace(there, stopped=True)
+    assert other.digest not in (here.digest, there.digest)
+    assert replace(other, stopped=False).digest == here.digest

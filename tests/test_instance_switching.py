@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gitboot.bmc.switch import SwitchState
+from gitboot.instance.turns import granted
 from gitboot.model.scalars import SystemUuid
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.redfish.double import Machine
-from tests.redfish.faults import Drop, Status
+from tests.redfish.faults import Drop
 from tests.redfish.profiles import GENERIC, SUPERMICRO_X10, Profile
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
@@ -129,7 +132,7 @@ def test_a_maintenance_restarts_its_servers_one_after_the_other(hall: Hall) -> N
     assert hall.resets == [1, 1, 0]
     assert hall.machines["web01"].boots[-1].target == "Pxe"
     assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
-    hall.run(600)
+    hall.run(600, step=301)
     assert hall.resets == [1, 1, 1]
 
 
@@ -147,17 +150,17 @@ def test_each_group_has_a_limit_of_its_own(hall: Hall) -> None:
 
 def test_nothing_is_switched_where_nobody_says_so(hall: Hall) -> None:
     hall.decide(maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"))
-    hall.run(300)
+    hall.run(300, step=301)
     assert hall.resets == [0, 0, 0]
 
 
 def test_nothing_is_switched_before_the_window_nor_after_it(hall: Hall) -> None:
     hall.decide(check(window="20T12:10 20T12:11"))
-    hall.run(540)
+    hall.run(540, step=301)
     assert hall.resets == [0, 0, 0]
     hall.run(93)
     assert hall.resets == [1, 0, 0]
-    hall.run(3600)
+    hall.run(3600, step=301)
     assert hall.resets == [1, 0, 0]
 
 
@@ -168,12 +171,12 @@ def test_a_suspended_instance_switches_nothing(hall: Hall) -> None:
     hall.bench.request("suspend", reason="freeze", until=until)
     hall.run()
     hall.decide(check())
-    hall.run(300)
+    hall.run(300, step=301)
     hall.bench.request("resume")
     hall.run(31)
     assert hall.resets == [1, 0, 0]
     hall.bench.request("suspend", reason="freeze", until=until)
-    hall.run(1200)
+    hall.run(1200, step=301)
     assert hall.resets == [1, 0, 0]
 
 
@@ -183,30 +186,64 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     hall.machines["web03"].reset("ForceOff")  # is not restarted, and counts as down
     hall.run(31)
     assert hall.resets == [1, 0, 0]
-    hall.run(1750)
+    hall.run(1750, step=301)
     assert (hall.bench.condition("PowerWaves") or ())[:2] == (True, "Going")
     hall.run(62)
     status, reason, message = hall.bench.condition("PowerWaves") or (None, "", "")
     assert (status, reason) == (False, "Stopped") and "Maintenance/check: web01" in message
     assert hall.bench.told("WaveStopped") == ["WaveStopped"]
     hall.machines["web03"].reset("On")
-    hall.run(600)
+    hall.run(600, step=301)
     assert hall.resets[1] == 0
     hall.bench.request("back", uuid=uuid_of("web01"), server="web01", reason="looked")
     hall.run()
     assert hall.resets[1] == 1 and (hall.bench.condition("PowerWaves") or ())[:1] == (True,)
 
 
+def test_whoever_is_away_for_an_earlier_run_is_down_for_the_next(hall: Hall) -> None:
+    hall.machines["web01"].post_s = 300
+    hall.decide(check())
+    hall.run(31)
+    hall.decide(check("run: 2"))
+    hall.run(62)
+    assert hall.resets == [1, 0, 0]
+    hall.run(900, step=301)
+    assert hall.resets[0] == 2
+
+
+def test_while_anything_is_stopped_nothing_is_switched(hall: Hall) -> None:
+    hall.bench.request("stop", reason="smoke", everything=False)
+    hall.decide(maintenance("roll", "20T11:00 20T18:00", "power: Restart", boots="restart"))
+    hall.run(62)
+    assert hall.resets == [0, 0, 0]
+    hall.bench.request("start")
+    hall.run(31)
+    assert hall.resets == [1, 0, 0]
+
+
 def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
     hall.decide(check())
-    hall.bmcs["web01"].fault(Status(status=503), times=1)
-    hall.bench.bmcs.takes = False
-    hall.bench.reconcile()
-    hall.bench.bmcs.takes = True
-    hall.bench.reconcile()
-    assert hall.resets == [0, 0, 0]
-    hall.bench.reconcile()
-    assert sum(hall.resets) == 1
+    hall.bench.reconcile()  # all are read, and their overrides set
+    hall.bench.collect()  # and that is known
+    schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
+    turn = partial(granted, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
+    assert turn(schedule).going == {web01}
+    unread = replace(schedule.appointments[web02], outcome=None)
+    assert turn(schedule.with_appointments({web02: unread})).going == frozenset()
+    under_way = replace(schedule.appointments[web01], granted=True)
+    assert turn(schedule.with_appointments({web01: under_way})).going == frozenset()
+
+
+def test_a_window_that_was_lengthened_and_moved_is_the_same(hall: Hall) -> None:
+    rolling = "power: Restart, maxUnavailable: 3"
+    hall.decide(maintenance("roll", "20T11:00 20T12:10", rolling, boots="restart"))
+    hall.run(60)
+    assert hall.resets == [1, 1, 1]
+    hall.decide(maintenance("roll", "20T11:00 20T13:00", rolling, boots="restart"))
+    hall.run(60)
+    hall.decide(maintenance("roll", "20T12:30 20T14:00", rolling, boots="restart"))
+    hall.run(1900, step=300)
+    assert hall.resets == [1, 1, 1]
 
 
 def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
@@ -219,9 +256,9 @@ def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
         hall.restart()
         hall.run()
     assert hall.resets == [1, 0, 0]
-    hall.run(400)
+    hall.run(400, step=61)
     assert hall.resets == [1, 1, 1]
-    hall.run(3600)
+    hall.run(3600, step=301)
     assert hall.resets == [1, 1, 1]
 
 
@@ -244,10 +281,10 @@ def test_a_run_is_made_once_whatever_becomes_of_its_window(hall: Hall) -> None:
 def test_a_later_window_is_another_reason(hall: Hall) -> None:
     spec = "networkBoot: Always, power: Restart, maxUnavailable: 3"
     hall.decide(maintenance("check", "20T11:00 20T12:10", spec, boots="restart"))
-    hall.run(700)
+    hall.run(700, step=301)
     assert hall.resets == [1, 1, 1]
     hall.decide(maintenance("check", "20T13:00 20T14:00", spec, boots="restart"))
-    hall.run(3600)
+    hall.run(3600, step=301)
     assert hall.resets == [2, 2, 2]
 
 
@@ -263,7 +300,7 @@ def test_a_rolling_restart_boots_the_disk(hall: Hall) -> None:
 def test_where_a_bmc_shows_no_progress_the_run_says_who_is_back(tmp_path: Path, stack: ExitStack) -> None:
     hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10)
     hall.decide(check())
-    hall.run(300)
+    hall.run(300, step=301)
     assert hall.resets == [1, 0, 0]
     hall.made("web01")
     hall.run(40)
@@ -280,14 +317,14 @@ def test_a_machine_that_is_off_is_switched_on_for_its_first_boot(hall: Hall) -> 
     hall.run(200)
     assert hall.machines["web01"].boots[-1].target == "Pxe"
     hall.machines["web01"].reset("ForceOff")  # somebody wants it off
-    hall.run(1200)
+    hall.run(1200, step=301)
     assert hall.resets == [1, 1, 0]
 
 
 def test_nothing_is_switched_on_for_an_installation_that_was_made(hall: Hall) -> None:
     hall.machines["web01"].reset("ForceOff")
     hall.decide(spec="power: On", often="Once", provision=0)
-    hall.run(300)
+    hall.run(300, step=301)
     assert hall.resets == [0, 0, 0]
 
 
@@ -297,5 +334,5 @@ def test_machines_of_which_nothing_is_known_are_left_as_they_are(tmp_path: Path,
     hall.bench = hall.open(initial=None, doubt="RestoredLedger")
     hall.bench.now = hall.machines["web01"].now
     hall.decide(check("maxUnavailable: 3"), spec="power: On", often="Once", provision=1)
-    hall.run(300)
+    hall.run(300, step=301)
     assert hall.resets == [0, 0, 0]

@@ -171,6 +171,15 @@ def next_switch(
             return _not_obeyed(wanted, record, observed, overrides, at, identified)
 
 
+def come_back(records: Iterable[SwitchRecord], observed: Observed) -> tuple[SwitchRecord, ...]:
+    """What was done for reasons that are wanted no more, as it is now: the machine's system runs again."""
+    return tuple(
+        replace(each, state=SwitchState.BACK)
+        for each in records
+        if each.state.is_open and observed.runs_os and observed.marks.has_come_up_since(each.marks)
+    )
+
+
 def held_back(
     wanted: Switching, observed: Observed, overrides: Collection[OverrideRecord], at: datetime, identified: Identified
 ) -> str | None:

@@ -18,6 +18,7 @@ from gitboot.bmc.switch import (
     NoteSwitch,
     SwitchRecord,
     SwitchState,
+    come_back,
     next_switch,
 )
 
@@ -58,6 +59,9 @@ def throw(
         seen = bmc.with_clock(seen, clock)
     before = (*(each.marks for each in overrides), *(each.marks for each in job.switches))
     moving = frozenset[str]().union(*(seen.marks.moved_since(marks) for marks in before))
+    if not (job.dry_run or job.only_read):
+        for each in come_back((each for each in job.switches if each.reason != wanted.reason), seen):
+            write(each)
     done: Thrown | None = None
     for _ in range(_MOST_STEPS):
         step = next_switch(

@@ -15,6 +15,7 @@ import click
 from gitboot.cli.exit import Exit
 
 if TYPE_CHECKING:
+    from gitboot.evaluate.forks import Forks
     from gitboot.evaluate.limits import Allowance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -25,7 +26,7 @@ _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the chi
 
 
 def allowance_options(command: Command) -> Command:
-    """--commit-seconds and --commit-memory: what evaluating one commit may take."""
+    """--commit-seconds, --commit-memory and --commit-workers: what evaluating one commit may take."""
     seconds = click.option(
         "--commit-seconds",
         type=click.FloatRange(min=0, min_open=True),
@@ -40,14 +41,26 @@ def allowance_options(command: Command) -> Command:
         envvar="GITBOOT_COMMIT_MEMORY",
         help="The memory that it may take. Default: 512 MiB, and 64 for each 1,000 files.",
     )
-    return seconds(memory(command))
+    workers = click.option(
+        "--commit-workers",
+        type=click.IntRange(min=1, max=64),
+        metavar="NUMBER",
+        envvar="GITBOOT_COMMIT_WORKERS",
+        help="How many processes evaluate a commit of which all has to be looked at, from 500 files on. "
+        "Default: one for each processor, at most 8.",
+    )
+    return seconds(memory(workers(command)))
 
 
 def bounded(command: Command) -> Command:
     """A command that reads commits within limits, which are options of it."""
 
     @wraps(command)
-    def limited(*args: Any, commit_seconds: float | None, commit_memory: int | None, **given: Any) -> Any:
+    def limited(
+        *args: Any, commit_seconds: float | None, commit_memory: int | None, commit_workers: int | None, **given: Any
+    ) -> Any:
+        global _workers
+        _workers = commit_workers
         if click.get_current_context().obj is PROGRAM:
             _part(commit_seconds, commit_memory)
         return command(*args, **given)
@@ -58,6 +71,7 @@ def bounded(command: Command) -> Command:
 PROGRAM: Final = object()  # the context of a command that is a process of its own, and no test's
 
 Begun = Callable[[int], None]
+_workers: int | None = None
 _begun: Begun | None = None  # in a child: gives a commit of so many files what it may take
 
 
@@ -85,6 +99,13 @@ def evaluating() -> Iterator[Begun]:
         raise InvalidRepository([exceeded("it takes more memory to evaluate than it may")]) from None
     finally:
         lift()
+
+
+def workers() -> Forks:
+    """How many processes evaluate a commit of which all has to be looked at."""
+    from gitboot.evaluate.forks import Forks, processors
+
+    return Forks(number=_workers or processors())
 
 
 def _part(seconds: float | None, mebibytes: int | None) -> None:

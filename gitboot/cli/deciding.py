@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from gitboot.caches import key_at
+from gitboot.cli.bounded import workers
 from gitboot.cli.inputs import kept, stated
 from gitboot.evaluate.evaluator import Basis, CommitPair, Evaluator
 from gitboot.evaluate.shelf import WORTH, Shelf
@@ -28,7 +29,7 @@ class Deciding:
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last: Revision | None = None  # that holds together
         self._shelf: Shelf | None = None
-        self._evaluator = Evaluator(self._snapshot, kept=self._kept)
+        self._evaluator = Evaluator(self._snapshot, kept=self._kept, workers=workers())
 
     def decide(self, snapshot: Snapshot, begun: Callable[[int], None]) -> CommitPair:
         """What a snapshot decides, beside the last one that held together; raises `InvalidRepository`.

@@ -257,7 +257,11 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
         git=git,
         trust=trust,
         bmc=bmc,
-        allowance=Allowance(seconds=given.pop("commit_seconds"), mebibytes=given.pop("commit_memory")),
+        allowance=Allowance(
+            seconds=given.pop("commit_seconds"),
+            mebibytes=given.pop("commit_memory"),
+            workers=given.pop("commit_workers"),
+        ),
         limits=limits_of(limits, **allowed),
         listen=listen,
         poll_s=poll_s,

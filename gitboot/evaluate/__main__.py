@@ -17,6 +17,7 @@ from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
+from gitboot.evaluate.forks import BATCH, Forks, processors
 from gitboot.evaluate.limits import Allowance
 from gitboot.evaluate.shelf import Shelf
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
@@ -73,12 +74,17 @@ class _Answering:
         self._allowance.bound(self._spent, files)
         self.send(wire.Begun(files))
 
+    def count(self, files: int) -> None:
+        """So many files were read by others."""
+        if files // _FILES > (files - BATCH) // _FILES:
+            self.send(wire.Counted(files))
+
     def counting(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
         """What reads a file, and says after each so many how many there were."""
-        numbers = count(1)
+        numbers, us = count(1), os.getpid()
 
         def reading(blob: BlobId) -> bytes:
-            if (number := next(numbers)) % _FILES == 0:
+            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # workers have no word here
                 self.send(wire.Counted(number))
             return read(blob)
 
@@ -93,6 +99,7 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
     base = Revision(question.base) if question.base is not None else None
     try:
         answering.begin(question.allowance)
+        evaluator.workers = Forks(number=question.allowance.workers or processors(), seen=answering.count)
         for answer in told(evaluator.evaluate(Revision(question.revision), base)):
             answering.send(answer)
         return True

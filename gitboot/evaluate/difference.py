@@ -41,7 +41,7 @@ def _server(base: Foundation | None, head: Foundation, name: str) -> ServerPart 
     if base is None or name not in base.decided.repository.servers:
         return ServerPart(
             name=name,
-            decision=encode(decision),
+            decision=encode(decision.digested()),
             machine=described,
             network=encode(network),
             labels=labels,
@@ -50,7 +50,7 @@ def _server(base: Foundation | None, head: Foundation, name: str) -> ServerPart 
     same_network = old.decisions.networks[name] == network
     said = ServerPart(
         name=name,
-        decision=None if _same(old.decisions.servers[name], decision) else encode(decision),
+        decision=None if _same(old.decisions.servers[name], decision) else encode(decision.digested()),
         machine=None if machine(old.repository, old_server) == described else described,
         network=None if same_network else encode(network),
         labels=None if old_server.metadata.labels == labels else labels,

@@ -10,6 +10,7 @@ from typing import Protocol
 from gitboot.diff.changes import GROUPING, Changes, Touched, compare
 from gitboot.diff.extent import Extent
 from gitboot.errors import InvalidRepository
+from gitboot.evaluate.forks import Forks
 from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot
 from gitboot.load.listing import listed, looked_into
 from gitboot.load.merged import merged
@@ -84,9 +85,11 @@ class Evaluator:
         *,
         begun: Callable[[int], None] = lambda _: None,
         kept: Callable[[], Basis | None] = lambda: None,
+        workers: Forks | None = None,
     ) -> None:
         self._snapshots = snapshots
         self._kept = kept  # gives what another evaluator has found out of some commit, where nothing is known yet
+        self.workers = workers or Forks()  # of a commit of which all is looked at
         self._begun = begun  # is told of how many files a commit is, before they are read
         self._base: Foundation | None = None
         self._candidate: Foundation | None = None
@@ -173,7 +176,7 @@ class Evaluator:
     def _whole(self, snapshot: Snapshot) -> CommitPair:
         """A commit of which all is looked at."""
         base = self._base
-        head = _read(snapshot, base)
+        head = _read(snapshot, base, self.workers)
         repository, decided = head.loaded.repository, head.decided
         before = base.decided if base is not None else None
         changes = partial(
@@ -248,13 +251,14 @@ def _indexes_of(foundation: Foundation) -> tuple[Register, Reach]:
     return register, reach
 
 
-def _read(snapshot: Snapshot, base: Foundation | None) -> Foundation:
+def _read(snapshot: Snapshot, base: Foundation | None, workers: Forks) -> Foundation:
     """All that a commit says; what the base's files say need not be parsed again."""
     parsed: ParseCache = {}
     if base is not None:
         blobs = base.loaded.snapshot.blobs
         parsed = {blobs[path]: said for path, said in base.loaded.documents.items()}
-    decided = read(snapshot, parsed)
+    workers.parse(snapshot, parsed)
+    decided = read(snapshot, parsed, workers.decide)
     repository = decided.repository
     documents = {origin.path: parsed[origin.blob] for origin in repository.origins.values()}
     return Foundation(

@@ -96,7 +96,7 @@ def to_bytes(basis: Basis) -> bytes:
             texts={path: snapshot.read(snapshot.blobs[path]) for path in sorted(few)},
             files=dict(repository.files),
             origins=list(repository.origins.items()),
-            made={name: encode(_Made(each.decision, each.of)) for name, each in decided.made.items()},
+            made={name: encode(_Made(each.decision.digested(), each.of)) for name, each in decided.made.items()},
             networks={name: encode(each) for name, each in decided.decisions.networks.items()},
             found={name: [_kept(each) for each in found] for name, found in decided.flawed.items()},
             placed=[(_kept(finding), place) for finding, place in decided.placed.items()],

@@ -25,6 +25,7 @@ class Allowance:
 
     seconds: float | None = None  # of the processor
     mebibytes: int | None = None  # besides what the process has already
+    workers: int | None = None  # processes at once for one of which all is looked at; None: one a processor
 
     def processor_s(self, files: int) -> float:
         return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * files

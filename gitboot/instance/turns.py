@@ -23,20 +23,27 @@ def granted(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: ti
         ask, seen = schedule.asks[uuid], schedule.appointments.get(uuid)
         assert ask.power is not None  # noqa: S101 - that is who is switching
         record = knowledge.switches.get(uuid, {}).get(ask.power.switching.reason)
-        ready = seen is not None and _is_ready(ask, ask.power, seen, record, at)
-        if ask.power.maintenance is None:
-            going |= {uuid} if ready else set()
+        if (maintenance := ask.power.maintenance) is None:
+            going |= {uuid} if _is_ready(ask, ask.power, seen, record, at) else set()
         else:
-            members.append(_member(ask, ask.power, ask.power.maintenance, seen, record, ready=ready))
+            members.append(_member(ask, ask.power, maintenance, seen, record, at, patience))
             uuids[ask.name] = uuid
     found = turns(members, at, patience)
     return replace(schedule, going=frozenset(going | {uuids[name] for name in found.go}), stopped=found.stopped)
 
 
 def _member(
-    ask: Ask, power: PowerAsk, maintenance: str, seen: Appointment | None, record: SwitchRecord | None, *, ready: bool
+    ask: Ask,
+    power: PowerAsk,
+    maintenance: str,
+    seen: Appointment | None,
+    record: SwitchRecord | None,
+    at: datetime,
+    patience: timedelta,
 ) -> Member:
-    is_away = record is not None and record.state.is_open and not _is_back(power, seen, record)
+    since = [each.since for each in ask.switches if each is not record and _counts_still(each, seen, at, patience)]
+    if record is not None and record.state.is_open and not _is_back(power, seen, record):
+        since.append(record.since)
     is_unread = seen is None or seen.outcome is None or seen.granted
     is_down = seen is not None and (seen.power == "Off" or seen.in_post) and power.switching.manner is not Manner.ON
     return Member(
@@ -44,19 +51,19 @@ def _member(
         maintenance=maintenance,
         group=power.group,
         limit=power.limit,
-        ready=ready,
-        away_since=record.since if record is not None and is_away else None,
+        ready=_is_ready(ask, power, seen, record, at),
+        away_since=min(since, default=None),
         down=is_unread or is_down,
     )
 
 
-def _is_ready(ask: Ask, power: PowerAsk, seen: Appointment, record: SwitchRecord | None, at: datetime) -> bool:
+def _is_ready(ask: Ask, power: PowerAsk, seen: Appointment | None, record: SwitchRecord | None, at: datetime) -> bool:
     """Whether a machine could be switched now, by what its BMC has shown last.
 
     Its override stands, and its power is what it has to be. One that was to be switched and was not is looked at again
     first.
     """
-    if not power.is_due or seen.outcome not in (Outcome.UNCHANGED, Outcome.APPLIED) or seen.granted:
+    if seen is None or not power.is_due or seen.outcome not in (Outcome.UNCHANGED, Outcome.APPLIED) or seen.granted:
         return False
     if record is not None and record.state is not SwitchState.REFUSED:
         return False
@@ -66,6 +73,15 @@ def _is_ready(ask: Ask, power: PowerAsk, seen: Appointment, record: SwitchRecord
         return False
     override = power.switching.override
     return override is None or any(each.reason == override and each.state is State.CONFIRMED for each in ask.records)
+
+
+def _counts_still(record: SwitchRecord, seen: Appointment | None, at: datetime, patience: timedelta) -> bool:
+    """Whether a machine that was switched for another reason may be down because of that: an earlier run, say.
+
+    Where its BMC does not show how far a boot has come, nothing will ever say that it is back.
+    """
+    shows = seen is None or seen.outcome is None or seen.shows_progress
+    return record.state.is_open and (shows or at - record.since < patience)
 
 
 def _is_back(power: PowerAsk, seen: Appointment | None, record: SwitchRecord) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from gitboot.errors import InvalidRepository
@@ -67,6 +68,17 @@ class Made(NamedTuple):
     of: tuple[Id, ...]  # resources, and files of kind "file"; selectors and the Fleet stand for themselves
 
 
+class DecidedServer(NamedTuple):
+    """What is decided for a server, and the server as the network knows it."""
+
+    made: Made
+    host: Host
+
+
+# Gives what a function finds for each server, as map() does; how many processes find it is for who gives it to say.
+Apply = Callable[[Callable[[str], DecidedServer], Iterable[str]], Iterable[DecidedServer]]
+
+
 class MadeUnknown(NamedTuple):
     """The same for unknown machines."""
 
@@ -93,9 +105,9 @@ def decide(repository: FleetRepository) -> Decisions:
     return decide_all(repository).decisions
 
 
-def decide_all(repository: FleetRepository) -> Decided:
+def decide_all(repository: FleetRepository, apply: Apply = map) -> Decided:
     """The same, with what each decision was made of."""
-    return _decided(_Deciding(repository, Composer(repository), None), None, repository.servers)
+    return _decided(_Deciding(repository, Composer(repository), None), None, repository.servers, apply)
 
 
 def decide_again(
@@ -110,11 +122,12 @@ def decide_again(
     return _decided(_Deciding(repository, composer, pools, only_servers=only_servers), before, affected)
 
 
-def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[str]) -> Decided:
+def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[str], apply: Apply = map) -> Decided:
     repository = deciding.repository
     names = [name for name in affected if name in repository.servers]
-    made = {name: deciding.server(repository.servers[name]) for name in names}
-    hosts = {name: host(repository.servers[name], deciding.site(repository.servers[name])) for name in names}
+    decided = dict(zip(names, apply(partial(_named, deciding), names), strict=True))
+    made = {name: each.made for name, each in decided.items()}
+    hosts = {name: each.host for name, each in decided.items()}
     keep_unknown = before is not None and deciding.only_servers
     unknown = before.unknown if before is not None and keep_unknown else deciding.unknown()
     gone = [name for name in affected if name not in repository.servers]
@@ -136,6 +149,12 @@ def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[s
         composer=deciding.composer,
         placed=placed,
     )
+
+
+def _named(deciding: _Deciding, name: str) -> DecidedServer:
+    """All that is decided for the server of this name."""
+    server = deciding.repository.servers[name]
+    return DecidedServer(deciding.server(server), host(server, deciding.site(server)))
 
 
 def _decisions(

@@ -10,11 +10,11 @@ from gitboot.load import Flawed, ParseCache, Snapshot, examine
 from gitboot.model.fleet import FleetSpec
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.resolve.decide import Decided, decide_all
+from gitboot.resolve.decide import Apply, Decided, decide_all
 from gitboot.resolve.later import not_yet
 
 
-def read(snapshot: Snapshot, cache: ParseCache | None = None) -> Decided:
+def read(snapshot: Snapshot, cache: ParseCache | None = None, apply: Apply = map) -> Decided:
     """What the revision at ``snapshot`` decides; raise `InvalidRepository` with all that speaks against it.
 
     Where documents are broken, the others are decided anyway, and their problems are told with them, but for
@@ -27,7 +27,7 @@ def read(snapshot: Snapshot, cache: ParseCache | None = None) -> Decided:
         orders = _orders(found.well_formed.fleet.spec) if is_there else None
         raise InvalidRepository(problems, orders=orders)
     try:
-        return decide_all(found)
+        return decide_all(found, apply)
     except InvalidRepository as error:
         raise InvalidRepository(error.problems, orders=_orders(found.fleet.spec)) from None
 

@@ -176,6 +176,10 @@ class Machine:
             self._ahead = [(self.now + after, kind)]
         self.advance(0)
 
+    def asked(self, kind: str) -> None:
+        """Do what was asked for by ComputerSystem.Reset."""
+        self.reset(kind)
+
     def run_through(self) -> None:
         """Reset it and let it boot until its operating system runs."""
         self.reset()

@@ -130,7 +130,7 @@ def _reset(machine: Machine, content: Any) -> Answer:
     kind = (content or {}).get("ResetType", "On")
     if kind not in machine.profile.reset_types:
         return refusal(400, "Base.1.18.ActionParameterNotSupported", f"ResetType cannot be {kind}")
-    machine.reset(kind)
+    machine.asked(kind)
     return Answer(status=204)
 
 
