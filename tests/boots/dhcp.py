@@ -16,14 +16,14 @@ from tests.serving import eventually
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "dhcp.md"
 
-_NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
+NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Dhcp(Protocol):
     """Runs one with the files in ``generated``; ``strangers`` are MAC addresses that the operator says the site of."""
 
     def __call__(
-        self, generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY
+        self, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY
     ) -> AbstractContextManager[None]: ...
 
 
@@ -36,7 +36,7 @@ _RANGES: Final = {
 
 
 @contextmanager
-def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY) -> Iterator[None]:
+def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     configuration, log = folder / "dhcp.conf", folder / "dhcp.log"
     lines = (
         *(f"interface={BRIDGE}", "except-interface=lo", "bind-dynamic", "port=0", "no-ping", "user=root", "log-dhcp"),
@@ -69,7 +69,7 @@ _OWN: Final = {
 
 
 @contextmanager
-def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY) -> Iterator[None]:
+def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     configuration, log = folder / "kea.json", folder / "kea.log"
     logger = f'{{"name": "kea-dhcp{version}", "severity": "INFO", "output_options": [{{"output": "{log}"}}]}}'
     identity = f'"data-directory": "{folder}", ' if version == 6 else ""  # it keeps its DUID there
@@ -96,7 +96,7 @@ def _documented(version: int, generated: Path, own: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = _NOBODY) -> Iterator[None]:
+def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     """Kea, and a router that sends the network's machines to it."""
     configuration = folder / "radvd.conf"
     prefix = "prefix 2001:db8::/64 { };"
