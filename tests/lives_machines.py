@@ -113,6 +113,8 @@ class Watched(Machine):
         raise ConnectionAbortedError
 
     def write(self, **boot: str | None) -> None:
+        if boot.get(ENABLED) not in (None, "Disabled", *self.profile.enabled):
+            return  # nobody can have this BMC show what it does not know
         before = dict(self.override)
         super().write(**boot)
         if self.override != before:
