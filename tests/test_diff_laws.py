@@ -19,7 +19,8 @@ from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.schedule import server_state
 from gitboot.render.state import state_path
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decide import decide
 from gitboot.resolve.hosts import idle
 from gitboot.review.causes import Causes
 from gitboot.review.groups import groups

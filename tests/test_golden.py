@@ -18,7 +18,8 @@ import pytest
 from gitboot.load import load
 from gitboot.plan import Record
 from gitboot.render.formats import lying, server_files, shared_files, tombstones
-from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decide import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import fallback
 from gitboot.source import open_snapshot

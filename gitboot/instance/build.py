@@ -56,7 +56,7 @@ from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey

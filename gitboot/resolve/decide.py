@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
 from gitboot.load.merged import merged
-from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
+from gitboot.model.fleet import Site, UnknownProfile
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.selectors import selects
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
@@ -31,33 +31,13 @@ from gitboot.resolve.checked import (
     templates_of,
 )
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.families import left_out
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 from gitboot.resolve.selection import Selecting
 from gitboot.resolve.source import BootSource, Unbootable
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decisions:
-    """What a commit says about every server, and about machines that it does not know."""
-
-    revision: str
-    base_url: str
-    outputs: frozenset[Output]
-    evidence: Evidence
-    servers: Mapping[str, Decision]  # by name, sorted
-    networks: Mapping[str, Host]  # by server, in their order
-    sites: Mapping[str, str]  # by name, in the document's order: what is reached under which base URL
-    unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
-    unknown_not_found: bool  # such machines are answered 404
-    warnings: tuple[Problem, ...]
-
-    @property
-    def hosts(self) -> tuple[Host, ...]:
-        """Every server as the network knows it, in the order of their names."""
-        return tuple(self.networks.values())
 
 
 class Made(NamedTuple):
