@@ -175,7 +175,7 @@ def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: da
     files = shared_files(decisions)
     for name, planned in plans(decisions, records, instant).items():
         files |= server_files(decisions, decisions.servers[name], planned)
-        files |= tombstones(decisions.outputs, name, idle(decisions.networks[name]))
+        files |= tombstones(decisions.outputs, decisions.servers[name], idle(decisions.networks[name]))
     return files
 
 

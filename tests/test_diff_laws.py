@@ -83,7 +83,7 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
     unused = {
         path: file
         for name, host in commit.decisions.networks.items()
-        for path, file in tombstones(commit.decisions.outputs, name, idle(host)).items()
+        for path, file in tombstones(commit.decisions.outputs, commit.decisions.servers[name], idle(host)).items()
     }
     return found, {**shared_files(commit.decisions), **unused}
 

@@ -225,7 +225,7 @@ def test_the_files_that_every_machine_begins_with_are_exactly_these(
     decisions = decided(fleet(spec), *SEED[1:], *more)
     files = shared_files(decisions)
     for host in decisions.hosts:
-        files |= tombstones(decisions.outputs, host.server, idle(host))
+        files |= tombstones(decisions.outputs, decisions.servers[host.server], idle(host))
     machines = {path: file.content for path, file in files.items() if not path.startswith("ops/serve/")}
     _compare(GOLDEN / name, {path.removeprefix("boot/"): content for path, content in machines.items()})
 

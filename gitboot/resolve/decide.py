@@ -34,6 +34,7 @@ from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, 
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.families import left_out
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
+from gitboot.resolve.hardware import NOT_FOUND, Makes
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 from gitboot.resolve.selection import Selecting
@@ -134,7 +135,8 @@ def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[s
 def _named(deciding: _Deciding, name: str) -> DecidedServer:
     """All that is decided for the server of this name."""
     server = deciding.repository.servers[name]
-    return DecidedServer(deciding.server(server), host(server, deciding.site(server)))
+    known = host(server, deciding.site(server), deciding.makes.loader(server))
+    return DecidedServer(deciding.server(server), known)
 
 
 def _decisions(
@@ -233,6 +235,7 @@ class _Deciding:
             self.problems += [*not_yet(repository), *left_out(repository)]
         policies = ((pool, repository.policies[pool.name].spec.select) for pool in self.pools.values())
         self._policies, self._sites = Selecting(policies), sites(repository)
+        self.makes = Makes(repository)
         self._maintenances = Selecting((each, each.spec.select) for each in repository.maintenances.values())
         self._found: list[DecisionFinding] = []  # of the server at hand
         self._of: dict[Id, None] = {}  # what its decision is made of, each once
@@ -261,7 +264,8 @@ class _Deciding:
             policy = self._policy(server, pool) if pool is not None else None
             maintenances = tuple(self._maintenance(server, each) for each in self._maintenances.of(server))
             self._found.extend(check_overlaps(maintenances))
-        site = self.site(server)
+        site, local_disk = self.site(server), self.makes.local_disk(server)
+        self._found.extend(self.makes.unpublished(server))
         return Decision(
             server=server.metadata.name,
             uuid=server.spec.uuid,
@@ -270,7 +274,7 @@ class _Deciding:
             architecture=server.spec.architecture,
             firmware=server.spec.firmware,
             lifecycle=server.spec.lifecycle,
-            restrict=self.repository.fleet.spec.serving.restrict,
+            restrict=self.repository.fleet.spec.serving.restrict or local_disk == NOT_FOUND,
             base_url=site.base_url if site else self.repository.fleet.spec.base_url,
             provision=server.spec.provision,
             policy=policy,
@@ -279,6 +283,7 @@ class _Deciding:
             replaces=server.spec.replaces,
             stopped=self.repository.fleet.spec.stopped is not None,
             endpoint=endpoint_of(self.repository, site),
+            local_disk=local_disk if local_disk != NOT_FOUND else None,
         )
 
     def _declared(self, server: Server) -> int | None:
