@@ -204,7 +204,7 @@ class Answers:
             asked = Asked(HTTP_BOOT, "", HTTP_BOOT.of(located.state.summary["uuid"]))
             answer = self._of_server(located, asked, at) if asked.path in located.state.paths else None
         elif (unknown := self._shared(UNKNOWN_HTTP_BOOT)) is not None:
-            answer = replace(unknown, entry=(UNKNOWN_HTTP_BOOT, "unknown machine"))
+            answer = replace(unknown, entry=Entry(UNKNOWN_HTTP_BOOT, "unknown machine"))
         if answer is None:
             return None
 
