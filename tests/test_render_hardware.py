@@ -7,8 +7,11 @@ import re
 import pytest
 
 from gitboot.errors import InvalidRepository
+from gitboot.render.disk import sent_to_disk
 from gitboot.render.formats import server_files
-from tests.fleets import at, decided, fleet, image, policy, profile, server
+from gitboot.resolve.decide import decide
+from gitboot.resolve.instant import plan
+from tests.fleets import at, decided, fleet, image, policy, profile, repository, server
 from tests.test_render_dhcp import configuration, elements
 from tests.test_render_dhcp import decided as with_dhcp
 from tests.test_render_dhcp import server as described
@@ -20,8 +23,6 @@ SHIM = "/EFI/debian/shimx64.efi"
 
 def entries(spec: str, hardware: str = "", labels: str = "vendor: acme") -> dict[str, str]:
     """A server's entries by loader, where it boots its disk."""
-    from gitboot.resolve import plan
-
     made = f", hardware: [{hardware}]" if hardware else ""
     decisions = decided(
         fleet(f"baseURL: 'http://boot.test', {ALL}{made}"),
@@ -83,8 +84,6 @@ def test_the_document_wins_over_the_first_make_that_says_something() -> None:
 
 
 def test_a_parked_server_and_a_stop_go_the_same_way() -> None:
-    from gitboot.render.disk import sent_to_disk
-
     found = sent_to_disk("boot/v1/boot/x/boot.ipxe", "web01", "stopped", "Exit")
     assert found is not None and "sanboot" not in found
     decisions = decided(
@@ -105,16 +104,12 @@ def test_what_is_no_way_to_a_disk_is_refused(word: str) -> None:
 
 
 def test_a_loader_that_is_not_published_is_refused_where_it_is_named() -> None:
-    from tests.fleets import repository
-
     documents = (image("i"), profile("web", "i"), policy("web"))
     only = "baseURL: 'http://boot.test', outputs: [ipxe]"
     for fleet_spec, spec, place in (
         (only, "loader: GRUB", "Server"),
         (f"{only}, hardware: [{{select: All, loader: GRUB}}]", "", "Fleet"),
     ):
-        from gitboot.resolve import decide
-
         with pytest.raises(InvalidRepository) as raised:
             decide(repository(fleet(fleet_spec), server("web01", spec=spec), *documents))
         [problem] = raised.value.problems
