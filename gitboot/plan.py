@@ -306,6 +306,7 @@ class Decision:
     replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
     stopped: bool = False  # whether no boot that writes disks is offered, whatever asks for it
     endpoint: str | None = None  # the URL of who gives what is made once, for trees that cannot; None: nobody is named
+    local_disk: str | None = None  # how loaders hand over to its disk: Exit, Sanboot, a path; None: as for most
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
 
     @property
@@ -360,6 +361,7 @@ class Decision:
             **({"replaces": self.replaces} if self.replaces is not None else {}),
             **({"stopped": True} if self.stopped else {}),
             **({"endpoint": self.endpoint} if self.endpoint is not None else {}),
+            **({"localDisk": self.local_disk} if self.local_disk is not None else {}),
         }
 
 
@@ -591,6 +593,7 @@ class BootPlan:
     data: Digest | None = None  # the token by which the system that is booted, or was, asks for its user data
     token: Digest | None = None  # by which its installer reports, where that is not the decision's
     medium: str | None = None  # the URL of the image that lies, or may still lie, in a virtual drive
+    local_disk: str | None = None  # how loaders hand over to its disk
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
 
     @property
@@ -641,4 +644,5 @@ class BootPlan:
             **({"data": self.data} if self.data is not None else {}),
             **({"token": self.token} if self.token is not None else {}),
             **({"medium": self.medium} if self.medium is not None else {}),
+            **({"localDisk": self.local_disk} if self.local_disk is not None else {}),
         }

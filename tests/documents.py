@@ -108,6 +108,8 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_variable: _TEXTS | st.booleans(),
     scalars.parse_label_key: _LABEL_VALUES | st.tuples(_NAMES, _LABEL_VALUES).map("/".join),
     scalars.parse_label_value: st.just("") | _LABEL_VALUES,
+    scalars.parse_local_disk: st.sampled_from(["Exit", "Sanboot", "NotFound", "/EFI/debian/shimx64.efi"])
+    | _matching(r"(/EFI)(/[A-Za-z0-9_-]{1,6}){1,2}\.efi"),
 }
 
 

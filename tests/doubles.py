@@ -28,7 +28,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published
 from gitboot.render.tree import File, Files
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.source.line import Merge
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}

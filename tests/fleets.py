@@ -8,7 +8,8 @@ from hashlib import sha256
 
 from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
 from gitboot.plan import BootPlan, Decision, Record
-from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decide import decide
 
 SHA = "a" * 64
 

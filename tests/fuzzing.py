@@ -39,7 +39,7 @@ from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
 from gitboot.render import state, terms
 from gitboot.render.schedule import server_state
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.targets import holding
 from gitboot.template import MAX_BYTES, TemplateFault, TemplateSet
 from gitboot.timekeeping import Uptime

@@ -25,7 +25,8 @@ from gitboot.model.scalars import format_instant
 from gitboot.plan import BootPlan, Decision, Record, Run
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decide import decide
 from gitboot.resolve.hosts import idle
 from tests.fleets import SHA, at, mac_of, snapshot, uuid_of
 
@@ -174,7 +175,7 @@ def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: da
     files = shared_files(decisions)
     for name, planned in plans(decisions, records, instant).items():
         files |= server_files(decisions, decisions.servers[name], planned)
-        files |= tombstones(decisions.outputs, name, idle(decisions.networks[name]))
+        files |= tombstones(decisions.outputs, decisions.servers[name], idle(decisions.networks[name]))
     return files
 
 

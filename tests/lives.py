@@ -33,8 +33,8 @@ from gitboot.resolve.records import imported
 from gitboot.status import Event
 from tests import fleets
 from tests.doubles import UNLIMITED
-from tests.lives_commits import Branch, Commit
-from tests.lives_machines import NETWORK, Key, OverrideRecord, Reading, Watched
+from tests.lives_commits import Branch, Commit, Way
+from tests.lives_machines import DISCS, NETWORK, RESCUE, Key, OverrideRecord, Reading, Watched
 from tests.lives_process import Crash, Fate, Mortal
 from tests.redfish.double import Boot
 from tests.redfish.profiles import ENABLED, TARGET, Profile
@@ -65,7 +65,7 @@ class Life:
     folder: Path
     bmcs: Mapping[str, RedfishServer]  # a and a2 lead to its own BMC, b to another machine's
     profile: Profile
-    direct: bool = False
+    way: Way = Way.ENTRY
     commit: Commit = field(default_factory=Commit)
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -105,6 +105,7 @@ class Life:
         for name, server in self.bmcs.items():
             server.heal()
             server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
+        self.own.uuid = self.commit.uuid
         self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
         (self.folder / "spool").mkdir()
         self.spool = SpoolFile(self.folder / "spool")
@@ -119,7 +120,7 @@ class Life:
 
     def _documents(self) -> list[str]:
         addresses = {name: server.url for name, server in self.bmcs.items()}
-        return self.commit.documents(addresses, self.own.path, direct=self.direct)
+        return self.commit.documents(addresses, self.own.path, way=self.way)
 
     @property
     def now(self) -> datetime:
@@ -240,6 +241,7 @@ class Life:
         if self.commit.uuid != before.uuid and self.commit.uuid not in self.images:
             self.strange.add(self.commit.uuid)
         self.images.setdefault(before.uuid, [])
+        self.own.uuid = self.commit.uuid  # its board is replaced as the document says so
         self.branch.write(self._documents())
 
     def wait(self, seconds: float) -> None:
@@ -366,6 +368,8 @@ class Life:
             wrong("an override was set during POST")
         if not self.commit.boots_network(self.now):
             wrong("an override was set that nobody wants")
+        if after[TARGET] in DISCS and not set(machine.media) - {RESCUE}:
+            wrong("an override was set for a medium that is not inserted")
         if machine is not self.named:
             wrong("an override was set on a BMC that no document names")
         if key is not None:
@@ -374,6 +378,14 @@ class Life:
             if (key, self.epochs[key.uuid]) in self.consumed:
                 wrong(f"{key} was set again after it was booted")
         machine.standing = OverrideRecord(key, once, self.epochs[self.commit.uuid])
+
+    def ejected(self, machine: Watched, image: str) -> None:
+        self.counts["ejected"] += 1
+        if image == RESCUE:
+            self.violations.append(f"{self.now}: {image} was ejected from {machine.name}, which somebody else inserted")
+        once = machine.override[ENABLED] == "Once"
+        if machine.standing is not None and machine.standing.once is once and machine.override[TARGET] in DISCS:
+            self.violations.append(f"{self.now}: {image} was ejected from {machine.name} while {machine.shows()}")
 
     def _consume(self, machine: Watched, boot: Boot) -> None:
         standing = machine.standing
@@ -387,7 +399,13 @@ class Life:
         self._consume(self.other, boot)
 
     def _own_booted(self, boot: Boot) -> None:
+        was_set = self.own.standing is not None
         self._consume(self.own, boot)
+        if boot.target in DISCS:
+            self.counts["booted a medium"] += 1
+            if was_set and boot.medium in (None, RESCUE):
+                self.violations.append(f"{boot.at}: an override was consumed without its medium: {boot}")
+            return
         from_network = boot.target in NETWORK or (boot.target == "None" and self.netboots)
         if from_network and boot.uri is None:
             self.fetch(ITSELF, boot.at)
@@ -407,6 +425,7 @@ class Life:
         if not self.unknown:
             self._all_is_known(quiet_since)
         self._nothing_is_left_to_withdraw()
+        self._no_medium_is_left()
         self._what_is_wanted_stands()
         self._what_was_made_is_over()
 
@@ -439,6 +458,14 @@ class Life:
                 self.violations.append(
                     f"{self.now}: {machine.shows()} still stands on {machine.name}: {machine.standing}"
                 )
+
+    def _no_medium_is_left(self) -> None:
+        """But what is wanted, or may be read by the system that booted it."""
+        plan = self.plan
+        for machine in self.machines:
+            kept = {plan.medium} if plan is not None and machine is self.named else set()
+            for image in set(machine.media) - {RESCUE} - kept:
+                self.violations.append(f"{self.now}: {image} still lies in a drive of {machine.name}")
 
     def _what_is_wanted_stands(self) -> None:
         """Or somebody is told why it does not."""

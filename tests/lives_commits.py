@@ -5,12 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
+from typing import Final
 
 from gitboot.model.scalars import format_instant
 from tests import fleets
 from tests.doubles import Commits
 
 _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
+
+
+class Way(Enum):
+    """How the server boots from the network."""
+
+    ENTRY = "entry"  # DHCP's loader asks for it
+    DIRECT = "direct"  # firmware fetches a uki
+    MEDIUM = "medium"  # its BMC inserts an ISO
+
+
+_PROFILES: Final = {Way.ENTRY: ("Pxe", ""), Way.DIRECT: ("UefiHttp", "httpBoot: uki"), Way.MEDIUM: ("VirtualMedia", "")}
+_IMAGES: Final = {
+    Way.ENTRY: ("", "kernel, initrd"),
+    Way.DIRECT: ("configFrom: None", "uki"),
+    Way.MEDIUM: ("configFrom: None", "iso"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,21 +64,20 @@ class Commit:
     def uuid(self) -> str:
         return fleets.uuid_of(f"board-{self.board}")
 
-    def documents(self, addresses: Mapping[str, str], system: str, *, direct: bool) -> list[str]:
+    def documents(self, addresses: Mapping[str, str], system: str, *, way: Way) -> list[str]:
         spec = f"provision: {self.provision}, lifecycle: {self.lifecycle}"
         if self.bmc is not None:
             spec += f", bmc: {{address: '{addresses[self.bmc]}', system: {system}, credentials: rack}}"
         text = fleets.server(self.name, "role: web", spec).replace(fleets.uuid_of(self.name), self.uuid)
         text = text.replace(fleets.mac_of(self.name), fleets.mac_of("web01"))
-        how = {"method": "UefiHttp"} if direct else {}
-        image = ("configFrom: None", "uki") if direct else ("", "kernel, initrd")
+        method, more = _PROFILES[way]
         override = f"override: {self.override}" if self.override is not None else ""
         return [
             fleets.fleet(_FLEET),
             *([text] if self.here else []),
-            *(fleets.image(f"flatcar-{number}", *image) for number in (1, 2)),
+            *(fleets.image(f"flatcar-{number}", *_IMAGES[way]) for number in (1, 2)),
             fleets.image("memtest-7", "writesDisk: false"),
-            fleets.profile("web", f"flatcar-{self.image}", "httpBoot: uki" if direct else "", **how),
+            fleets.profile("web", f"flatcar-{self.image}", more, method=method),
             fleets.profile("repair", "memtest-7"),
             fleets.policy("web", "{matchLabels: {role: web}}", override, often=self.often),
             *([self.repair.document()] if self.repair is not None else []),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from tests.redfish.double import Answer, Machine
+from tests.redfish.media import Drive
 from tests.redfish.profiles import ENABLED, TARGET
 from tests.redfish.service import Service
 
-NETWORK = ("Pxe", "UefiHttp")
+DISCS = ("Cd", "UsbCd")
+NETWORK = ("Pxe", "UefiHttp", *DISCS)
+RESCUE = "http://rescue.test/somebody.iso"  # what somebody else inserts
 
 
 class Key(NamedTuple):
@@ -51,6 +54,24 @@ class Witness(Protocol):
     def intruded(self, at: datetime) -> None:
         """Somebody else has."""
 
+    def ejected(self, machine: Watched, image: str) -> None:
+        """Gitboot has ejected what lay in a drive."""
+
+
+@dataclass
+class WatchedDrive(Drive):
+    """A drive whose machine is told of what gitboot does with it."""
+
+    machine: Watched = field(kw_only=True)
+
+    def refuses(self, method: str, path: str, content: Any) -> str | None:
+        after, before = self.machine.dies_now(), self.image
+        why = super().refuses(method, path, content)
+        if before is not None and self.image is None:
+            self.machine.witness.ejected(self.machine, before)
+        after()
+        return why
+
 
 class Watched(Machine):
     """A machine that tells a witness of what is written to its BMC."""
@@ -60,16 +81,31 @@ class Watched(Machine):
     standing: OverrideRecord | None = None  # what of gitboot's stands
     changed_unseen: bool = False  # by somebody else, since gitboot read it last
 
-    def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
+    def __init__(self, *arguments: Any, **facts: Any) -> None:
+        super().__init__(*arguments, **facts)
+        self.drives = [
+            WatchedDrive(path=each.path, kind=each.kind, types=each.types, machine=self) for each in self.drives
+        ]
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """What lies in its drives."""
+        return tuple(drive.image for drive in self.drives if drive.image is not None)
+
+    def dies_now(self) -> Callable[[], None]:
+        """Let gitboot die before something is written, if that was asked for; afterwards: call what is returned."""
         when, self.at_patch = self.at_patch, None
         if when == "before":
             self._kill()
+        return self._kill if when == "after" else lambda: None
+
+    def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
+        after = self.dies_now()
         before, unseen = dict(self.override), self.changed_unseen
         answer = super().patch(path, body, if_match)
         if answer.status == 200:
             self.witness.written(self, before, before | body["Boot"], overwrote=unseen)
-        if when == "after":
-            self._kill()
+        after()
         return answer
 
     def _kill(self) -> None:
@@ -77,6 +113,8 @@ class Watched(Machine):
         raise ConnectionAbortedError
 
     def write(self, **boot: str | None) -> None:
+        if boot.get(ENABLED) not in (None, "Disabled", *self.profile.enabled):
+            return  # nobody can have this BMC show what it does not know
         before = dict(self.override)
         super().write(**boot)
         if self.override != before:

@@ -189,7 +189,8 @@ def _warm_up() -> None:
 
     from gitboot.load import load
     from gitboot.render.formats import server_files, shared_files
-    from gitboot.resolve import decide, plan
+    from gitboot.resolve import plan
+    from gitboot.resolve.decide import decide
     from gitboot.source import WORKTREE, open_snapshot
 
     decisions = decide(load(open_snapshot(Path(__file__).parent.parent / "example-repo", WORKTREE)))

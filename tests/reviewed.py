@@ -11,7 +11,7 @@ from gitboot.cli.ranges import side
 from gitboot.diff import Changes, compare
 from gitboot.diff.guard import Limits
 from gitboot.load import Revision
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.review import Review, review
 from tests.fleets import document, fleet, image, policy, profile, repository, server, snapshot
 

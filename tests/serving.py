@@ -29,7 +29,7 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.serve.app import Clients, Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording

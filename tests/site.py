@@ -544,6 +544,10 @@ class Site:
     def intruded(self, at: datetime) -> None:
         """Somebody else has written to a BMC; whose override stands is not asked then."""
 
+    def ejected(self, machine: Watched, image: str) -> None:
+        """None of its commits wants a medium: what lies in a drive is somebody else's."""
+        raise AssertionError(f"{image} was ejected from {machine.name}")
+
     def written(
         self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
     ) -> None:

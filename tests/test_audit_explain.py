@@ -9,7 +9,8 @@ import pytest
 from gitboot.audit.explain import Explanation, explain
 from gitboot.facts import facts
 from gitboot.plan import Record, Run
-from gitboot.resolve import decide, plan
+from gitboot.resolve import plan
+from gitboot.resolve.decide import decide
 from tests.fleets import (
     SEED,
     at,

@@ -11,8 +11,8 @@ from gitboot.audit.images import Images, images
 from gitboot.cli import inputs
 from gitboot.facts import facts
 from gitboot.plan import Record
-from gitboot.resolve import decide
 from gitboot.resolve.choice import joins_at
+from gitboot.resolve.decide import decide
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of
 
 NOON = at("20T12:00")

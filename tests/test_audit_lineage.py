@@ -10,7 +10,8 @@ import pytest
 from gitboot.audit import lineage
 from gitboot.audit.lineage import Changed, Lineage, Skipped
 from gitboot.audit.steps import Steps
-from gitboot.resolve import Decisions, decide
+from gitboot.resolve import Decisions
+from gitboot.resolve.decide import decide
 from gitboot.source import open_history
 from tests.fleets import SEED, policy, server, uuid_of
 from tests.repositories import Work

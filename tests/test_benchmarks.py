@@ -16,7 +16,7 @@ from benchmarks.repository import Repository
 from benchmarks.rows import ROWS
 from benchmarks.running import Edit, every_server, one_server, pool
 from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 
 FLEET = Fleet(servers=3 * RACK)
 

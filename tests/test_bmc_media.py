@@ -98,6 +98,30 @@ def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
     assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
 
 
+@pytest.mark.parametrize("target", [BootTarget.CD, BootTarget.PXE])
+@pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
+def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
+    make_rack: MakeRack, profile: Profile, target: BootTarget
+) -> None:
+    rack = _rack(make_rack, profile)
+    rack.bring_about(DISC)
+    rack.machine.requests.clear()
+    rack.server.service.requests.clear()
+    other = replace(DISC.override, target=target, medium=ISO.replace("1", "2") if target is BootTarget.CD else None)
+    assert rack.bring_about(replace(DISC, override=other)).outcome is Outcome.APPLIED
+    sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
+    off, ejected, *more = sent
+    assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
+    assert _disc(rack).ejected == [ISO]
+    assert (_disc(rack).image, _record(rack).state) == (other.medium, State.CONFIRMED)
+    rack.boot()
+    assert [(each.target, each.medium) for each in rack.machine.boots] == [(fit_target(profile, target), other.medium)]
+
+
+def fit_target(profile: Profile, target: BootTarget) -> str:
+    return profile.boots_cd_as if target is BootTarget.CD else target
+
+
 def test_a_machine_that_is_off_keeps_no_medium(make_rack: MakeRack) -> None:
     rack = _rack(make_rack)
     rack.bring_about(DISC)

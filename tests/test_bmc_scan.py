@@ -286,3 +286,20 @@ def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:
     shown = replace(found, architecture=Architecture.AARCH64)
     assert "architecture: aarch64\n" in document_for(shown, "new", "rack", verify=False)
     assert "tls: {verify: false}" in document_for(shown, "new", "rack", verify=False)
+
+
+def test_a_new_server_is_what_its_bmc_shows_with_what_it_is_like(rack: Rack) -> None:
+    new, bmc = rack.bmc("new03")
+    new.nics = {"NIC.1": "52:54:00:aa:00:19"}
+    options = ("--path", rack.repository.work, "--credentials", rack.credentials, "--as", "rack")
+    command = ("new", "server", "new03", "--bmc", bmc.url, *options)
+    try:
+        done = typed(*command, "--like", "web01")
+        assert done.code == Exit.FINE, done
+        text = (rack.repository.work / "servers" / "new03.yaml").read_text()
+        assert f"uuid: {new.uuid}" in text and f"address: {bmc.url}" in text and "lifecycle: Parked" in text
+        assert typed("validate", rack.repository.work).code == Exit.FINE
+        assert "Server/new03 is there already" in typed(*command).err
+        assert new.writes == []
+    finally:
+        (rack.repository.work / "servers" / "new03.yaml").unlink()

@@ -14,7 +14,7 @@ from gitboot.cli import cli
 from gitboot.cli.init import CI, seed
 from gitboot.errors import UsageError
 from gitboot.load import load
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.source import open_snapshot
 from tests.fleets import at
 

@@ -17,7 +17,7 @@ from gitboot.model.policy import DiskBoot, HttpBoot, Method, NetworkBoot, Overri
 from gitboot.model.scalars import Digest
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import Boot, BootFiles, Decision
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from tests.fleets import (
     at,
     decision,

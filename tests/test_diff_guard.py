@@ -13,7 +13,7 @@ from gitboot.diff import compare
 from gitboot.diff.guard import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
 from gitboot.model.fleet import Guards
 from gitboot.model.scalars import Digest
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, repository, server
 from tests.reviewed import FLEET, Files, compared, reviewed
 

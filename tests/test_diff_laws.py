@@ -19,7 +19,8 @@ from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.schedule import server_state
 from gitboot.render.state import state_path
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decide import decide
 from gitboot.resolve.hosts import idle
 from gitboot.review.causes import Causes
 from gitboot.review.groups import groups
@@ -82,7 +83,7 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
     unused = {
         path: file
         for name, host in commit.decisions.networks.items()
-        for path, file in tombstones(commit.decisions.outputs, name, idle(host)).items()
+        for path, file in tombstones(commit.decisions.outputs, commit.decisions.servers[name], idle(host)).items()
     }
     return found, {**shared_files(commit.decisions), **unused}
 

@@ -10,7 +10,7 @@ from gitboot.diff.changes import Changes, compare
 from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.risks import Risk
 from gitboot.load import load
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.review import words
 from tests.fleets import SEED, maintenance, policy, server, snapshot
 

@@ -18,7 +18,8 @@ import pytest
 from gitboot.load import load
 from gitboot.plan import Record
 from gitboot.render.formats import lying, server_files, shared_files, tombstones
-from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decide import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import fallback
 from gitboot.source import open_snapshot
@@ -224,7 +225,7 @@ def test_the_files_that_every_machine_begins_with_are_exactly_these(
     decisions = decided(fleet(spec), *SEED[1:], *more)
     files = shared_files(decisions)
     for host in decisions.hosts:
-        files |= tombstones(decisions.outputs, host.server, idle(host))
+        files |= tombstones(decisions.outputs, decisions.servers[host.server], idle(host))
     machines = {path: file.content for path, file in files.items() if not path.startswith("ops/serve/")}
     _compare(GOLDEN / name, {path.removeprefix("boot/"): content for path, content in machines.items()})
 

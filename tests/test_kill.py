@@ -14,7 +14,8 @@ from pathlib import Path
 
 from gitboot.load import load
 from gitboot.render.formats import server_files, shared_files
-from gitboot.resolve import decide, plan
+from gitboot.resolve import plan
+from gitboot.resolve.decide import decide
 from gitboot.source import open_snapshot
 from tests.fleets import fleet, image, policy, profile, server
 from tests.inprocess import in_process

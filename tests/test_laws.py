@@ -23,7 +23,8 @@ from gitboot.load import load
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.plan import BootPlan, Decision, OverrideTarget, Phase, Record, Run
-from gitboot.resolve import Decisions, decide, plan, transition
+from gitboot.resolve import Decisions, plan, transition
+from gitboot.resolve.decide import decide
 from gitboot.resolve.records import first_records
 from tests.fleets import SEED, image, maintenance, planned, policy, profile, snapshot
 from tests.generated import (

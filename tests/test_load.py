@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gitboot.document import Path
 from gitboot.errors import InvalidRepository
-from gitboot.load import KINDS, BlobId, Id, Irregular, Oversized, ParseCache, Snapshot, load, parse_blob, references
+from gitboot.load import KINDS, BlobId, Id, Irregular, Oversized, ParseCache, Snapshot, load, parse_blob
+from gitboot.load.references import references
 from gitboot.model.scalars import parse_file_path, parse_name
 from gitboot.problems.problem import Problem
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written

@@ -24,8 +24,8 @@ from gitboot.plan import Record
 from gitboot.resolve.records import record_facts
 from tests.credentials import give_credentials
 from tests.lives import MONITOR, STRANGER, Life
-from tests.lives_commits import Repair
-from tests.lives_machines import Watched
+from tests.lives_commits import Repair, Way
+from tests.lives_machines import RESCUE, Watched
 from tests.redfish.faults import Body, Drop, Fault, Ignored, Intrusion, Reverted, Status, Truncated
 from tests.redfish.profiles import (
     AMI,
@@ -77,7 +77,7 @@ class Lives(RuleBasedStateMachine):
     bmcs: dict[str, RedfishServer]
     folder: Path
     profile: Profile
-    direct: bool
+    way: Way
     totals: Counter[str]
 
     @initialize(
@@ -89,7 +89,7 @@ class Lives(RuleBasedStateMachine):
     def begin(self, often: str, provision: int, netboots: bool, delays: bool) -> None:
         folder = Path(mkdtemp(dir=self.folder))
         give_credentials(folder, password="secret")
-        self.life = Life(folder=folder, bmcs=self.bmcs, profile=self.profile, direct=self.direct)
+        self.life = Life(folder=folder, bmcs=self.bmcs, profile=self.profile, way=self.way)
         self.life.netboots, self.life.delays = netboots, delays
         self.life.push(often=often, provision=provision)
         self.life.reconcile()
@@ -145,7 +145,7 @@ class Lives(RuleBasedStateMachine):
         )
     )
     def a_commit_changes_something(self, change: dict[str, Any]) -> None:
-        if self.direct and change.get("override") == "Continuous":
+        if self.way is not Way.ENTRY and change.get("override") == "Continuous":
             change = {"override": None}  # the other is an invalid commit
         self.life.push(**change)
 
@@ -197,13 +197,23 @@ class Lives(RuleBasedStateMachine):
     def reading_will_fail(self, where: str, fault: Fault, times: int) -> None:
         self.bmcs[where].fault(fault, times=times)
 
-    @rule(where=st.sampled_from(["a", "a", "a2", "b"]), fault=st.sampled_from(PATCHES))
-    def writing_will_fail(self, where: str, fault: Fault) -> None:
-        self.bmcs[where].fault(fault, on="PATCH")
+    @rule(
+        where=st.sampled_from(["a", "a", "a2", "b"]),
+        fault=st.sampled_from(PATCHES),
+        method=st.sampled_from(["PATCH", "POST"]),
+    )
+    def writing_will_fail(self, where: str, fault: Fault, method: str) -> None:
+        self.bmcs[where].fault(fault, on="PATCH" if self.way is not Way.MEDIUM else method)
 
     @rule(name=MACHINES, boot=st.sampled_from(WRITTEN))
     def somebody_else_writes(self, name: str, boot: dict[str, str | None]) -> None:
         self.machine(name).write(**boot)
+
+    @rule(name=MACHINES)
+    def somebody_else_inserts_a_medium_or_takes_theirs_out(self, name: str) -> None:
+        if self.way is Way.MEDIUM:
+            drive = self.machine(name).drives[1]
+            drive.image = {None: RESCUE, RESCUE: None}.get(drive.image, drive.image)
 
     # The instance
 
@@ -284,17 +294,17 @@ def bmcs() -> Iterator[dict[str, RedfishServer]]:
 
 
 @pytest.mark.parametrize(
-    ("profile", "direct"),
+    ("profile", "way"),
     [
-        (GENERIC, False),
-        (GENERIC, True),
-        *((profile, False) for profile in (IDRAC10, ILO6, SUPERMICRO_X10, SUPERMICRO_X11, AMI, XCC, OPENBMC)),
+        *((GENERIC, way) for way in Way),
+        *((profile, Way.ENTRY) for profile in (IDRAC10, ILO6, SUPERMICRO_X10, SUPERMICRO_X11, AMI, XCC, OPENBMC)),
+        *((profile, Way.MEDIUM) for profile in (ILO6, XCC)),
     ],
-    ids=lambda value: value.name if isinstance(value, Profile) else ("direct" if value else "entry"),
+    ids=lambda value: value.name if isinstance(value, Profile) else value.value,
 )
 def test_no_life_of_a_machine_has_it_installed_twice(
     profile: Profile,
-    direct: bool,
+    way: Way,
     bmcs: dict[str, RedfishServer],
     tmp_path: Path,
     lives: int,
@@ -302,7 +312,7 @@ def test_no_life_of_a_machine_has_it_installed_twice(
 ) -> None:
     monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power cut is tested
     totals: Counter[str] = Counter()
-    facts = {"bmcs": bmcs, "folder": tmp_path, "profile": profile, "direct": direct, "totals": totals}
+    facts = {"bmcs": bmcs, "folder": tmp_path, "profile": profile, "way": way, "totals": totals}
     run_state_machine_as_test(
         type("LivesOf", (Lives,), facts),
         settings=settings(

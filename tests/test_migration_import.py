@@ -17,7 +17,8 @@ from gitboot.load import load
 from gitboot.migration.fleetfiles import fleet_of
 from gitboot.migration.known import Supplement
 from gitboot.migration.systems import SYSTEMS
-from gitboot.resolve import decide, plan
+from gitboot.resolve import plan
+from gitboot.resolve.decide import decide
 from gitboot.resolve.records import first_records
 from gitboot.source import open_snapshot
 from tests.fleets import at

@@ -87,7 +87,15 @@ def hostile() -> list[generated.Document]:
     return [server(name, [{"mac": f"52:54:00:03:00:{number:02x}"}]) for number, name in enumerate(HOSTILE)]
 
 
+def with_loaders() -> list[generated.Document]:
+    made = three_hundred()
+    for number, each in enumerate(made):
+        each["spec"] |= [{"loader": "iPXE"}, {"loader": "GRUB"}, {}][number % 3]
+    return made
+
+
 FLEETS = {
+    "iPXE and GRUB by name": lambda: decided(with_loaders(), sites=SITES),
     "300 servers at sites": lambda: decided(three_hundred(), sites=SITES),
     "names that mean something else to DHCP": lambda: decided(hostile(), sites=SITES),
     "one server, no site": lambda: decided(three_hundred()[:1]),

@@ -30,7 +30,7 @@ def tree(decisions: Decisions) -> dict[str, File]:
     files = shared_files(decisions)
     for decision in decisions.servers.values():
         files |= server_files(decisions, decision, plan(decision, NOON, None))
-        files |= tombstones(decisions.outputs, decision.server, idle(decisions.networks[decision.server]))
+        files |= tombstones(decisions.outputs, decision, idle(decisions.networks[decision.server]))
     return files
 
 

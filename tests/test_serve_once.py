@@ -28,7 +28,7 @@ from gitboot.publish.manifest import STATUS
 from gitboot.render import terms
 from gitboot.render.state import state_path
 from gitboot.render.terms import TERMS, Terms
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.serve.recording import Recording
 from gitboot.status import Status
 from gitboot.timekeeping import Keeping

@@ -47,7 +47,8 @@ from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Decision, Phase, Record, Run
 from gitboot.problems.codes import Code
 from gitboot.render.formats import server_files, shared_files
-from gitboot.resolve import Decisions, decide, plan
+from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decide import decide
 from gitboot.resolve.records import exported, imported
 from tests.fleets import (
     at,

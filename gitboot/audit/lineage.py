@@ -13,7 +13,7 @@ from gitboot.load import ParseCache, load
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import more
 from gitboot.plan import Decision
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.source import CommitSummary, History
 from gitboot.source.history import Step
 

@@ -250,7 +250,8 @@ def next_step(
     moving = frozenset[str]().union(*(observed.marks.moved_since(record.marks) for record in records))
     own = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
     for record in records:
-        if record.state.is_open and (record is not own or isinstance(identified, Another)):
+        may_stay = record is own and not isinstance(identified, Another) and not _boots_another_medium(record, wanted)
+        if record.state.is_open and not may_stay:
             return _let_go(record, observed, at, moving)
     for record in records:
         if (step := _put_away(record, wanted, keeps, observed, at)) is not None:
@@ -366,6 +367,12 @@ def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: fr
     if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
         return Wait(why="it was cleared a moment ago, and is still shown")
     return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=marks_beside(observed, record), at=at))
+
+
+def _boots_another_medium(record: OverrideRecord, wanted: Wanted | None) -> bool:
+    """Whether its medium has to go: without it, its override would boot what comes next in the firmware's order."""
+    medium = record.medium
+    return medium is not None and medium.may_lie_in and wanted is not None and medium.url != wanted.override.medium
 
 
 def _put_away(

@@ -17,6 +17,7 @@ from gitboot.phrases import did_you_mean
 # In the order in which a newcomer meets them; modules are imported when their command runs.
 _COMMANDS: Final = {
     "init": "Write a small fleet repository to begin with.",
+    "new": "Write the document of a machine that nobody has described yet.",
     "import": "Write what another system knows as a fleet in which nothing installs.",
     "compare": "Show what differs between another system's answers and gitboot's.",
     "validate": "Check a fleet repository: every problem, with its place and its hint.",

@@ -110,7 +110,7 @@ def command(
 def _active(repository: FleetRepository) -> Decisions:
     """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
     from gitboot.model.server import Lifecycle
-    from gitboot.resolve import decide
+    from gitboot.resolve.decide import decide
 
     fleet, servers = copy(repository.fleet), {}
     object.__setattr__(fleet, "spec", copy(fleet.spec))

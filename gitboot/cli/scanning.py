@@ -73,7 +73,7 @@ def scan(
 
     machines = _described(path) if path is not None else []
     asked = addresses(list(_listed(places)), ports)
-    answers = _scanned(asked, credentials, name, verify=not no_verify, parallel=parallel)
+    answers = scanned(asked, credentials, name, verify=not no_verify, parallel=parallel)
     found = [each for answer in answers for each in answer.found]
     unread = [answer.address for answer in answers if answer.why_not is not None]
     compared = compare(found, machines, asked, unread)
@@ -114,7 +114,7 @@ def _listed(places: Sequence[str]) -> Iterator[str]:
         yield from filter(None, (line.partition("#")[0].strip() for line in lines))
 
 
-def _scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int) -> list[Probe]:
+def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int) -> list[Probe]:
     """What answers, in the order of addresses."""
     from gitboot.bmc.passwords import CredentialDirectory
     from gitboot.bmc.pool import connections

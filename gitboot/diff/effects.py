@@ -50,7 +50,7 @@ def _effects(
         yield Effect(When.NOW)
     if new is None:
         return
-    if old is not None and old.restrict != new.restrict:
+    if old is not None and (old.restrict, old.local_disk) != (new.restrict, new.local_disk):
         yield Effect(When.NOW)
     everything = old is None or _general(old) != _general(new)
     if new.policy is not None and (everything or old is None or old.policy != new.policy):
@@ -67,7 +67,7 @@ def _effects(
 def _general(decision: Decision) -> tuple[object, ...]:
     """What counts for each boot of a server, whatever it boots by."""
     how = decision.architecture, decision.firmware
-    return decision.base_url, decision.restrict, decision.stopped, decision.lifecycle, how
+    return decision.base_url, decision.restrict, decision.local_disk, decision.stopped, decision.lifecycle, how
 
 
 def _of_policy(

@@ -39,7 +39,7 @@ def _is_comparable(old: Decision, new: Decision) -> bool:
 
 _PARKED: Final = (Lifecycle.ACTIVE, Lifecycle.PARKED)
 _COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances", "stopped"})
-_same: Final = attrgetter(*sorted({each.name for each in fields(Decision)} - _COMPARED - {"digest"}))
+_same: Final = attrgetter(*sorted({each.name for each in fields(Decision) if each.compare} - _COMPARED))
 
 
 def _is_no_more(ask: Demand, spans: list[Span]) -> bool:

@@ -65,7 +65,11 @@ def own_arguments(boot: Boot) -> tuple[str, ...]:
 _OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.replaces, its.macs, its.serial)),
     (Risk.IDENTITY, lambda its: (its.architecture, its.firmware)),
-    (Risk.BOOT, lambda its: (its.base_url, its.restrict, its.stopped, its.lifecycle is Lifecycle.ACTIVE)),
+    (
+        Risk.BOOT,
+        lambda its: (its.base_url, its.restrict, its.stopped, its.lifecycle is Lifecycle.ACTIVE),
+    ),
+    (Risk.BOOT, lambda its: its.local_disk),
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
 )
 _OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from gitboot.load.merged import replaced
@@ -24,6 +24,20 @@ class Encoded(Mapping[str, V], Generic[V]):
 
     def __init__(self, held: Mapping[str, _Held[V]], decode: Callable[[bytes], V]) -> None:
         self._held, self._decode = held, decode
+
+    @classmethod
+    def of(cls, values: Mapping[str, bytes], decode: Callable[[bytes], V]) -> Encoded[V]:
+        """Values that are bytes still, in the order of their names."""
+        return cls({name: _Held[V](each) for name, each in values.items()}, decode)
+
+    def encoded(self, encode: Callable[[V], bytes]) -> dict[str, bytes]:
+        """All of them as bytes again."""
+        held = ((name, each.value) for name, each in self._held.items())
+        return {name: value if isinstance(value, bytes) else encode(value) for name, value in held}
+
+    def replaced(self, changed: Mapping[str, V], gone: Collection[str]) -> Encoded[V]:
+        """The same with these values, which are none to be decoded, instead or besides."""
+        return Encoded(replaced(self._held, {name: _Held(each) for name, each in changed.items()}, gone), self._decode)
 
     def having(self, changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Encoded[V]:
         """The same with these values instead or besides, by name; the same object where nothing is another."""

@@ -31,7 +31,8 @@ from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import pools
-from gitboot.resolve.decide import Decided, Decisions, Made, MadeUnknown
+from gitboot.resolve.decide import Decided, Made, MadeUnknown
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.found import DecisionFinding, FindingPlace
 from gitboot.resolve.optouts import OptOut
 

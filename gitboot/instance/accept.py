@@ -131,11 +131,13 @@ class Accepting:
         covered: Callable[[BmcAccess], bool] = lambda _: True,
         published: Revision | None = None,
         trust: Authority = NOBODY_SIGNS,
+        kept: Commit | None = None,
     ) -> None:
         self._source, self._evaluation, self._limits = source, evaluation, limits
         self._judging = Judging(evaluation, limits, covered, trust.reinstalls_need)
         self._signatures = trust.signatures
         self._published = published  # the commit that the tree was made of before this start
+        self._kept = kept  # one that was accepted before it, of which nothing has to be found out
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """What becomes of the newest commit, and what there is to say of it.
@@ -241,13 +243,19 @@ class Accepting:
         """After a start: go on with what was accepted before; the guards have judged it then."""
         if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
             return attempt
-        try:
-            evaluated = self._evaluation.evaluate(before, None)
-        except InvalidRepository as error:
-            return _refused(attempt, before, error, events, at)
-        if evaluated is None:
-            return attempt
-        accepted = replace(self._accepted(evaluated.commit, (), {}, events, at), orders=attempt.orders)
+        kept = self._kept if self._kept is not None and self._source.has(self._kept.revision) else None
+        if kept is not None and kept.revision == before:
+            commit = kept
+        else:
+            try:
+                evaluated = self._evaluation.evaluate(before, kept)
+            except InvalidRepository as error:
+                return _refused(attempt, before, error, events, at)
+            if evaluated is None:
+                return attempt
+            commit = evaluated.commit
+        self._kept = None
+        accepted = replace(self._accepted(commit, (), {}, events, at), orders=attempt.orders)
         return self._adopted(accepted)  # what comes next is compared with it
 
     def _accepted(

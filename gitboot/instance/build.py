@@ -22,6 +22,7 @@ from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, Ledg
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.bookkeeping import known, looked_around, write, write_events
+from gitboot.instance.bookmark import Bookmark
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.following import Followed, followers_of
@@ -33,6 +34,7 @@ from gitboot.instance.learn import Batch, learn
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.lookout import ArtifactWatch, Lookout
 from gitboot.instance.overrides import Schedule
+from gitboot.instance.patrol import Patrol
 from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Outlet, Reconciler
 from gitboot.instance.requests import BEGIN, REFUSED
@@ -56,7 +58,7 @@ from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.resolve import decide
+from gitboot.resolve.decide import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
@@ -94,6 +96,8 @@ class Outside:
     keys: TokenKeys = NO_KEYS  # by which tokens are published
     trust: Authority = NOBODY_SIGNS
     artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
+    bookmark: Bookmark | None = None  # where an earlier one stood; None: that does not matter
+    resumes: bool = False  # whether it goes on from there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +155,17 @@ def assembled(
     knowledge = known(store)
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=outside.records)
-    schedule = Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter)
+    standing = Standing(
+        knowledge=knowledge,
+        keys=outside.keys,
+        attempt=Attempt(orders=knowledge.facts.orders),
+        schedule=Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter),
+        longest_step=timedelta(minutes=settings.step_minutes),
+        opened=store.progress[1],
+        was_left=knowledge.facts.gap,
+    )
+    if outside.bookmark is not None and outside.resumes:
+        standing = outside.bookmark.resumed(standing)
     accepting = Accepting(
         outside.source,
         outside.evaluation,
@@ -159,23 +173,17 @@ def assembled(
         covered=partial(is_covered, settings.bmc.credentials),
         published=outside.published,
         trust=outside.trust,
+        kept=standing.plans.commit,
     )
     reconciler = Reconciler(
-        Standing(
-            knowledge=knowledge,
-            keys=outside.keys,
-            attempt=Attempt(orders=knowledge.facts.orders),
-            schedule=schedule,
-            longest_step=timedelta(minutes=settings.step_minutes),
-            opened=store.progress[1],
-            was_left=knowledge.facts.gap,
-        ),
+        standing,
         accepting=accepting,
         inbox=inbox,
         store=store,
         target=Followed(outside.target, outside.followers),
         bmcs=bmcs,
         outlet=Outlet(tell=tell, report=report, laps=laps or Laps(), listener=listener or WorkListener()),
+        bookmark=outside.bookmark,
     )
     try:
         yield Instance(reconciler=reconciler, inbox=inbox, store=store)
@@ -233,7 +241,11 @@ def running(
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
         artifacts = stack.enter_context(looking(settings, settings.state / state.ARTIFACTS, wake))
+        patrol = Patrol(settings.output, wake)
+        stack.callback(patrol.close)
         outside = Outside(
+            bookmark=Bookmark(settings.state / state.PLANNED, tree, patrol, partial(_warned, tell, clock)),
+            resumes=not wait,
             source=source,
             evaluation=evaluation,
             target=tree,
@@ -262,6 +274,10 @@ def running(
             )
         )
         yield instance, source
+
+
+def _warned(tell: Tell, clock: Clock, message: str) -> None:
+    tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
 
 
 @contextmanager

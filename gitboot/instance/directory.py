@@ -19,6 +19,7 @@ from gitboot.progress import Underway
 from gitboot.status import Status
 
 LEDGER: Final = "ledger.sqlite"
+PLANNED: Final = "planned.snapshot"  # where the instance stood; it can be deleted
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
 ARTIFACTS: Final = "artifacts.json"  # what was seen of artifacts; it can be deleted

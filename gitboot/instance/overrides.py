@@ -231,8 +231,7 @@ def _ask(
 ) -> Ask | None:
     """What is to become of a machine's own BMC; None: nothing is wanted there, and nothing stands there."""
     machine = commit.machines.get(uuid)
-    state = servers.get(machine.name) if machine is not None else None
-    if machine is None or machine.bmc is None or state is None:
+    if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return None
     wanted, records = wanted_by(state.plan), knowledge.overrides_of(uuid)
     power = power_wanted(state, knowledge.switches.get(uuid, {})) if may_set else None

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from gitboot.assets.sighting import Sighting, is_withheld
 from gitboot.bmc.override import State
+from gitboot.evaluate.encoded import Encoded
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
@@ -122,7 +123,7 @@ def replanned(
         commit=commit,
         stop=stop,
         left=left,
-        servers=replaced(before.servers, here, now.keys() - here.keys()),
+        servers=_replaced(before.servers, here, now.keys() - here.keys()),
         transitions=before.transitions.moved(
             {name: state.transition if state is not None else None for name, state in now.items()}
         ),
@@ -141,6 +142,13 @@ def replanned(
         begun=_begun(before, here, names),
         given=_given(before, here, names),
     ), different
+
+
+def _replaced(
+    before: Mapping[str, ServerState], here: Mapping[str, ServerState], gone: Collection[str]
+) -> Mapping[str, ServerState]:
+    """States with some of them instead or besides; those that were kept by an earlier process stay bytes."""
+    return before.replaced(here, gone) if isinstance(before, Encoded) else replaced(before, here, gone)
 
 
 def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting] | None) -> frozenset[str]:
@@ -228,7 +236,7 @@ def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: d
     if state is None or decision is None:
         return False
     absent = knowledge.absent(decision)
-    return state.holds(decision, knowledge.record(decision.uuid), at, _about(commit, name), absent=absent)
+    return state.holds(decision, knowledge.record(decision.uuid), at, about(commit, name), absent=absent)
 
 
 def _state(
@@ -242,12 +250,11 @@ def _state(
 ) -> ServerState | None:
     if (decision := commit.decisions.servers.get(name)) is None:
         return None
-    record, about = knowledge.record(decision.uuid), _about(commit, name)
-    absent = knowledge.absent(decision)
-    return planned(decision, record, at, about, stop, left, keys, absent)
+    record, absent = knowledge.record(decision.uuid), knowledge.absent(decision)
+    return planned(decision, record, at, about(commit, name), stop, left, keys, absent)
 
 
-def _about(commit: Commit, name: str) -> About:
+def about(commit: Commit, name: str) -> About:
     """What a commit says of a server beside its decision."""
     host = commit.decisions.networks[name]
     return About(

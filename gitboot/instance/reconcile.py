@@ -12,6 +12,7 @@ from gitboot.bounds import uncollected
 from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
+from gitboot.instance.bookmark import Bookmark
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
@@ -82,10 +83,11 @@ class Reconciler:
         target: Followed,
         bmcs: Bmcs,
         outlet: Outlet,
+        bookmark: Bookmark | None = None,
     ) -> None:
         self.standing = standing
         self._accepting, self._inbox, self._store = accepting, inbox, store
-        self._target, self._bmcs = target, bmcs
+        self._target, self._bmcs, self._bookmark = target, bmcs, bookmark
         self._tell, self._report, self.laps = outlet.tell, outlet.report, outlet.laps
         self._planning = outlet.listener.of(Work.PLAN)
 
@@ -126,7 +128,8 @@ class Reconciler:
                 lap(Stage.TAKE_IN)
                 wanted = tuple(each for each in taken.requests if each.what != BEGIN)
                 witnessed = taken.witnessed or is_vouched_for(current)
-                heartbeat = Batch(keeping=keeping, up=taken.up, witnessed=witnessed, turned=current.plans.is_due(at))
+                turned = current.plans.is_due(at) or current.attempt.attempted is None
+                heartbeat = Batch(keeping=keeping, up=taken.up, witnessed=witnessed, turned=turned)
                 said = replace(heartbeat, written=taken.written, requests=wanted, stoppage=taken.stoppage)
                 asked = learn(current.knowledge, said, at)
                 attempt, events = self._accepting.accept(current.attempt, asked.knowledge, at)
@@ -140,6 +143,7 @@ class Reconciler:
         except LedgerError as error:  # nothing of it counts, and what has come in waits
             now = replace(before, unwritable=str(error))
         lap(Stage.WRITE)
+        different = frozenset[str]()
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
@@ -156,6 +160,8 @@ class Reconciler:
             lap(Stage.ASK)
             now = self._waited(now, at) if wait else now
         due = self._reported(now, at)
+        if self._bookmark is not None:
+            self._bookmark.keep(self.standing, len(different), at)
         lap(Stage.REPORT)
         lap.end(Stage.RECONCILE)
         return due
@@ -198,14 +204,15 @@ class Reconciler:
         if not goes_by(knowledge, accepted):
             return batch
         settled = before.plans.commit if knowledge.settled is not None else None
+        unplanned = _names(before.unplanned, accepted)
         return replace(
             batch,
             commit=accepted,
             requests=tuple(each for each in heard.requests if each.what == BEGIN),
             introduced=attempt.introduced,
-            changed=changed_by(settled, accepted),
+            changed=changed_by(settled, accepted) | unplanned,
             left=left_by(settled, accepted),
-            begun=before.plans.begun.keys() | _names(before.unplanned, accepted),
+            begun=before.plans.begun.keys() | unplanned,
             fetched=fetches_of(self._store, heard.spooled, before.keys),
             taken=heard.spool,
             readings=tuple(_readings(heard.results, before)),
@@ -262,6 +269,8 @@ class Reconciler:
 
     def _stood_back(self, now: Standing) -> Standing:
         """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
+        if now.attempt.accepted is None:  # nothing is known yet but what was planned before the start
+            return now
         self._bmcs.forget(frozenset(now.schedule.asks))
         schedule = Schedule(most_failures=now.schedule.most_failures, jitter=now.schedule.jitter)
         return replace(
@@ -275,6 +284,8 @@ class Reconciler:
     def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = as_it_lies(now.publication, self._target, at), now.unwritable
+        if self._bookmark is not None:
+            publication = self._bookmark.looked_through(publication)
         forgotten = self._inbox.forgotten_next(now.knowledge.taken)
         terms = terms_of(
             commit.fleet.provisioning, self._inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten

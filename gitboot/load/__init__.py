@@ -1,29 +1,22 @@
 """Blobs of a commit -> the fleet repository as typed values, or every problem of the commit.
 
 A `snapshot` is listed (`listing`), each of its files is read (`blobs`, by `documents`), what they say is gathered
-in a `draft` and checked as a whole (`checks`, whose `remarks` become problems). What holds together is the
+in a `draft` and checked as a `whole` (`checks`, whose `remarks` become problems). What holds together is the
 `repository`. Of the revision after one that holds together only what differs is looked at (`successor`, by a `register`
 of who names and has what).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-from gitboot.errors import InvalidRepository
-from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob, read_blob
-from gitboot.load.checks import check
-from gitboot.load.draft import Draft
-from gitboot.load.listing import listed
-from gitboot.load.references import references
-from gitboot.load.remarks import problems_of
-from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import KINDS, Id, Origin, Resource
-from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
-from gitboot.model.fleet import Fleet
-from gitboot.problems.first import first
-from gitboot.problems.problem import Problem
+if TYPE_CHECKING:
+    from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob
+    from gitboot.load.repository import FleetRepository
+    from gitboot.load.resources import KINDS, Id, Origin, Resource
+    from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
+    from gitboot.load.whole import Flawed, examine, load
 
 __all__ = [
     "KINDS",
@@ -42,54 +35,31 @@ __all__ = [
     "examine",
     "load",
     "parse_blob",
-    "references",
 ]
 
+_WHERE: Final = {
+    "BlobId": "gitboot.load.snapshot",
+    "Flawed": "gitboot.load.whole",
+    "FleetRepository": "gitboot.load.repository",
+    "Id": "gitboot.load.resources",
+    "Irregular": "gitboot.load.snapshot",
+    "KINDS": "gitboot.load.resources",
+    "Origin": "gitboot.load.resources",
+    "Oversized": "gitboot.load.snapshot",
+    "ParseCache": "gitboot.load.blobs",
+    "ParsedBlob": "gitboot.load.blobs",
+    "Resource": "gitboot.load.resources",
+    "Revision": "gitboot.load.snapshot",
+    "Snapshot": "gitboot.load.snapshot",
+    "examine": "gitboot.load.whole",
+    "load": "gitboot.load.whole",
+    "parse_blob": "gitboot.load.blobs",
+}
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flawed:
-    """What a revision says that does not hold together, as far as it can be looked at."""
 
-    problems: tuple[Problem, ...]
-    well_formed: FleetRepository  # every document that is one; what it names may be missing
-    whole: FleetRepository  # of these, those of which all that they name is there
-    lacking: frozenset[str]  # kinds of which documents are broken, or named something that is missing
-
-
-def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
-    """The fleet repository at ``snapshot``; raise `InvalidRepository` with what is wrong with its documents.
-
-    ``cache`` keeps what blobs parse to between calls: only blobs that it lacks are read.
-    """
-    found = examine(snapshot, cache)
-    if isinstance(found, Flawed):
-        raise InvalidRepository(found.problems)
+def __getattr__(name: str) -> Any:
+    """What is imported from here, with its module: who only names a revision needs no schemas."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
     return found
-
-
-def examine(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository | Flawed:
-    """The same, but with what can still be looked at where documents are wrong."""
-    snapshot = replace(snapshot, read=lru_cache(maxsize=2)(snapshot.read))  # for the problems of two files that clash
-    cache = {} if cache is None else cache
-    files = listed(snapshot)
-    draft = Draft(snapshot, files.irregular)
-    for path in files.documents:
-        blob = snapshot.blobs[path]
-        if (parsed := cache.get(blob)) is None:
-            parsed = cache[blob] = read_blob(snapshot, blob, path)
-        draft.add(path, parsed)
-    check(draft)
-    found, more = problems_of(draft.remarks, snapshot.read)
-    problems = first([*files.problems, *draft.problems, *found], draft.more + more)
-    if not problems:
-        return draft.repository()
-    whole = draft.whole()
-    lacking = {key.kind for key in draft.known() - whole} | draft.unread.kinds
-    if not draft.of(Fleet):
-        lacking.add("Fleet")
-    return Flawed(
-        problems=tuple(problems),
-        well_formed=draft.repository(),
-        whole=draft.repository(whole),
-        lacking=frozenset(lacking),
-    )

@@ -23,6 +23,8 @@ def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
                 yield "BootProfile", profile, ("spec", "unknownServers", "profile")
             for number, site in enumerate(fleet.sites):
                 yield from _selected(site.select, ("spec", "sites", number, "select"))
+            for number, made in enumerate(fleet.hardware):
+                yield from _selected(made.select, ("spec", "hardware", number, "select"))
         case Server(spec=server):
             if server.policy is not None:
                 yield "BootPolicy", server.policy, ("spec", "policy")

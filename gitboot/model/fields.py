@@ -29,6 +29,7 @@ from gitboot.model.scalars import (
     parse_kernel_argument,
     parse_label_key,
     parse_label_value,
+    parse_local_disk,
     parse_mac,
     parse_name,
     parse_network,
@@ -43,6 +44,7 @@ from gitboot.model.scalars import (
 )
 from gitboot.model.scalars.artifacts import SHA256
 from gitboot.model.scalars.instants import INSTANT
+from gitboot.model.scalars.machines import LOCAL_DISK
 from gitboot.model.scalars.names import LABEL_NAME, NAME
 
 # What editors read: they type plain scalars by YAML 1.2, where 3815.2 is a number and gitboot reads text.
@@ -124,6 +126,7 @@ SecretPath = Annotated[
     BeforeValidator(parse_secret_path),
     WithJsonSchema({"type": "string", "pattern": r"^[^/\\][^\\]*\.age$"}),
 ]
+LocalDisk = Annotated[str, BeforeValidator(parse_local_disk), WithJsonSchema(_matching(LOCAL_DISK, "string"))]
 KernelArgument = Annotated[str, BeforeValidator(parse_kernel_argument), _TEXT]
 VariableName = Annotated[str, BeforeValidator(parse_variable_name)]
 Variable = Annotated[str | bool, BeforeValidator(parse_variable), _ANY_SCALAR]

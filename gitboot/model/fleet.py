@@ -13,6 +13,7 @@ from gitboot.model.fields import (
     BaseUrl,
     Boolean,
     Integer,
+    LocalDisk,
     NameField,
     Network,
     Percent,
@@ -22,6 +23,7 @@ from gitboot.model.fields import (
 )
 from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
+from gitboot.model.server import Loader
 from gitboot.problems.codes import Code
 
 
@@ -65,6 +67,21 @@ class Site(Struct):
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under from there.")
     endpoint: BaseUrl | None = Field(
         default=None, description="Who gives from there what is made once. Default: the Fleet's endpoint."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+class Hardware(Struct):
+    """What holds for machines of one make; a server's own document wins, then the first that selects it and says it."""
+
+    select: Select = Field(description="Which servers are of this make: by a label for the vendor, say.")
+    local_disk: LocalDisk | None = Field(
+        default=None,
+        description="How loaders hand over to the local disk: Exit, Sanboot, NotFound, or the path of an EFI program "
+        "on it. Default: what suits most machines.",
+    )
+    loader: Loader | None = Field(
+        default=None, description="What DHCP names for them: iPXE or GRUB. Default: iPXE where it is published."
     )
 
 
@@ -157,6 +174,9 @@ class FleetSpec(Struct):
         "What is made once is given by it alone. Default: whoever has the files gives it.",
     )
     sites: tuple[Site, ...] = Field(default=(), description="Nearer mirrors, first match wins. Default: none.")
+    hardware: tuple[Hardware, ...] = Field(
+        default=(), description="What is different for machines of some make, first match wins. Default: nothing is."
+    )
     unknown_servers: UnknownServers = Field(
         default="LocalDisk",
         description="What unknown machines boot: LocalDisk, NotFound, or {profile: NAME}. Default: LocalDisk.",

@@ -19,6 +19,7 @@ from gitboot.model.fields import (
     Integer,
     InterfaceAddress,
     KernelArgument,
+    LocalDisk,
     Mac,
     NameField,
     SecretPath,
@@ -41,6 +42,13 @@ class Architecture(StrEnum):
 class Firmware(StrEnum):
     UEFI = "UEFI"
     BIOS = "BIOS"
+
+
+class Loader(StrEnum):
+    """What DHCP names for a machine's firmware."""
+
+    IPXE = "iPXE"
+    GRUB = "GRUB"
 
 
 class Lifecycle(StrEnum):
@@ -170,6 +178,14 @@ class ServerSpec(Struct):
     )
     policy: NameField | None = Field(
         default=None, description="Its BootPolicy by name, instead of by selection. Default: selection."
+    )
+    local_disk: LocalDisk | None = Field(
+        default=None,
+        description="How loaders hand over to its disk: Exit, Sanboot, NotFound, or the path of an EFI program on it. "
+        "Default: as the Fleet says of its hardware, else what suits most machines.",
+    )
+    loader: Loader | None = Field(
+        default=None, description="What DHCP names for it: iPXE or GRUB. Default: as the Fleet says of its hardware."
     )
     pin: Pin | None = Field(default=None, description="An image of its own. Default: none.")
     provision: Integer = Field(default=0, description='Raise it to provision the server again. Default: 0, "as found".')

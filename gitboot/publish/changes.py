@@ -86,6 +86,11 @@ class NamedContent:
         self._by_server.clear()
         self._counts.clear()
 
+    @property
+    def by_server(self) -> Mapping[str, tuple[str, ...]]:
+        """What each names that names any."""
+        return self._by_server
+
     def by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
         """Those of ``paths`` that a server names which is none of ``servers``."""
         own = Counter(path for server in servers for path in self._by_server.get(server, ()))

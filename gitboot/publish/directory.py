@@ -21,6 +21,7 @@ from gitboot.publish.durable import staged
 from gitboot.publish.fresh import finish, put
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
 from gitboot.publish.reindex import Pair
+from gitboot.publish.resuming import Inventory, now_named
 from gitboot.publish.room import check_room
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.tree import File, Files
@@ -106,6 +107,28 @@ class Directory:
         if stands is not None and path not in self._tree.pending and holds(self._disk, path, stands, file.content):
             return int(stands.st_mtime)  # it is not written anew
         return self._disk.dated(path, at)
+
+    def inventory(self) -> Inventory:
+        """What the tree holds, for `resume`."""
+        head = self._tree.head
+        return Inventory(
+            states=dict(self._tree.servers()),
+            content=dict(self._named.by_server),
+            shared=head.shared if head is not None else None,
+        )
+
+    def resume(self, before: Inventory) -> frozenset[str] | None:
+        """Go on from what an earlier process has left; return the servers that have other files by now, as `ALL` says.
+
+        Then no publication need be complete. None: the first has to be, as that of a process that knows nothing.
+        """
+        tree = self._tree
+        if tree.stamp is None or tree.stamp.ledger != self._ledger or (now := now_named(tree, before)) is None:
+            return None
+        for server, paths in {**before.content, **now}.items():
+            self._named.note(server, paths)
+        self._left = self._disk.read(MANIFEST)
+        return frozenset(now)
 
     def publish(
         self,

@@ -7,6 +7,14 @@
 | PXELINUX | `localboot 0` | `localboot 0`, which SYSLINUX answers by leaving |
 
 The loader chooses as it runs: a UEFI machine may have come by BIOS, and the shared scripts do not know whose they are.
+What a document or the Fleet's `hardware` says instead, of a machine that does not come to its disk so:
+
+| localDisk | iPXE | GRUB | PXELINUX |
+|---|---|---|---|
+| `Exit` | `exit` at once | `exit` at once | `localboot -1`: the next device of BIOS |
+| `Sanboot` | `sanboot` of the first disk under UEFI, too | as without | as without |
+| a path | `sanboot` of that program under UEFI | that program under UEFI | as without |
+| `NotFound` | none has an entry: 404 | | |
 """
 
 from __future__ import annotations
@@ -67,15 +75,61 @@ PXELINUX: Final = """\
 label disk
   localboot 0
 """
-PXELINUX_ALONE: Final = f"default disk\nprompt 0\n{PXELINUX}"
 
 
-def sent_to_disk(path: str, who: str, why: str) -> str | None:
+EXIT: Final = "Exit"
+SANBOOT: Final = "Sanboot"
+_LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
+
+
+def ipxe_to_disk(how: str | None) -> str:
+    """What ends a script of iPXE; ``how`` is what a document says of it, None most machines' way."""
+    if how is None:
+        return IPXE
+    if how == EXIT:
+        return _LEAVE_IPXE
+    # Drives are numbered from 0 there, by iPXE of 2023 and newer (commit b1c13cc); an older one has none, and goes on.
+    path = f" --filename {how.replace('/', _BACKSLASH)}" if how != SANBOOT else ""
+    return f"iseq ${{platform}} efi && sanboot --no-describe --drive 0{path} ||\n{IPXE}"
+
+
+_BACKSLASH: Final = "\\"  # as UEFI has it in paths (10.3.5.4)
+
+
+def grub_to_disk(how: str | None) -> str:
+    """What ends a configuration of GRUB."""
+    if how == EXIT:
+        return "exit\n"
+    return GRUB if how in (None, SANBOOT) else f"{_CHAINED.format(path=how)}{GRUB}"
+
+
+_CHAINED: Final = """\
+if [ "$grub_platform" = efi ]; then
+  if search --no-floppy --file --set=root "{path}"; then
+    if chainloader "{path}"; then
+      boot
+    fi
+  fi
+fi
+"""
+
+
+def pxelinux_to_disk(how: str | None) -> str:
+    """The label by which PXELINUX leaves."""
+    return PXELINUX.replace("localboot 0", "localboot -1") if how == EXIT else PXELINUX
+
+
+def pxelinux_alone(how: str | None) -> str:
+    """A whole configuration of PXELINUX that leaves."""
+    return f"default disk\nprompt 0\n{pxelinux_to_disk(how)}"
+
+
+def sent_to_disk(path: str, who: str, why: str, how: str | None = None) -> str | None:
     """What sends on to its disk a machine that asks for its entry at ``path``; None: it is no loader's."""
-    for loader, first, rest in _LOADERS:
+    for loader, first, to_disk in _LOADERS:
         if loader in path:
-            return f"{first}# {who}: {why}, on to the local disk\n{rest}"
+            return f"{first}# {who}: {why}, on to the local disk\n{to_disk(how)}"
     return None
 
 
-_LOADERS: Final = (("ipxe", "#!ipxe\n", IPXE), ("grub.cfg", "", GRUB), ("pxelinux", "", PXELINUX_ALONE))
+_LOADERS: Final = (("ipxe", "#!ipxe\n", ipxe_to_disk), ("grub.cfg", "", grub_to_disk), ("pxelinux", "", pxelinux_alone))

@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 from gitboot.model.fleet import Output
-from gitboot.render.loaders import CLIENTS, LoaderOffer, Mirror, mirrors, offers
+from gitboot.model.server import Loader
+from gitboot.render.loaders import CLIENTS, LoaderOffer, Mirror, mirrors, offers, wanted
 from gitboot.render.paths import ContentType
 from gitboot.render.reservations import Reservation, reservations
 from gitboot.render.tree import File
@@ -61,8 +62,15 @@ def _loaders(decisions: Decisions) -> Iterator[str]:
             script = _quoted(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={at}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={at}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for offer in offered:
-            yield from _offered(offer, mirror, f"{at}{firmware}tag:gitboot_{offer.client.name}")
+        for loader, tag in _by_loader(decisions):
+            for offer in offers(decisions, loader):
+                yield from _offered(offer, mirror, f"{at}{firmware}{tag}tag:gitboot_{offer.client.name}")
+
+
+def _by_loader(decisions: Decisions) -> Iterator[tuple[Loader | None, str]]:
+    """Those who want no loader by name, then those who want each, by their tags."""
+    yield None, "tag:!gitboot_loader," if wanted(decisions) else ""
+    yield from ((each, f"tag:gitboot_loader_{each.lower()},") for each in wanted(decisions))
 
 
 # dnsmasq knows no enterprise number in DHCPv6's vendor class (RFC 8415, 21.16): it writes strings, each behind two
@@ -92,10 +100,11 @@ def _all_reserved(hosts: tuple[Host, ...]) -> str:
 
 
 def _reserved(reservation: Reservation) -> str:
-    site = reservation.site
+    site, loader = reservation.site, reservation.loader
     words = (
         reservation.mac,
         f"set:gitboot_site,set:gitboot_site_{site}" if site else None,
+        f"set:gitboot_loader,set:gitboot_loader_{loader.lower()}" if loader else None,
         reservation.ipv4,
         *(f"[{address}]" for address in reservation.ipv6),
         reservation.hostname,

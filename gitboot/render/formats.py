@@ -71,9 +71,9 @@ def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None
     }
 
 
-def tombstones(outputs: Collection[Output], server: str, idle: tuple[MacAddress, ...]) -> dict[str, File]:
+def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacAddress, ...]) -> dict[str, File]:
     """The files of interfaces that a server may not boot from; no plan changes them, and fetching one says nothing."""
-    return {path: file for output, render in TOMBSTONES if output in outputs for path, file in render(server, idle)}
+    return {path: file for output, render in TOMBSTONES if output in outputs for path, file in render(decision, idle)}
 
 
 def lying(decision: Decision, files: Files, instead: Files) -> dict[str, File]:

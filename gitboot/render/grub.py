@@ -33,9 +33,9 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in decision.macs)
 
 
-def tombstones(server: str, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
+def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
     """What GRUB finds by interfaces that the server may not boot from: on to its disk."""
-    yield from ((paths.GRUB_LOOKUP.of(mac), _tombstone(server, IDLE)) for mac in idle)
+    yield from ((paths.GRUB_LOOKUP.of(mac), _tombstone(decision, IDLE)) for mac in idle)
 
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -44,24 +44,25 @@ def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
     yield from ((paths.GRUB_BY_UUID.of(uuid), configuration) for uuid in byte_orders(decision.uuid))
 
 
-def _tombstone(server: str, why: str) -> File:
-    return File(f"# {server}: {why}, on to the local disk\n{disk.GRUB}".encode(), ContentType.TEXT)
+def _tombstone(decision: Decision, why: str) -> File:
+    to_disk = disk.grub_to_disk(decision.local_disk)
+    return File(f"# {decision.server}: {why}, on to the local disk\n{to_disk}".encode(), ContentType.TEXT)
 
 
 def _file(decision: Decision, plan: BootPlan | None) -> File:
     if plan is None:
-        return _tombstone(decision.server, f"no plan ({decision.lifecycle})")
+        return _tombstone(decision, f"no plan ({decision.lifecycle})")
     return File(_configuration(plan).encode(), ContentType.TEXT)
 
 
 def _configuration(plan: BootPlan) -> str:
-    header = "".join(f"# {line}\n" for line in heading(plan))
+    header, to_disk = "".join(f"# {line}\n" for line in heading(plan)), disk.grub_to_disk(plan.local_disk)
     if plan.boot is None:
-        return f"{header}echo {grub_text(f'gitboot: {plan.server} boots its local disk')}\n{disk.GRUB}"
+        return f"{header}echo {grub_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
     if (own := plan.boot.entries.get("grub")) is not None:
         return header + own + ("" if own.endswith("\n") else "\n")
     announced = grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-    return f"{header}echo {announced}\n{_booted(plan.boot)}{disk.GRUB}"
+    return f"{header}echo {announced}\n{_booted(plan.boot)}{to_disk}"
 
 
 def _booted(boot: Boot) -> str:

@@ -48,8 +48,8 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
         # Another UUID than the document's is why it is looked up by its serial number.
         why = f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
-        header = "".join(f"# {line}\n" for line in heading(plan))
-        script = File(f"#!ipxe\n{header}echo {ipxe_text(f'gitboot: {why}')}\n{disk.IPXE}".encode(), ContentType.TEXT)
+        header, to_disk = "".join(f"# {line}\n" for line in heading(plan)), disk.ipxe_to_disk(decision.local_disk)
+        script = File(f"#!ipxe\n{header}echo {ipxe_text(f'gitboot: {why}')}\n{to_disk}".encode(), ContentType.TEXT)
     else:
         script = _file(decision, plan)
     yield paths.IPXE_BY_SERIAL.of(decision.serial), script
@@ -60,20 +60,22 @@ def _file(decision: Decision, plan: BootPlan | None) -> File:
 
 
 def _tombstone(decision: Decision) -> str:
-    return f"#!ipxe\n# {decision.server}: no plan ({decision.lifecycle}), on to the local disk\n{disk.IPXE}"
+    why = f"{decision.server}: no plan ({decision.lifecycle}), on to the local disk"
+    return f"#!ipxe\n# {why}\n{disk.ipxe_to_disk(decision.local_disk)}"
 
 
 def _script(plan: BootPlan) -> str:
     header = "#!ipxe\n" + "".join(f"# {line}\n" for line in heading(plan))
+    to_disk = disk.ipxe_to_disk(plan.local_disk)
     if plan.boot is None:
-        return f"{header}echo {ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{disk.IPXE}"
+        return f"{header}echo {ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
     if (own := plan.boot.entries.get("ipxe")) is not None:
         return _own(own, header)
     announced = ipxe_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
     steps = boot_steps(plan.boot)
     if isinstance(steps, str):
-        return f"{header}echo {announced}\necho gitboot: {ipxe_text(steps)}\n{disk.IPXE}"
-    return f"{header}echo {announced}\n{_retried(steps)}{disk.IPXE}"
+        return f"{header}echo {announced}\necho gitboot: {ipxe_text(steps)}\n{to_disk}"
+    return f"{header}echo {announced}\n{_retried(steps)}{to_disk}"
 
 
 def _own(text: str, header: str) -> str:

@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from gitboot.model.fleet import Output
-from gitboot.render.loaders import Client, LoaderOffer, Mirror, mirrors, offers
+from gitboot.model.server import Loader
+from gitboot.render.loaders import Client, LoaderOffer, Mirror, mirrors, offers, wanted
 from gitboot.render.paths import ContentType
 from gitboot.render.reservations import Reservation, reservations
 from gitboot.render.tree import File
@@ -125,6 +126,11 @@ def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[E
         members = " or ".join(f"member('gitboot_site_{site}')" for site in sorted(decisions.sites))
         # KNOWN lets Kea decide this and what names it only when it has looked the reservation up.
         yield {"name": "gitboot_site", "test": f"member('KNOWN') and ({members})"}
+    loaders = [f"gitboot_loader_{each.lower()}" for each in wanted(decisions)]
+    yield from ({"name": name} for name in loaders)
+    if loaders:
+        members = " or ".join(f"member('{name}')" for name in loaders)
+        yield {"name": "gitboot_loader", "test": f"member('KNOWN') and ({members})"}
     ipxe = Output.IPXE in decisions.outputs
     for mirror in mirrors(decisions):
         name = f"gitboot_site_{mirror.site}_" if mirror.site else "gitboot_"
@@ -132,10 +138,19 @@ def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[E
         if ipxe:
             yield {"name": f"{name}script", "test": f"{at}member('gitboot_ipxe')", **version.script(mirror)}
         firmware = "not member('gitboot_ipxe') and " if ipxe else ""
-        for offer in offers(decisions):
-            if (given := version.offered(offer, mirror)) is not None:
-                test = f"{at}{firmware}{_asks(offer.client, version.architecture)}"
-                yield {"name": name + offer.client.name, "test": test, **given}
+        for loader, word, of_loader in _by_loader(decisions):
+            for offer in offers(decisions, loader):
+                if (given := version.offered(offer, mirror)) is not None:
+                    test = f"{at}{of_loader}{firmware}{_asks(offer.client, version.architecture)}"
+                    yield {"name": name + word + offer.client.name, "test": test, **given}
+
+
+def _by_loader(decisions: Decisions) -> Iterator[tuple[Loader | None, str, str]]:
+    """Those who want no loader by name, then those who want each: a part of their classes' names, and of their test."""
+    yield None, "", "not member('gitboot_loader') and " if wanted(decisions) else ""
+    for each in wanted(decisions):
+        own = f"gitboot_loader_{each.lower()}"
+        yield each, f"{each.lower()}_", f"member('gitboot_loader') and member('{own}') and "
 
 
 def _at(mirror: Mirror, decisions: Decisions) -> str:
@@ -163,6 +178,10 @@ def _reserved(reservation: Reservation, addresses: Element) -> Element | None:
     reserved = dict(addresses)
     if reservation.hostname is not None:
         reserved["hostname"] = reservation.hostname
-    if reservation.site is not None:
-        reserved["client-classes"] = [f"gitboot_site_{reservation.site}"]
+    classes = [
+        *([f"gitboot_site_{reservation.site}"] if reservation.site is not None else []),
+        *([f"gitboot_loader_{reservation.loader.lower()}"] if reservation.loader is not None else []),
+    ]
+    if classes:
+        reserved["client-classes"] = classes
     return {"hw-address": reservation.mac, **reserved} if reserved else None

@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.fleet import Output
+from gitboot.model.server import Loader
 from gitboot.resolve import Decisions
 
 
@@ -102,10 +103,17 @@ class LoaderOffer:
     loader: Output
 
 
-def offers(decisions: Decisions) -> Iterator[LoaderOffer]:
-    """The loader of each client that there is one for."""
+def offers(decisions: Decisions, wanted: Loader | None = None) -> Iterator[LoaderOffer]:
+    """The loader of each client that there is one for: where there is one, the ``wanted``."""
     for client in CLIENTS:
-        for loader, platform, path in LOADERS:
-            if loader in decisions.outputs and platform is client.platform:
-                yield LoaderOffer(client=client, path=path, loader=loader)
-                break
+        found = [
+            LoaderOffer(client=client, path=path, loader=loader)
+            for loader, platform, path in LOADERS
+            if loader in decisions.outputs and platform is client.platform
+        ]
+        yield from [*(each for each in found if wanted is not None and each.loader == wanted.lower()), *found][:1]
+
+
+def wanted(decisions: Decisions) -> tuple[Loader, ...]:
+    """The loaders that any server wants by name, sorted."""
+    return tuple(sorted({each.loader for each in decisions.hosts if each.loader is not None}))

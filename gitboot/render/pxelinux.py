@@ -22,17 +22,17 @@ from gitboot.resolve import Decisions
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """``pxelinux.cfg/01-<mac>`` for every Server document: without a plan it goes on to the disk."""
     if plan is None:
-        text = _tombstone(decision.server, f"no plan ({decision.lifecycle})")
+        text = _tombstone(decision, f"no plan ({decision.lifecycle})")
     else:
         header = "".join(f"# {line}\n" for line in heading(plan))
         who = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
-        text = header + _configuration(plan.boot, who)
+        text = header + _configuration(plan.boot, who, plan.local_disk)
     yield from ((paths.PXELINUX.of(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
 
 
-def tombstones(server: str, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
+def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
     """What PXELINUX finds by interfaces that the server may not boot from: on to its disk."""
-    file = File(_tombstone(server, IDLE).encode(), ContentType.TEXT)
+    file = File(_tombstone(decision, IDLE).encode(), ContentType.TEXT)
     yield from ((paths.PXELINUX.of(mac), file) for mac in idle)
 
 
@@ -62,21 +62,21 @@ def sent_on(url: str, instead: str) -> str | None:
     return f"# gitboot: a boot that is made once, which only {url} gives\n{instead}include {url}?{paths.HOP}=1\n"
 
 
-def _tombstone(server: str, why: str) -> str:
-    return f"# {server}: {why}, on to the local disk\n{disk.PXELINUX_ALONE}"
+def _tombstone(decision: Decision, why: str) -> str:
+    return f"# {decision.server}: {why}, on to the local disk\n{disk.pxelinux_alone(decision.local_disk)}"
 
 
-def _configuration(boot: Boot | None, who: str) -> str:
+def _configuration(boot: Boot | None, who: str, how: str | None = None) -> str:
     """What boots, with a word on the screen; the disk where nothing does, or where it is unavailable."""
     announced = f"say {ipxe_text(f'gitboot: {who}')}\n" if who else ""
     if boot is None:
-        return announced + disk.PXELINUX_ALONE
+        return announced + disk.pxelinux_alone(how)
     try:
         steps = list(_steps(boot))
     except _NotForPxelinux as reason:
-        return f"{announced}say {ipxe_text(f'gitboot: {reason}')}\n{disk.PXELINUX_ALONE}"
+        return f"{announced}say {ipxe_text(f'gitboot: {reason}')}\n{disk.pxelinux_alone(how)}"
     label = "".join(f"  {step}\n" for step in steps)
-    return f"{announced}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk.PXELINUX}"
+    return f"{announced}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk.pxelinux_to_disk(how)}"
 
 
 class _NotForPxelinux(Exception):

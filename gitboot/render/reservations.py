@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gitboot.model.server import Lifecycle
+from gitboot.model.server import Lifecycle, Loader
 from gitboot.resolve.hosts import Host
 
 
@@ -20,6 +20,7 @@ class Reservation:
     ipv6: tuple[str, ...]
     hostname: str | None
     site: str | None
+    loader: Loader | None
 
 
 def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
@@ -35,6 +36,7 @@ def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
                     ipv6=tuple(address for address in nic.addresses if ":" in address),
                     hostname=_hostname(host.server),
                     site=host.site,
+                    loader=host.loader,
                 )
 
 

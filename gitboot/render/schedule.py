@@ -193,7 +193,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
         for instant, each in ((None, now), *planned.later)
     ]
     announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
-    unused = tombstones(decisions.outputs, decision.server, about.idle)
+    unused = tombstones(decisions.outputs, decision, about.idle)
     files = {**announced, **renderings[0].lying, **unused}
     turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
     named = _names_of_peers(decisions, decision.server, about, turns)

@@ -63,7 +63,8 @@ def _for_all(fleet: FleetSpec) -> tuple[object, ...]:
     stopped, provisioning = fleet.stopped is not None, fleet.provisioning
     counts, mirrors = (provisioning.evidence, provisioning.attempts), Output.MIRROR in fleet.outputs
     urls = fleet.base_url, fleet.endpoint, fleet.sites, mirrors
-    return urls, fleet.serving.restrict, counts, fleet.require_policy, stopped
+    loaders = fleet.hardware, *(output in fleet.outputs for output in (Output.IPXE, Output.GRUB))
+    return urls, loaders, fleet.serving.restrict, counts, fleet.require_policy, stopped
 
 
 def _selectors(name: str, *both: Mapping[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
 from gitboot.load.merged import merged
-from gitboot.model.fleet import Evidence, Output, Site, UnknownProfile
+from gitboot.model.fleet import Site, UnknownProfile
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.selectors import selects
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
@@ -31,33 +31,14 @@ from gitboot.resolve.checked import (
     templates_of,
 )
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.families import left_out
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
+from gitboot.resolve.hardware import NOT_FOUND, Makes
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 from gitboot.resolve.selection import Selecting
 from gitboot.resolve.source import BootSource, Unbootable
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decisions:
-    """What a commit says about every server, and about machines that it does not know."""
-
-    revision: str
-    base_url: str
-    outputs: frozenset[Output]
-    evidence: Evidence
-    servers: Mapping[str, Decision]  # by name, sorted
-    networks: Mapping[str, Host]  # by server, in their order
-    sites: Mapping[str, str]  # by name, in the document's order: what is reached under which base URL
-    unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
-    unknown_not_found: bool  # such machines are answered 404
-    warnings: tuple[Problem, ...]
-
-    @property
-    def hosts(self) -> tuple[Host, ...]:
-        """Every server as the network knows it, in the order of their names."""
-        return tuple(self.networks.values())
 
 
 class Made(NamedTuple):
@@ -154,7 +135,8 @@ def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[s
 def _named(deciding: _Deciding, name: str) -> DecidedServer:
     """All that is decided for the server of this name."""
     server = deciding.repository.servers[name]
-    return DecidedServer(deciding.server(server), host(server, deciding.site(server)))
+    known = host(server, deciding.site(server), deciding.makes.loader(server))
+    return DecidedServer(deciding.server(server), known)
 
 
 def _decisions(
@@ -253,6 +235,7 @@ class _Deciding:
             self.problems += [*not_yet(repository), *left_out(repository)]
         policies = ((pool, repository.policies[pool.name].spec.select) for pool in self.pools.values())
         self._policies, self._sites = Selecting(policies), sites(repository)
+        self.makes = Makes(repository)
         self._maintenances = Selecting((each, each.spec.select) for each in repository.maintenances.values())
         self._found: list[DecisionFinding] = []  # of the server at hand
         self._of: dict[Id, None] = {}  # what its decision is made of, each once
@@ -281,7 +264,8 @@ class _Deciding:
             policy = self._policy(server, pool) if pool is not None else None
             maintenances = tuple(self._maintenance(server, each) for each in self._maintenances.of(server))
             self._found.extend(check_overlaps(maintenances))
-        site = self.site(server)
+        site, local_disk = self.site(server), self.makes.local_disk(server)
+        self._found.extend(self.makes.unpublished(server))
         return Decision(
             server=server.metadata.name,
             uuid=server.spec.uuid,
@@ -290,7 +274,7 @@ class _Deciding:
             architecture=server.spec.architecture,
             firmware=server.spec.firmware,
             lifecycle=server.spec.lifecycle,
-            restrict=self.repository.fleet.spec.serving.restrict,
+            restrict=self.repository.fleet.spec.serving.restrict or local_disk == NOT_FOUND,
             base_url=site.base_url if site else self.repository.fleet.spec.base_url,
             provision=server.spec.provision,
             policy=policy,
@@ -299,6 +283,7 @@ class _Deciding:
             replaces=server.spec.replaces,
             stopped=self.repository.fleet.spec.stopped is not None,
             endpoint=endpoint_of(self.repository, site),
+            local_disk=local_disk if local_disk != NOT_FOUND else None,
         )
 
     def _declared(self, server: Server) -> int | None:

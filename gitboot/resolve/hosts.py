@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gitboot.model.fleet import Site
 from gitboot.model.scalars import MacAddress
-from gitboot.model.server import Lifecycle, Server
+from gitboot.model.server import Lifecycle, Loader, Server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +26,16 @@ class Host:
     lifecycle: Lifecycle
     site: str | None
     nics: tuple[Nic, ...]  # in the document's order
+    loader: Loader | None = None  # that DHCP names; None: as for most machines
 
 
-def host(server: Server, site: Site | None) -> Host:
+def host(server: Server, site: Site | None, loader: Loader | None) -> Host:
     """What the network is told of ``server``."""
     return Host(
         server=server.metadata.name,
         lifecycle=server.spec.lifecycle,
         site=site.name if site else None,
+        loader=loader,
         nics=tuple(
             Nic(
                 mac=interface.mac,

@@ -79,6 +79,7 @@ def plan(
         data=_data_of(decision, state, told),
         token=told if told != decision.token else None,
         medium=state.medium,
+        local_disk=decision.local_disk,
     )
 
 

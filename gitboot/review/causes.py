@@ -84,7 +84,9 @@ class Causes:
 
     def _of_fleet(self, change: ServerChange) -> Iterator[Id]:
         elsewhere = {
-            (each.base_url, each.restrict, each.stopped) for each in (change.old, change.new) if each is not None
+            (each.base_url, each.restrict, each.local_disk, each.stopped)
+            for each in (change.old, change.new)
+            if each is not None
         }
         if len(elsewhere) > 1 or Risk.OUTPUTS in change.risks:
             yield from self._of_kind("Fleet")

@@ -105,6 +105,7 @@ def _plan(
         firmware=decision.firmware,
         base_url=decision.base_url,
         restrict=decision.restrict,
+        local_disk=decision.local_disk,
         phase=phase,
         cause=cause,
         policy=policy,

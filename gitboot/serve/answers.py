@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 from gitboot.canonical import canonical, digest
 from gitboot.render.paths import (
@@ -42,6 +42,14 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 MOST_BYTES: Final = 1024 * 1024  # what is larger is an artifact, which is read from the disk each time
 
 
+class Entry(NamedTuple):
+    """By what somebody boots."""
+
+    path: str
+    who: str
+    local_disk: str | None = None  # how its loaders hand over to its disk
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What a path is answered, for as long as a file stands and the clock is between two instants."""
@@ -54,7 +62,7 @@ class Answer:
     instead: bytes | None = None  # where it is not given; None: 404
     hop: bytes | None = None  # what sends on to who gives it
     content_type: str = ContentType.TEXT
-    entry: tuple[str, str] | None = None  # its path, and who boots by it; None: nobody
+    entry: Entry | None = None  # None: nobody boots by it
     file: str  # that says so
     signature: Signature
     since: datetime | None = None  # None: from before all turns
@@ -144,7 +152,7 @@ class Answers:
             instead=self._content(located, fallback) if fallback is not None else None,
             hop=self._content(located, writes.hop) if writes is not None and writes.hop is not None else None,
             content_type=version.content_type,
-            entry=(asked.path, located.state.server) if version.role in (Role.ENTRY, Role.OFFER) else None,
+            entry=_entry(located, asked.path) if version.role in (Role.ENTRY, Role.OFFER) else None,
             file=located.file,
             signature=located.signature,
             since=version.since,
@@ -196,7 +204,7 @@ class Answers:
             asked = Asked(HTTP_BOOT, "", HTTP_BOOT.of(located.state.summary["uuid"]))
             answer = self._of_server(located, asked, at) if asked.path in located.state.paths else None
         elif (unknown := self._shared(UNKNOWN_HTTP_BOOT)) is not None:
-            answer = replace(unknown, entry=(UNKNOWN_HTTP_BOOT, "unknown machine"))
+            answer = replace(unknown, entry=Entry(UNKNOWN_HTTP_BOOT, "unknown machine"))
         if answer is None:
             return None
 
@@ -220,7 +228,7 @@ class Answers:
         if path not in self._tree.shared() or (found := self._tree.read(path)) is None:
             return None
         answer = self._file(found.content, found.file, found.signature, ContentType.TEXT, REVALIDATED)
-        return replace(answer, entry=(path, "unknown machine")) if path in UNKNOWN else answer
+        return replace(answer, entry=Entry(path, "unknown machine")) if path in UNKNOWN else answer
 
     def _immutable(self, path: str) -> Answer | None:
         """Content, if it is what its path says; None where it is none, or too large to be held."""
@@ -274,6 +282,10 @@ def _unplanned(located: Located, asked: Asked, reply: Reply, file: str, found: S
         file=file,
         signature=found,
     )
+
+
+def _entry(located: Located, path: str) -> Entry:
+    return Entry(path, located.state.server, located.state.plan["decision"].get("localDisk"))
 
 
 def _past(until: datetime | None, *shown: datetime | None) -> datetime | None:

@@ -23,7 +23,7 @@ from gitboot.observe.refused import WhyNot
 from gitboot.render.disk import sent_to_disk
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, means
 from gitboot.render.state import Need
-from gitboot.serve.answers import Answer, Answers
+from gitboot.serve.answers import Answer, Answers, Entry
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import ServedFiles, size_below
 from gitboot.serve.body import end_of
@@ -175,7 +175,7 @@ class Endpoint:
         at = self._clock()
         if (answer := await self._find(scope, at)) is not None:
             if answer.entry is not None and (stopped := self._tree.words.now) and stopped.stoppage.everything:
-                return self._counted(answer.counts_as, _to_disk(*answer.entry, stopped.stoppage))
+                return self._counted(answer.counts_as, _to_disk(answer.entry, stopped.stoppage))
             if answer.guarded is not None:
                 return await self._given(answer, answer.guarded, scope, at)
             return self._replied(answer, scope["headers"])
@@ -340,9 +340,9 @@ def _instead(answer: Answer, guarded: Guarded, refusal: Refusal) -> Reply:
     return file_reply(content, answer.content_type, UNCACHED)
 
 
-def _to_disk(path: str, who: str, stoppage: Stoppage) -> Reply:
+def _to_disk(entry: Entry, stoppage: Stoppage) -> Reply:
     """What is answered who would boot, where nobody is to boot from the network."""
-    found = sent_to_disk(path, who, in_comment(str(stoppage)))
+    found = sent_to_disk(entry.path, entry.who, in_comment(str(stoppage)), entry.local_disk)
     return file_reply(found.encode(), ContentType.TEXT, UNCACHED) if found is not None else NOT_FOUND
 
 

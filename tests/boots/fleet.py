@@ -27,6 +27,7 @@ class Guest:
     uefi: bool = True
     pxe: bool = False
     nics: int = 1  # it boots from the last
+    spec: str = ""  # what its document says besides
     found_by: Literal["MAC", "UUID", "serial"] = "MAC"  # all that its document and the machine have in common
 
     def server_name(self, by: str) -> str:
@@ -57,6 +58,7 @@ class Guest:
         spec = f"uuid: {uuid_of(self.server_name(by))}, architecture: {self.architecture.name}, firmware: {firmware}"
         spec += f", serial: {self.serial(by)}" if self.found_by == "serial" else ""
         spec += f", interfaces: [{interfaces}], provision: {0 if self.installed else 1}"
+        spec += f", {self.spec}" if self.spec else ""
         boots = (self.boots or "").format(by=by.lower())
         return document("Server", self.server_name(by), spec, f"boots: {boots}, by: {by}")
 

@@ -25,6 +25,11 @@ GUESTS = (
     Guest(name="unknown", uefi=False, boots=None, by=("gitboot", "nginx", "Caddy")),
     Guest(name="bios-disk", uefi=False, installed=True, by=("gitboot", "Caddy")),
     Guest(name="uefi-disk", installed=True, by=("gitboot", "nginx")),
+    Guest(name="exit", uefi=False, installed=True, spec="localDisk: Exit"),
+    Guest(name="sanboot", installed=True, spec="localDisk: Sanboot"),
+    Guest(name="chained", installed=True, spec="localDisk: /EFI/BOOT/BOOTX64.EFI"),
+    Guest(name="no-entry", installed=True, spec="localDisk: NotFound"),
+    Guest(name="grub", installed=True, spec="loader: GRUB, localDisk: /EFI/BOOT/BOOTX64.EFI"),
 )
 ANSWERED = {guest.name: guest.by for guest in GUESTS}
 
@@ -90,3 +95,25 @@ def test_an_installed_server_goes_on_to_its_disk_under_bios(site: Site, by: str,
 def test_an_installed_server_goes_on_to_its_disk_under_uefi(site: Site, by: str, row: Row) -> None:
     with site.machine("uefi-disk", by, disk=True).on() as machine:
         row(machine, machine.says("iPXE", f"gitboot: uefi-disk-{by.lower()} boots its local disk", MARK))
+
+
+@pytest.mark.parametrize("name", ["exit", "sanboot"])
+def test_a_machine_comes_to_its_disk_as_its_document_says(site: Site, name: str, row: Row) -> None:
+    with site.machine(name, disk=True).on() as machine:
+        row(machine, machine.says("iPXE", "boots its local disk", MARK))
+
+
+def test_ipxe_starts_the_program_on_the_disk_that_a_document_names(site: Site, row: Row) -> None:
+    with site.machine("chained", disk=True).on() as machine:
+        row(machine, machine.says("iPXE", "boots its local disk", MARK))
+
+
+def test_a_machine_without_an_entry_goes_on_to_its_disk(site: Site, row: Row) -> None:
+    with site.machine("no-entry", disk=True).on() as machine:
+        row(machine, machine.says("iPXE", MARK))
+
+
+def test_another_loader_than_most_machines_is_given_in_the_same_fleet(site: Site, row: Row) -> None:
+    with site.machine("grub", disk=True).on() as machine:
+        row(machine, machine.says("GRUB", "boots its local disk", MARK))
+    assert "iPXE" not in machine.said

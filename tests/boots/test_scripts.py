@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from gitboot.load import load
 from gitboot.plan import Record
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, decide
+from gitboot.resolve import Decisions
+from gitboot.resolve.decide import decide
 from gitboot.source import open_snapshot
 from tests import generated
 from tests.boots.interpreter import Run, run

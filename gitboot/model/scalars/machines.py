@@ -105,6 +105,21 @@ _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")  # as ipaddress reads it, but at a tenth of the cost
 
 
+LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\.[Ee][Ff][Ii]")
+
+
+def parse_local_disk(value: object) -> str:
+    """How a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
+    found = text(value)
+    if not LOCAL_DISK.fullmatch(found) or "/../" in found:
+        raise Malformed(
+            Code.CHOICE,
+            f"expected Exit, Sanboot, NotFound, or the path of an EFI program, found {shown(found)}",
+            "write the path as it is on the EFI system partition: /EFI/debian/shimx64.efi",
+        )
+    return found
+
+
 def parse_interface_address(value: object) -> str:
     """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)

@@ -1,0 +1,33 @@
+"""All that a commit decides, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gitboot.model.fleet import Evidence, Output
+from gitboot.model.server import Architecture
+from gitboot.plan import Boot, Decision
+from gitboot.problems.problem import Problem
+from gitboot.resolve.hosts import Host
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decisions:
+    """What a commit says about every server, and about machines that it does not know."""
+
+    revision: str
+    base_url: str
+    outputs: frozenset[Output]
+    evidence: Evidence
+    servers: Mapping[str, Decision]  # by name, sorted
+    networks: Mapping[str, Host]  # by server, in their order
+    sites: Mapping[str, str]  # by name, in the document's order: what is reached under which base URL
+    unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
+    unknown_not_found: bool  # such machines are answered 404
+    warnings: tuple[Problem, ...]
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Every server as the network knows it, in the order of their names."""
+        return tuple(self.networks.values())

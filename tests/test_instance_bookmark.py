@@ -1,0 +1,421 @@
+"""An instance that goes on from where an earlier one stood: nothing is another than where it begins with nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import sqlite3
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.instance import bookmark, build, planning
+from gitboot.instance.commit import Commit, Evaluated
+from gitboot.instance.directory import PLANNED
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.patrol import Patrol
+from gitboot.instance.standing import Fetched
+from gitboot.ledger import requests
+from gitboot.load import Revision
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import identity
+from gitboot.plan import Record
+from gitboot.publish.index import shard_path
+from gitboot.publish.resuming import ALL, suspects
+from gitboot.render.paths import Kind, identity_of
+from gitboot.resolve.records import record_facts
+from gitboot.source import Source
+from tests.doubles import note_fetch
+from tests.evaluated import Here
+from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.inprocess import Parts, in_process
+from tests.instance import Repository
+from tests.searching import examples
+
+NAMES = tuple(f"web{number:02}" for number in range(6))
+NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is kept of small fleets, too, and after each change."""
+    monkeypatch.setattr(bookmark, "WORTH", 0)
+    monkeypatch.setattr(bookmark, "_OFTEN", timedelta())
+    monkeypatch.setattr(build, "Patrol", Patient)
+
+
+class Patient(Patrol):
+    """Says what was found once all was looked at."""
+
+    def found(self) -> frozenset[str]:
+        if self._thread.ident is not None:
+            self._thread.join()
+        return super().found()
+
+
+def documents(draw: random.Random) -> str:
+    """One of many fleets of the same servers, nearly."""
+    settings = draw.choice(
+        (
+            "baseURL: 'http://boot.test'",
+            "baseURL: 'http://boot.test', outputs: [ipxe]",
+            "baseURL: 'http://boot.test', sites: [{name: a, baseURL: 'http://a.test', select: {servers: [web02]}}]",
+            "baseURL: 'http://boot.test', stopped: moving house",
+        )
+    )
+    specs = {
+        name: draw.choice(("", "", "provision: 1", "provision: 2", "kernelArguments: [quiet]", "gone"))
+        for name in NAMES
+    }
+    found = [
+        fleet(settings),
+        *(server(name, "role: web", spec) for name, spec in specs.items() if spec != "gone"),
+        *(image("flatcar-1"), image("memtest-7", "writesDisk: false")),
+        *(profile("web", "flatcar-1"), profile("repair", "memtest-7")),
+        policy("web", often=draw.choice(("Once", "Always", "Never"))),
+    ]
+    if draw.random() < 0.5:
+        found.append(maintenance("repair", draw.choice(NIGHT), select="{servers: [web01, web03]}"))
+    return "---\n".join(found)
+
+
+def item_of(name: str, provision: int | None) -> dict[str, object]:
+    """What an operator says of a server."""
+    record = Record(provision=provision, image="flatcar-1", pool="web", evidence="Operator")
+    return {"uuid": uuid_of(name), "server": name, **record_facts(record)}
+
+
+class Twin:
+    """One of two instances to which the same happens."""
+
+    def __init__(self, folder: Path, repository: Path, *, keeps: bool) -> None:
+        self.folder, self._repository, self._keeps = folder, repository, keeps
+        self._open = ExitStack()
+        self.parts: Parts
+
+    def begin(self, now: datetime, *, initial: str | None = None) -> None:
+        if not self._keeps:
+            (self.folder / "state" / PLANNED).unlink(missing_ok=True)
+        process = in_process(self.folder, self._repository, initial=initial, clock=lambda: now)
+        self.parts = self._open.enter_context(process)
+        self.turn(now)
+
+    def turn(self, now: datetime) -> None:
+        """Until all that is published was looked through, and what was found not to stand is put right."""
+        self.parts.source.fetch()
+        for _ in range(2):
+            self.parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
+        self.parts.reconciler.reconcile(now, wait=True)
+
+    def end(self) -> None:
+        self._open.close()
+
+    def tree(self) -> dict[str, tuple[bytes, float]]:
+        """Each file with its date, but for the number of an offer that was answered, and digests of files with that."""
+        found = (path for path in (self.folder / "output").rglob("*") if path.is_file())
+        named = ((str(path.relative_to(self.folder / "output")), path) for path in found)
+        return {
+            name: (re.sub(rb'"answered":[0-9]+', b"", path.read_bytes()), path.stat().st_mtime)
+            for name, path in named
+            if name not in ("ops/status.json", "ops/.gitboot/lock") and "manifest" not in name
+        }
+
+    def ledger(self) -> list[object]:
+        """All that it says, but for when it was alive, and what is of publications: when, of how many files.
+
+        Who begins with nothing publishes all once more: what is offered has the number of the newest decision then,
+        and so has the answer to it. With an instance that goes on, it keeps the one that it had.
+        """
+        with sqlite3.connect(self.folder / "state" / "ledger.sqlite") as ledger:
+            ledger.execute("UPDATE offers SET at = '', facts = json_remove(facts, '$.number')")
+            ledger.execute("UPDATE versions SET number = 0")
+            ledger.execute("UPDATE records SET answered = 0")
+            ledger.execute("DELETE FROM facts WHERE name IN ('changes', 'heartbeat', 'output', 'spool')")
+            happened = list(
+                ledger.execute("SELECT at, type, message FROM events WHERE type <> 'Published' ORDER BY id")
+            )
+            ledger.execute("DELETE FROM events")
+            found = [*sorted(ledger.iterdump()), *happened]
+            ledger.rollback()
+        return found
+
+
+class Twins:
+    """Two instances that were one, of which the other one begins with nothing at each start."""
+
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        self.repository, self._draw, self.now = Repository.create(folder / "git"), draw, at("20T12:00")
+        bare = self.repository.bare
+        self.one, self.other = Twin(folder / "one", bare, keeps=True), Twin(folder / "other", bare, keeps=False)
+        self.repository.push({"all.yaml": documents(draw)})
+        self.one.begin(self.now, initial=draw.choice(("fresh", "adopt")))
+        self.one.parts.spool.mkdir(exist_ok=True)
+        identity(self.one.parts.spool)  # which is the same for both
+        self.one.end()
+        shutil.copytree(self.one.folder, self.other.folder, symlinks=True)
+        self._begin()
+
+    @property
+    def both(self) -> tuple[Twin, Twin]:
+        return self.one, self.other
+
+    def _begin(self) -> None:
+        for each in self.both:
+            each.begin(self.now)
+
+    def end(self) -> None:
+        for each in self.both:
+            each.end()
+
+    def happen(self) -> str:
+        """Something does; say what."""
+        what = self._draw.choice((self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose))
+        what()
+        for each in self.both:
+            each.turn(self.now)
+        return what.__name__
+
+    def compare(self) -> None:
+        one, other = (each.tree() for each in self.both)
+        assert one == other
+        assert {each for twin in self.both for each in suspects(twin.folder / "output")} <= {None}
+        assert self.one.ledger() == self.other.ledger()
+        said = [each.parts.reconciler.status.facts() for each in self.both]
+        assert {**said[0], "plannedAt": ""} == {**said[1], "plannedAt": ""}  # when something was published last
+
+    def commit(self) -> None:
+        self.repository.push({"all.yaml": documents(self._draw)})
+
+    def fetch(self) -> None:
+        """A machine is given what stands for it."""
+        name = self._draw.choice(NAMES)
+        state = self.one.parts.reconciler.standing.plans.servers.get(name)
+        if state is None or state.plan is None:
+            return
+        entry = f"boot/v1/boot/{state.decision.macs[0]}/boot.ipxe"
+        for each in self.both:
+            note_fetch(
+                each.parts.spool,
+                Observation(server=name, path=entry, digest=state.plan.digest, client="10.0.0.7", at=self.now),
+            )
+
+    def pass_(self) -> None:
+        self.now += timedelta(minutes=self._draw.choice((1, 10, 45, 240)))
+
+    def say(self) -> None:
+        """An operator says what is installed."""
+        name = self._draw.choice(NAMES)
+        item = item_of(name, self._draw.choice((1, None)))
+        for each in self.both:
+            requests.give(each.parts.ledger, self.now, "ada", "records", {"items": [item]})
+
+    def restart(self) -> None:
+        """Perhaps with a commit, a fetch or an hour while nobody is there."""
+        self.end()
+        if self._draw.random() < 0.4:
+            self.commit()
+        if self._draw.random() < 0.3:
+            self.pass_()
+        self._begin()
+
+    def lose(self) -> None:
+        """A file is lost, or damaged, while nobody is there."""
+        paths = sorted(self.one.tree())
+        self.end()
+        path = self._draw.choice(paths or ["boot/boot.ipxe"])
+        is_lost = self._draw.random() < 0.5
+        for each in self.both:
+            file = each.folder / "output" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)  # which other names it had, stands
+            if not is_lost:
+                file.write_bytes(b"{}")
+                os.utime(file, (self.now.timestamp(),) * 2)
+        self._begin()
+
+
+@pytest.mark.parametrize("seed", range(examples(3)))
+def test_a_restart_with_what_was_kept_is_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Often it is of some commits, fetches and records before."""
+    monkeypatch.setattr(bookmark, "_OFTEN", timedelta(minutes=seed % 3 * 30))
+    twins, happened = Twins(tmp_path, random.Random(seed)), list[str]()
+    try:
+        for _ in range(6):
+            happened.append(twins.happen())
+            twins.compare()
+    finally:
+        twins.end()
+
+
+FLEET = "---\n".join(
+    (
+        fleet(),
+        *(server(name, "role: web", "provision: 1") for name in NAMES),
+        *(image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once")),
+    )
+)
+NOON = at("20T12:00")
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> tuple[Path, Repository]:
+    """What an instance has left that had published a fleet, and knows what is installed."""
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"all.yaml": FLEET})
+    with in_process(tmp_path, repository.bare, initial="fresh") as parts:
+        reconcile(parts)
+    assert (tmp_path / "state" / PLANNED).exists()
+    return tmp_path, repository
+
+
+def reconcile(parts: Parts) -> None:
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON, fetched=Fetched(), wait=True)
+
+
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """Which commits are evaluated from now on, each against which."""
+    found: list[tuple[str, str | None]] = []
+    evaluate = Here.evaluate
+
+    def noted(self: Here, revision: Revision, base: Commit | None) -> Evaluated | None:
+        found.append((revision, base.revision if base is not None else None))
+        return evaluate(self, revision, base)
+
+    monkeypatch.setattr(Here, "evaluate", noted)
+    return found
+
+
+def written(folder: Path) -> dict[Path, int]:
+    found = (
+        path for path in (folder / "output").rglob("*") if path.is_file() and path.name not in ("status.json", "lock")
+    )
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+def test_a_restart_with_nothing_changed_reads_no_commit_plans_nobody_and_writes_nothing(
+    left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = left
+    before, asked = written(folder), evaluated(monkeypatch)
+    monkeypatch.setattr(planning, "planned", None)
+    with in_process(folder, left[1].bare) as parts:
+        reconcile(parts)
+        status = parts.reconciler.status
+        assert (status.applied, status.phases) == (status.accepted, {"Network": len(NAMES)})
+        assert (asked, parts.events[-1].type) == ([], "Accepted")
+    assert written(folder) == before
+
+
+def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
+    left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the instance was killed before it was worth it to keep the next one."""
+    folder, repository = left
+    kept = (folder / "state" / PLANNED).read_bytes()
+    first = repository.push({"README.md": "one"})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+    repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        second = parts.reconciler.status.applied
+    (folder / "state" / PLANNED).write_bytes(kept)
+    asked = evaluated(monkeypatch)
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert parts.reconciler.status.applied == second != first
+    ((revision, base),) = asked
+    assert (revision, base is not None and base != first) == (second, True)
+
+
+def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]) -> None:
+    """A server that was provisioned after that is not offered its installer once more, not for a moment."""
+    folder, repository = left
+    kept = (folder / "state" / PLANNED).read_bytes()
+    item = item_of("web00", 1)
+    with in_process(folder, repository.bare) as parts:
+        requests.give(parts.ledger, NOON, "ada", "records", {"items": [item]})
+        reconcile(parts)
+        assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
+    before = written(folder)
+    (folder / "state" / PLANNED).write_bytes(kept)
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
+    assert written(folder) == before
+
+
+def test_a_tree_that_is_older_than_what_was_kept_is_brought_up_to_date(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    shutil.copytree(folder / "output", folder / "older", symlinks=True)
+    repository.push({"all.yaml": FLEET.replace("provision: 1", "provision: 1, kernelArguments: [quiet]", 1)})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        newest = parts.reconciler.status.applied
+    entry = folder / "output" / "boot" / "v1" / "boot" / mac_of("web00").replace(":", "-") / "boot.ipxe"
+    assert "quiet" in (content := entry.read_text())
+    shutil.rmtree(folder / "output")
+    (folder / "older").rename(folder / "output")
+    assert "quiet" not in entry.read_text()
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert (parts.reconciler.status.applied, entry.read_text()) == (newest, content)
+
+
+@pytest.mark.parametrize("harm", ["cut short", "of a commit that is gone", "of another ledger", "in doubt"])
+def test_what_cannot_be_relied_on_is_done_without(
+    left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    folder, repository = left
+    path = folder / "state" / PLANNED
+    if harm == "cut short":
+        path.write_bytes(path.read_bytes()[:-1])
+    with in_process(folder, repository.bare) as parts:
+        commit = parts.reconciler.standing.plans.commit
+    assert (commit is None) == (harm == "cut short")
+    asked = evaluated(monkeypatch)
+    if harm == "of a commit that is gone":
+        monkeypatch.setattr(Source, "has", lambda *_: False)
+    if harm == "of another ledger":
+        (folder / "state" / "token-keys").unlink()
+    if harm == "in doubt":
+        monkeypatch.setattr(Knowledge, "is_trusted", False)
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        told = [event.type for event in parts.events]
+        assert ("KeptUnusable" in told) == (harm == "cut short")
+    assert [base for _, base in asked] == [None]
+
+
+HARMED = {
+    f"boot/v1/boot/{mac_of('web00').replace(':', '-')}/boot.ipxe": "web00",
+    "ops/servers/web00.json": "web00",
+    shard_path(identity_of(Kind.MAC, mac_of("web00").replace(":", "-"))): "web00",
+    "ops/records.json": ALL,
+}
+
+
+@pytest.mark.parametrize(("path", "found"), HARMED.items())
+def test_whose_files_do_not_stand_is_found_beside_and_put_right(
+    left: tuple[Path, Repository], path: str, found: str
+) -> None:
+    folder, repository = left
+    output = folder / "output"
+    content = (output / path).read_bytes()
+    for harm in (b"{}", b"no JSON", None):
+        (output / path).unlink()
+        if harm is not None:
+            (output / path).write_bytes(harm)
+        is_unreadable = "/index/" in path and harm == b"no JSON"
+        assert {each for each in suspects(output) if each is not None} == {ALL if is_unreadable else found}
+        with in_process(folder, repository.bare) as parts:
+            reconcile(parts)
+            assert (output / path).read_bytes() == content
+        assert {each for each in suspects(output) if each is not None} == set()
