@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.exit import Exit
-from tests.fleets import uuid_of
+from tests.fleets import image, policy, profile, uuid_of
 from tests.instance import eventually
 from tests.rack import PASSWORD, USER, Done, Rack, typed
 from tests.redfish.faults import Status
+from tests.redfish.profiles import GENERIC, IDRAC9, OPENBMC
 from tests.test_assets_efi import program
 
 FINE = tuple(f"db{number:02}" for number in range(20))
@@ -152,6 +153,22 @@ def test_what_secure_boot_will_refuse_is_a_warning_of_diff(rack: Rack) -> None:
         assert (warning in done.out, done.out.count("warning")) == (is_warned, int(is_warned)), done
     web.machine.secure_boot = True
     assert "warning" not in diff(rack).out, "nobody says what it boots"
+
+
+def test_diff_says_where_dhcp_names_what_was_wanted_by_its_uri(rack: Rack) -> None:
+    rack.pool = (
+        image("flatcar-1", "configFrom: None", "uki"),
+        profile("web", "flatcar-1", "httpBoot: uki", method="UefiHttp"),
+        policy("web", often="Once"),
+    )
+    for name, kind in (("web01", GENERIC), ("web02", IDRAC9), ("web03", OPENBMC)):
+        rack.add(name, provision=1, profile=kind).bmc.fault(Status(status=503), on="PATCH", times=9)
+    rack.push()
+    assert rack.once(*LOOSE, *rack.spooling, records="fresh").code == Exit.PARTIAL
+    said = diff(rack).out
+    assert "web01: Set: wanted for provision/1\n" in said
+    assert "web02: Set: wanted for provision/1; the BMC takes no HttpBootUri, so DHCP names the loader\n" in said
+    assert "web03: Set: wanted for provision/1; the BMC has no UefiHttp, so DHCP names the loader\n" in said
 
 
 def test_a_role_that_may_not_read_secure_boot_reads_the_rest(night: Rack) -> None:

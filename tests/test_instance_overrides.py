@@ -21,7 +21,7 @@ from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.redfish.double import Machine
 from tests.redfish.faults import Drop, Hang, Ignored, Slow, Status
-from tests.redfish.profiles import GENERIC, ILO6, SUPERMICRO_X10, Profile
+from tests.redfish.profiles import GENERIC, IDRAC9, ILO6, OPENBMC, SUPERMICRO_X10, Profile
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
@@ -60,7 +60,7 @@ class Site:
             server("web01", "role: web", f"{spec}, {self.spec}" if bmc else spec),
             image("flatcar-1", image_spec, artifacts),
             image("memtest-7", "writesDisk: false"),
-            profile("web", "flatcar-1", "" if method == "Pxe" else "httpBoot: uki", method=method),
+            profile("web", "flatcar-1", "" if method == "Pxe" else f"httpBoot: {artifacts}", method=method),
             profile("repair", "memtest-7"),
             policy("web", often=often),
             *more,
@@ -291,6 +291,30 @@ def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_
     record = site.bench.record
     assert record is not None
     assert (record.evidence, record.consumed_at is None) == (("Consumed", True) if provisioned else (None, False))
+
+
+@pytest.mark.parametrize("profile", [IDRAC9, OPENBMC], ids=lambda profile: profile.name)
+def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
+    make_site: MakeSite, profile: Profile
+) -> None:
+    """The loader would have asked for the entry: a machine that found none has booted its disk."""
+    site = make_site(profile=profile)
+    site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    site.bench.reconcile()
+    site.boot()
+    site.bench.reconcile()
+    [boot] = site.machine.boots
+    assert (boot.target in ("Pxe", "UefiHttp"), boot.uri, site.patches) == (True, None, 1)
+    assert site.bench.told("Provisioned") == []
+
+
+@pytest.mark.parametrize("profile", [IDRAC9, OPENBMC], ids=lambda profile: profile.name)
+def test_an_iso_is_not_left_to_a_loader_that_cannot_start_it(make_site: MakeSite, profile: Profile) -> None:
+    site = make_site(profile=profile)
+    site.decide(method="UefiHttp", artifacts="iso", image_spec="configFrom: None")
+    site.bench.reconcile()
+    assert why(site).startswith("Unsupported: an ISO is wanted by its URI, and the BMC takes no HttpBootUri")
+    assert site.patches == 0
 
 
 def test_an_override_that_vanishes_without_a_reset_is_set_again_and_proves_nothing(site: Site) -> None:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Failure, InstallAttempt, Record, Run, Seen
+from gitboot.plan import Cause, Failure, InstallAttempt, Record, Run, Seen
+from gitboot.resolve import plan
 from gitboot.resolve.records import adopted, ahead, exported, first_records, imported
-from tests.fleets import SEED, at, decision, policy, profile, server, uuid_of
+from tests.fleets import SEED, at, decided, decision, fleet, image, policy, profile, server, uuid_of
 from tests.searching import examples
 from tests.test_ledger import RECORDS
 
@@ -210,3 +211,23 @@ def test_a_tree_that_knows_more_than_a_ledger_tells_that_it_is_an_older_copy(
 ) -> None:
     ledger = {WEB01: known} if known is not None else {}
     assert ahead({WEB01: published}, ledger, lambda _: reasons) == ([WEB01] if is_ahead else []), case
+
+
+def test_what_is_adopted_is_answered_no_user_data_and_turns_by_no_clock() -> None:
+    said = "userData: {format: CloudInit, template: a.j2}"
+    documents = (
+        fleet(),
+        server("web01", "role: web", "provision: 1"),
+        image("flatcar-1", "userData: CloudInit, configFrom: KernelArguments"),
+        profile("web", "flatcar-1", said),
+        policy("web", often="Once"),
+    )
+    wanted = decided(*documents, files={"a.j2": "#cloud-config\n{}\n"}).servers["web01"]
+    record = adopted(wanted, at("20T12:00"))
+    found = plan(wanted, at("20T12:30"), record)
+    assert found is not None
+    assert (found.cause, found.user_data, found.data, found.next_transition) == (Cause.PROVISIONED, None, None, None)
+    reported = plan(wanted, at("20T12:30"), replace(record, evidence="Reported"))
+    assert reported is not None
+    assert reported.user_data is not None
+    assert reported.next_transition == at("20T14:00")

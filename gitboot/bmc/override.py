@@ -65,6 +65,11 @@ class Override:
     http_boot_uri: str | None = None  # None: what DHCP says
     medium: str | None = None  # the URL of the image that has to lie in a slot before it is set
 
+    @property
+    def leaves_it_to_dhcp(self) -> bool:
+        """Whether DHCP names the loader, which asks for what it is to boot."""
+        return self.target in (BootTarget.PXE, BootTarget.UEFI_HTTP) and self.http_boot_uri is None
+
 
 OFF = Override(enabled=Enabled.DISABLED, target=BootTarget.NONE)
 
@@ -128,6 +133,7 @@ class Wanted:
     override: Override
     set_again: bool = False  # a Once is set anew after each reset that is proven to have consumed it
     writes_disk: bool = True  # what it boots
+    by_uri_alone: bool = False  # no loader can start what it boots: an ISO
     until: datetime | None = None  # from when on the plan may want something else
 
 
@@ -462,6 +468,9 @@ def _bring_about(
     override = fit(wanted.override, observed)
     if override is None:
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
+    if wanted.by_uri_alone and override.leaves_it_to_dhcp:
+        message = "an ISO is wanted by its URI, and the BMC takes no HttpBootUri; no loader can start one"
+        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if record is not None and record.state is State.OPENED:
         return _set(wanted, record, override, observed, at)
     is_free = record is None or record.state in (State.WITHDRAWN, State.INSERTED)

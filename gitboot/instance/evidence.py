@@ -189,14 +189,17 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
 
 
 def _judge_consumed(learning: Learning, state: ServerState, number: int, at: datetime) -> None:
-    """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look."""
+    """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look.
+
+    Where DHCP names the loader, that would have asked for the machine's entry.
+    """
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := offer_of(state.decision, plan, state.record)) is None:
         return
     own = next((each for each in learning.overrides_of(uuid) if each.reason == offer.key), None)
     if own is None or own.state not in (State.CONSUMED, State.LOST):
         return
-    if own.state is State.CONSUMED and not fetches(plan.boot):
+    if own.state is State.CONSUMED and not fetches(plan.boot) and not own.override.leaves_it_to_dhcp:
         record_consumed(learning, replace(offer, number=number), at)
     elif plan.phase is Phase.NETWORK:
         note_consumed(learning, uuid, state.decision.server, offer.key, at)

@@ -17,6 +17,7 @@ from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, Pinned, identify, known_at
 from gitboot.bmc.override import (
     AskOperator,
+    BootTarget,
     Confirm,
     Eject,
     Enabled,
@@ -190,8 +191,16 @@ class Inspection:
             case Confirm(record=record):
                 return f"{record.reason} is {record.state.lower()}"
             case Set(record=record):
-                return f"wanted for {record.reason}"
+                return f"wanted for {record.reason}{self._otherwise(record.override)}"
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
+
+    def _otherwise(self, fitted: Override) -> str:
+        """How the BMC makes a boot that was wanted by its URI."""
+        wanted = self.subject.wanted
+        if wanted is None or wanted.override.http_boot_uri is None or not fitted.leaves_it_to_dhcp:
+            return ""
+        lacks = "has no UefiHttp" if fitted.target == BootTarget.PXE else "takes no HttpBootUri"
+        return f"; the BMC {lacks}, so DHCP names the loader"
 
     @property
     def hint(self) -> str | None:

@@ -21,6 +21,7 @@ from gitboot.instance.evidence import awaits_progress, wants_reading
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.load.machines import BmcAccess
+from gitboot.model.policy import HttpBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
 from gitboot.plan import BootPlan, OverrideTarget
@@ -161,6 +162,7 @@ def wanted_by(plan: BootPlan | None) -> Wanted | None:
         ),
         set_again=override.set_again,
         writes_disk=plan.boot is not None and plan.boot.writes_disk,
+        by_uri_alone=plan.boot is not None and plan.boot.http_boot is HttpBoot.ISO,
         until=plan.next_transition,
     )
 

@@ -349,7 +349,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         since, until = record.provisioned_at, record.grace_until
         if since is not None and until is not None and since <= at < until and record.image == boot.image:
             return given
-        asks_still = since is not None and _is_within(since, at, DATA_GRACE)
+        asks_still = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _TAKEN_FOR_IT
         data = boot.user_data if asks_still else None
         if data is not None and record.evidence not in _EVIDENCE_OF_A_BEGINNING:
             data = data.without_secrets()
@@ -370,6 +370,8 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 # A server counts as provisioned by it before its installer has asked for its data; others say that it is done.
 _EVIDENCE_OF_A_BEGINNING: Final = ("Fetched", "Consumed")
+
+_TAKEN_FOR_IT: Final = "Adopted"  # it was installed before anybody looked: no installer asks for its data still
 
 _CAUSES: Final = {
     InstallStep.ATTEMPTED: Cause.ATTEMPTED,

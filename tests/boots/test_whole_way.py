@@ -1,4 +1,4 @@
-"""From a pushed commit to what a machine boots, and back to its disk: nobody touches it, gitboot switches it."""
+"""From a pushed commit to what a machine boots, and back to its disk: nobody switches it but gitboot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.boots import uki
 from tests.boots.architectures import X86_64
-from tests.boots.bmc import Owner, switch
+from tests.boots.bmc import Owner
 from tests.boots.dhcp import dnsmasq
 from tests.boots.disks import MARK
 from tests.boots.images import ARGUMENTS, Images, digest
@@ -50,12 +50,6 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
     options = ("--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
     with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:
         at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
-
-        def when_set(what: str) -> None:
-            """Switch it as soon as gitboot has set a boot."""
-            eventually(lambda: double.system()["Boot"]["BootSourceOverrideEnabled"] == "Once", within_s=60)
-            switch(what, "web01", tmp_path)
-
         ignition = "userData: {format: Ignition/3.4, template: node.ign}"
         documents = [
             fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported}}"),
@@ -64,7 +58,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
             image("repair-1", "window", images, assets, "writesDisk: false, configFrom: None"),
             profile("web", "node-1", f"httpBoot: uki, {ignition}", method="UefiHttp"),
             profile("repair", "repair-1", "httpBoot: uki", method="UefiHttp"),
-            policy("web", "{matchLabels: {role: web}}", often="Once"),
+            policy("web", "{matchLabels: {role: web}}", "power: 'On'", often="Once"),
         ]
         template = '{"ignition": {"version": "3.4.0"}, "report": "{{ urls.provisioned }}"}'
         pushed = time.monotonic()
@@ -74,7 +68,6 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
             owner.ticking(),
             running(repository.bare, tmp_path, *LISTEN, *options, records="fresh") as instance,
         ):
-            when_set("on")
             owner.says(1, "boot.image=node-1", "BOOTED and reported", END)
             owner.says(2, MARK)
             assert [boot.target for boot in double.boots] == ["UefiHttp", "None"]
@@ -83,9 +76,8 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
 
             start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=10)
             window = f"{start:%Y-%m-%dT%H:%M:%S} {start + WINDOW:%Y-%m-%dT%H:%M:%S}"
-            repair = maintenance("repair", window, "networkBoot: Always")
+            repair = maintenance("repair", window, "networkBoot: Always, power: Restart")
             repository.push({"repair.yaml": repair})
-            when_set("reset --force")
             owner.says(3, "boot.image=repair-1", END)
             assert start < datetime.now(UTC) < start + WINDOW
             owner.says(3, "BOOTED until its window ended")
