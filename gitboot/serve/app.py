@@ -36,6 +36,7 @@ from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
 from gitboot.serve.noticing import UnknownClients
 from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
+from gitboot.serve.operatorspage import PAGE, page_routes
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.reply import (
@@ -60,7 +61,7 @@ _logger = logging.getLogger(__name__)
 _UNANSWERED: Final = "%s %r could not be answered"
 
 _METHODS: Final = ("GET", "HEAD")
-_FOR_OPERATORS: Final = ("/api/", "/metrics")
+_FOR_OPERATORS: Final = ("/api/", "/metrics", PAGE)
 _FOR_ALL: Final = ("/healthz", "/readyz")
 _ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
@@ -123,6 +124,7 @@ class Endpoint:
         self._pages = Router(
             [
                 *Api(tree, root, clock).routes,
+                *page_routes(),
                 Route("/metrics", self._metrics_page),
                 Route("/healthz", _healthz),
                 Route("/readyz", self._readyz),
