@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Evidence, Fleet
 from gitboot.model.image import SkewMode
-from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, ReinstallMode, Window
+from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
 from gitboot.model.scalars import shown, version_key
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.plan import Boot, MaintenanceDecision
@@ -111,6 +111,14 @@ def check_power(power: PolicyPower, network_boot: NetworkBoot, policy: Id) -> It
         message = f"power On switches a machine on for a boot that is made once, and networkBoot is {network_boot}"
         hint = "leave out power, or write networkBoot Once or OnImageChange"
         yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "power")))
+
+
+def check_wait(wait_for: PolicyWait, server: Server, policy: Id) -> Iterator[DecisionFinding]:
+    """A server that would wait for ever: nothing shows when it is off."""
+    if wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:
+        message = f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it"
+        hint = "give it a bmc, or let another policy select it"
+        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "waitFor")))
 
 
 def check_every_boot(

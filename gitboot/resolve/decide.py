@@ -27,6 +27,7 @@ from gitboot.resolve.checked import (
     check_override,
     check_power,
     check_skew,
+    check_wait,
     declared,
     templates_of,
 )
@@ -336,6 +337,7 @@ class _Deciding:
         policy = Id("BootPolicy", pool.name)
         self._found.extend(check_override(boot, override, policy))
         self._found.extend(check_power(pool.power, pool.network_boot, policy))
+        self._found.extend(check_wait(pool.wait_for, server, policy))
         self._found.extend(check_every_boot(boot, pool.network_boot, pool.reinstall, policy))
         return PolicyDecision(
             policy=pool.name,
@@ -346,6 +348,7 @@ class _Deciding:
             power=pool.power,
             provision=server.spec.provision,
             attempts=self.repository.fleet.spec.provisioning.attempts,
+            wait_for=pool.wait_for,
         )
 
     def _boot(
