@@ -83,7 +83,7 @@ def test_who_waits_no_longer_may_be_installed_while_it_runs() -> None:
     bmc = "bmc: {address: 'https://bmc.test', credentials: rack}"
     waits = tuple(
         policy("web", often="Once", spec="waitFor: PowerOff")
-        if each == policy("web")
+        if each == SEED[-1]
         else server("web01", "role: web", bmc)
         if each == server("web01", "role: web")
         else each
