@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from gitboot import __version__
+from gitboot.source.pushed import pushed_as
 
 _FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else is noted
 
@@ -31,23 +33,7 @@ def requirement_of(found: Distribution) -> str | None:
     if "vcs_info" in noted:
         return f"gitboot @ git+{url}@{noted['vcs_info']['commit_id']}"
     if urlsplit(url).scheme == "file":
-        return _pushed(unquote(urlsplit(url).path)) if "dir_info" in noted else None
+        pushed = pushed_as(Path(unquote(urlsplit(url).path))) if "dir_info" in noted else None
+        return pushed and f"gitboot @ git+{pushed}"
     digest = noted.get("archive_info", {}).get("hashes", {}).get("sha256")
     return f"gitboot @ {url}" + (f"#sha256={digest}" if digest else "")
-
-
-def _pushed(checkout: str) -> str | None:
-    """A checkout's commit at its origin, where that has it and others reach it."""
-    import pygit2
-
-    try:
-        repository = pygit2.Repository(checkout)
-        head = repository.head.target
-        origin = urlsplit(repository.remotes["origin"].url or "")
-        there = [*repository.branches.remote.with_commit(head)]
-    except (pygit2.GitError, KeyError, ValueError):
-        return None
-    if origin.scheme != "https" or not origin.hostname or not there:
-        return None
-    port = f":{origin.port}" if origin.port else ""
-    return f"gitboot @ git+https://{origin.hostname}{port}{origin.path}@{head}"  # whoever fetches is not named
