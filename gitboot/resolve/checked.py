@@ -121,6 +121,18 @@ def check_wait(wait_for: PolicyWait, server: Server, policy: Id) -> Iterator[Dec
         yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "waitFor")))
 
 
+def check_uuid(server: Server, boot: Boot | None, resource: Id) -> Iterator[DecisionFinding]:
+    """A boot that needs to know which machine it is, of a server whose UUID is not known."""
+    if server.spec.uuid is not None or boot is None:
+        return
+    if boot.writes_disk or boot.asks_by_uuid:
+        what = "writes disks" if boot.writes_disk else "asks for its user data by UUID"
+        message = f"{resource} boots BootImage/{boot.image}, which {what}, and the UUID of the server is not known"
+        hint = "write its uuid; until it is known lifecycle: Parked, or what writes no disk"
+        place = (Id("Server", server.metadata.name), ("spec",))
+        yield DecisionFinding(Code.UUID_NEEDED, message, hint, place)
+
+
 def check_every_boot(
     boot: Boot | None, network_boot: NetworkBoot, reinstall: ReinstallMode, resource: Id
 ) -> Iterator[DecisionFinding]:

@@ -212,7 +212,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
             rolled_out = Named(rollout.image, key, ("spec", "rollout", "image"))
             if not selects(rollout.selector, name, server.metadata.labels):
                 missed.append(Lost(f"BootImage/{rollout.image}", "R4", "the rollout's selector leaves the server out"))
-            elif not in_rollout(key.name, spec.uuid, rollout.percent):
+            elif not in_rollout(key.name, server.uuid, rollout.percent):
                 why = f"the rollout has not reached the server at {rollout.percent} %"
                 missed.append(Lost(f"BootImage/{rollout.image}", "R4", why))
             else:

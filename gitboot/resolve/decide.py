@@ -27,6 +27,7 @@ from gitboot.resolve.checked import (
     check_override,
     check_power,
     check_skew,
+    check_uuid,
     check_wait,
     declared,
     templates_of,
@@ -269,7 +270,7 @@ class _Deciding:
         self._found.extend(self.makes.unpublished(server))
         return Decision(
             server=server.metadata.name,
-            uuid=server.spec.uuid,
+            uuid=server.uuid,
             macs=server.boot_macs,
             serial=server.boot_serial,
             architecture=server.spec.architecture,
@@ -339,6 +340,8 @@ class _Deciding:
         self._found.extend(check_power(pool.power, pool.network_boot, policy))
         self._found.extend(check_wait(pool.wait_for, server, policy))
         self._found.extend(check_every_boot(boot, pool.network_boot, pool.reinstall, policy))
+        if pool.network_boot is not NetworkBoot.NEVER:
+            self._found.extend(check_uuid(server, boot, policy))
         return PolicyDecision(
             policy=pool.name,
             network_boot=pool.network_boot,
@@ -399,6 +402,7 @@ class _Deciding:
         override = spec.override or _default_override(spec.network_boot, boot)
         self._found.extend(check_override(boot, override, key))
         self._found.extend(check_every_boot(boot, spec.network_boot, spec.reinstall, key))
+        self._found.extend(check_uuid(server, boot, key))
         self._found.extend(check_end(boot, spec.window, key))
         return MaintenanceDecision(
             name=maintenance.metadata.name,
