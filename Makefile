@@ -13,7 +13,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-boot bench check audit reference format clean
+.PHONY: help run test test-boot test-packages bench check audit reference format clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
@@ -21,13 +21,18 @@ help: ## list these targets
 run: $(READY) ## watch gitboot work on the example fleet, on this machine only
 	scripts/run-example
 
-test: $(READY) ## run all tests but those that boot real firmware
+test: $(READY) ## run all tests but those that boot real firmware or install packages
 	$(PYTEST) $(BOOTS) $(SEARCH)
 
 test-boot: WORKERS := auto
 test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
 	scripts/install-packages tests/boots/packages.txt
 	$(PYTEST) --boots $(BOOTS) tests/boots
+
+test-packages: WORKERS := 1
+test-packages: $(READY) ## build the Debian package and the image, and install them; needs Debian and root
+	scripts/install-packages packaging/packages.txt
+	$(PYTEST) --packages tests/packages
 
 bench: $(READY) ## measure what gitboot costs, and write docs/benchmarks.md; `make bench BENCH='server --sizes 1000'`
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[bench]'

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import digest
-from gitboot.facts import named
+from gitboot.facts import LEFT_OUT, named
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import (
@@ -21,6 +21,7 @@ from gitboot.model.policy import (
     NetworkBoot,
     OverrideMode,
     PolicyPower,
+    PolicyWait,
     Taint,
 )
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
@@ -230,6 +231,7 @@ class PolicyDecision:
     power: PolicyPower
     provision: int  # the number wanted
     attempts: int = 1  # how often that may be attempted
+    wait_for: PolicyWait = PolicyWait.NONE  # what has to be seen before the first attempt
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -241,6 +243,7 @@ class PolicyDecision:
             "power": self.power,
             "provision": self.provision,
             **({"attempts": self.attempts} if self.attempts > 1 else {}),
+            **({"waitFor": self.wait_for} if self.wait_for is not PolicyWait.NONE else {}),
         }
 
 
@@ -474,6 +477,8 @@ class Record:
     answered: int = 0  # the newest offer of which there is evidence
     taken_back: int = 0  # by which what another client had fetched was offered anew; what was before still counts
     attempts: tuple[InstallAttempt, ...] = ()  # at the key that was wanted last, in their order
+    # The key for which its machine was seen off; told to nobody: whoever goes by an export waits for that again.
+    released: str | None = field(default=None, metadata=LEFT_OUT)
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
 
 
@@ -494,6 +499,7 @@ class Cause(StrEnum):
     ALWAYS = "the policy always boots from the network"
     PENDING = "the server is to be provisioned"
     PROVISIONED = "the server is provisioned"
+    RUNS = "the server is to be provisioned once its BMC shows that it is off"
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
     OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"
     STOPPED = "boots that write disks are stopped"

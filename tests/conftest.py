@@ -1,4 +1,4 @@
-"""How Hypothesis searches, where tests write, and which of them are left out without `--boots`, and said to be.
+"""How Hypothesis searches, where tests write, and which of them are left out unless asked for, and said to be.
 
 Hypothesis takes the same examples each time in CI, new ones on a developer's machine. Neither has a deadline: a busy
 machine is not a wrong result.
@@ -21,7 +21,7 @@ from gitboot.storage import filesystem_of
 from tests import searching
 from tests.boots import page
 
-_BOOTS: Final = Path(__file__).parent / "boots"
+_HERE: Final = Path(__file__).parent
 
 os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
 
@@ -34,13 +34,15 @@ _ROOM: Final = 1 << 30  # bytes; what is there at one time is less than half of 
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests write to memory, where there is plenty of it: gitboot syncs whatever it writes, a disk waits for that.
 
-    Machines that boot have images that are too big. What a disk may do is for tests that make one (`failing_disk`).
+    Machines that boot, and packages, have images that are too big. What a disk may do is for tests that make one
+    (`failing_disk`).
     """
     searching.lives = config.getoption("lives")
     how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=searching.examples(100))
     settings.register_profile("gitboot", how)
     settings.load_profile("gitboot")
-    if "TMPDIR" not in os.environ and not config.getoption("boots") and _has_room(_MEMORY):
+    on_disk = any(config.getoption(folder) for folder in _LEFT_OUT)
+    if "TMPDIR" not in os.environ and not on_disk and _has_room(_MEMORY):
         os.environ["TMPDIR"] = str(_MEMORY)
         tempfile.tempdir = None  # is found anew
 
@@ -73,6 +75,7 @@ def pytest_collection_finish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lives", type=int, default=2, help="How long is searched for what chance alone finds.")
     parser.addoption("--boots", action="store_true", help="Boot real firmware as well (tests/boots).")
+    parser.addoption("--packages", action="store_true", help="Build packages, and install them (tests/packages).")
     parser.addoption("--write-hardware", action="store_true", help="Write what diff prints to docs/hardware.md.")
     parser.addoption("--write-boots", action="store_true", help="Write what was booted to docs/boots.md.")
 
@@ -84,26 +87,32 @@ _FIRST: Final = (
     *("test_forge", "test_diff_less", "test_site_lives", "test_cli_requests", "test_flip", "test_laws"),
     *("test_serve_supervise", "test_instance_standing", "test_evaluate_laws", "test_kill_overrides", "test_kill"),
 )
-_LEFT_OUT: Final = "boots real firmware, for which `make test-boot` installs what is needed"
+# What a folder's tests need, which is left out without the option of its name.
+_LEFT_OUT: Final = {
+    "boots": "boots real firmware, for which `make test-boot` installs what is needed",
+    "packages": "builds packages and installs them, for which `make test-packages` installs what is needed",
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(_FIRST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
-    for item in items:
-        if item.path.is_relative_to(_BOOTS):
-            item.add_marker(pytest.mark.boot)
-            if not config.getoption("boots"):
-                item.add_marker(pytest.mark.skip(reason=_LEFT_OUT))
+    for folder, needs in _LEFT_OUT.items():
+        for item in items:
+            if item.path.is_relative_to(_HERE / folder):
+                item.add_marker(folder)
+                if not config.getoption(folder):
+                    item.add_marker(pytest.mark.skip(reason=needs))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.getoption("write_boots"):
         page.write(terminalreporter.getreports("passed"))
-    left_out = [report for report in terminalreporter.getreports("skipped") if "boot" in report.keywords]
-    if left_out:
-        names = sorted({report.nodeid.partition("::")[0] for report in left_out})
-        terminalreporter.write_line(f"Left out: {len(left_out)} tests of {', '.join(names)}: each {_LEFT_OUT}.")
+    for folder, needs in _LEFT_OUT.items():
+        left_out = [report for report in terminalreporter.getreports("skipped") if folder in report.keywords]
+        if left_out:
+            names = sorted({report.nodeid.partition("::")[0] for report in left_out})
+            terminalreporter.write_line(f"Left out: {len(left_out)} tests of {', '.join(names)}: each {needs}.")
 
 
 @pytest.fixture

@@ -194,6 +194,10 @@ def _bmc(drawn: Document) -> Document:
 
 def _server(drawn: Document) -> Document:
     first, *others = drawn["interfaces"]
+    if "uuid" not in drawn:  # which these need
+        drawn = {
+            name: value for name, value in drawn.items() if name not in ("provision", "replaces", "bmc", "secrets")
+        }
     return drawn | {"interfaces": [first | {"boot": True}, *others]}
 
 

@@ -36,7 +36,7 @@ from gitboot.bmc.override import (
     stands,
 )
 from gitboot.bmc.power import NotSwitched, PowerAction, Send, next_power
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
@@ -266,7 +266,9 @@ def test_a_guid_in_each_order(guid: bytes, uuid: str | None) -> None:
     assert system_uuid(guid) == uuid
 
 
-# What becomes of an override
+# What becomes of an override, and of a reset
+
+GENTLY = Switching(reason="power/check/1", manner=Manner.GRACEFUL_RESTART, override="provision/1", now=True)
 
 
 @dataclass
@@ -278,12 +280,18 @@ class Asked:
     wanted: Override | None = INSTALL
     records: dict[str, OverrideRecord] = field(default_factory=dict)
     at: datetime = STARTED
+    switching: Switching | None = None
+    switches: dict[str, SwitchRecord] = field(default_factory=dict)
 
     def once(self, *, crash: bool = False) -> Result:
         def write(record: OverrideRecord | SwitchRecord) -> None:
-            assert isinstance(record, OverrideRecord)
+            if isinstance(record, SwitchRecord):
+                self.switches[record.reason] = record
+                if crash:
+                    raise KeyboardInterrupt
+                return
             self.records[record.reason] = record
-            if crash and record.state is State.RECORDED:
+            if crash and self.switching is None and record.state is State.RECORDED:
                 raise KeyboardInterrupt
 
         wanted = None
@@ -296,6 +304,8 @@ class Asked:
             bmc=access,
             wanted=wanted,
             records=tuple(self.records.values()),
+            switching=self.switching,
+            switches=tuple(self.switches.values()),
         )
         return bring_about(self.bmc, job, write, lambda: self.at)
 
@@ -328,6 +338,26 @@ def test_after_a_crash_before_it_was_set_a_person_is_asked(machine: IpmiMachine,
     asked.at += timedelta(minutes=5)
     result = asked.once()
     assert (result.asks, bytes(machine.flags)) == (OperatorCondition.NEEDS_OPERATOR, bytes(5))
+
+
+@needs_ipmitool
+def test_a_machine_is_reset_once_though_nothing_shows_it(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    machine.controls.clear()
+    asked = Asked(bmc, switching=GENTLY)
+    for _ in range(3):
+        asked.once()
+        asked.at += timedelta(hours=1)
+    assert (machine.controls, asked.switches[GENTLY.reason].state) == ([0x03], SwitchState.ASKED)
+
+
+@needs_ipmitool
+def test_after_a_crash_nobody_resets_a_machine_once_more(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    machine.controls.clear()
+    asked = Asked(bmc, switching=GENTLY)
+    with pytest.raises(KeyboardInterrupt):
+        asked.once(crash=True)
+    asked.at += timedelta(minutes=5)
+    assert (asked.once().asks, machine.controls) == (OperatorCondition.NEEDS_OPERATOR, [])
 
 
 @needs_ipmitool

@@ -461,9 +461,9 @@ def test_the_example_has_the_same_ci(path: str) -> None:
 @pytest.mark.parametrize("path", CI[:2])
 def test_ci_installs_the_gitboot_that_wrote_it(path: str) -> None:
     text = (ROOT / "example-repo" / path).read_text()
-    assert f"GITBOOT: gitboot=={__version__} " in text
+    assert f'GITBOOT: "gitboot=={__version__}" ' in text
     assert 'pip install --quiet "$GITBOOT"' in text
-    assert "@VERSION@" not in text
+    assert "@GITBOOT@" not in text
 
 
 @pytest.mark.parametrize(("schema", "path"), [("github-workflows", CI[0]), ("gitlab-ci", CI[1])])

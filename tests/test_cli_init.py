@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
 import yaml
 
 from gitboot.cli import cli
-from gitboot.cli.init import CI, seed
+from gitboot.cli.init import CI, THIS_VERSION, seed
+from gitboot.cli.installed import requirement, requirement_of
 from gitboot.errors import UsageError
 from gitboot.load import load
 from gitboot.resolve.decide import decide
 from gitboot.source import open_snapshot
 from tests.fleets import at
+from tests.repositories import Work
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,8 +69,64 @@ def test_the_schemas_are_those_of_this_version(written: Path) -> None:
 
 @pytest.mark.parametrize("path", CI)
 def test_ci_is_for_this_version(written: Path, path: str) -> None:
-    assert (written / path).read_text() == seed(path)
-    assert "@VERSION@" not in (written / path).read_text()
+    assert (written / path).read_text() == seed(path, requirement() or THIS_VERSION)
+    assert "@GITBOOT@" not in (written / path).read_text()
+
+
+def test_ci_installs_what_is_asked_for(tmp_path: Path) -> None:
+    wanted = 'gitboot @ https://example.net/a"b.whl#sha256=12'
+    gitboot("init", tmp_path, "--gitboot", wanted)
+    assert yaml.safe_load((tmp_path / CI[0]).read_text())["env"]["GITBOOT"] == wanted
+    assert yaml.safe_load((tmp_path / CI[1]).read_text())["variables"]["GITBOOT"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("installer", "direct", "expected"),
+    [
+        pytest.param("pip", None, THIS_VERSION, id="from an index"),
+        pytest.param("dpkg", None, None, id="from a package"),
+        pytest.param(
+            "pip",
+            {"url": "https://example.net/gitboot.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}},
+            "gitboot @ git+https://example.net/gitboot.git@c0ffee",
+            id="from Git",
+        ),
+        pytest.param(
+            "uv",
+            {"url": "https://example.net/gitboot.whl", "archive_info": {"hashes": {"sha256": "12"}}},
+            "gitboot @ https://example.net/gitboot.whl#sha256=12",
+            id="from a file elsewhere",
+        ),
+        pytest.param("pip", {"url": "file:///srv/gitboot.whl", "archive_info": {}}, None, id="from a file here"),
+        pytest.param("pip", {"url": "file:///nowhere/gitboot", "dir_info": {}}, None, id="from a folder"),
+    ],
+)
+def test_what_can_be_installed_is_what_was(
+    tmp_path: Path, installer: str, direct: dict[str, object] | None, expected: str | None
+) -> None:
+    assert requirement_of(noted(tmp_path, installer, direct)) == expected
+
+
+def test_a_checkout_is_installed_from_where_its_commit_was_pushed(tmp_path: Path) -> None:
+    work = Work(tmp_path / "gitboot here")
+    head = work.commit({"a": "1"})
+    made = noted(tmp_path, "pip", {"url": f"file://{tmp_path}/gitboot%20here", "dir_info": {"editable": True}})
+    assert requirement_of(made) is None
+    work.git("remote", "add", "origin", "https://ada:secret@example.net/gitboot.git")
+    assert requirement_of(made) is None
+    work.git("update-ref", "refs/remotes/origin/main", "HEAD")
+    assert requirement_of(made) == f"gitboot @ git+https://example.net/gitboot.git@{head}"
+    work.commit({"a": "2"})
+    assert requirement_of(made) is None
+
+
+def noted(folder: Path, installer: str, direct: dict[str, object] | None) -> PathDistribution:
+    place = folder / "gitboot.dist-info"
+    place.mkdir()
+    (place / "INSTALLER").write_text(f"{installer}\n")
+    if direct is not None:
+        (place / "direct_url.json").write_text(json.dumps(direct))
+    return PathDistribution(place)
 
 
 def test_every_command_that_it_tells_of_works_there(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:

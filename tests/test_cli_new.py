@@ -78,7 +78,6 @@ def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path:
     ("arguments", "why"),
     [
         (["--seen", "52:54:00:00:00:77"], "nobody has asked with"),
-        (["--seen", "52:54:00:99:99:98"], "its UUID is not known"),
         (["--seen", "nonsense"], "expected a MAC address"),
         (["--uuid", UUID], "no MAC address is known"),
         (["--mac", mac_of("web01"), "--uuid", UUID], "Server/web01 has"),
@@ -92,6 +91,16 @@ def test_what_cannot_be_written_is_refused(path: Path, arguments: list[str], why
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert why in done.err
     assert not (path / "servers").exists()
+
+
+def test_a_machine_without_a_known_uuid_is_described_without_one(path: Path) -> None:
+    assert new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
+    text = (path / "servers" / "web02.yaml").read_text()
+    assert "uuid:" not in text and "# Its UUID is not known" in text
+    assert typed("validate", path).code == Exit.FINE
+    (path / "servers" / "web02.yaml").write_text(text.replace("lifecycle: Parked", "provision: 1"))
+    refused = typed("validate", path)
+    assert refused.code == Exit.INVALID and "GB2021" in refused.out
 
 
 def test_nothing_is_overwritten(path: Path) -> None:

@@ -13,7 +13,17 @@ from gitboot.diff.effects import Effect, When
 from gitboot.diff.reinstalls import Why
 from gitboot.diff.risks import Risk, risks
 from gitboot.load import load
-from gitboot.model.policy import DiskBoot, HttpBoot, Method, NetworkBoot, OverrideMode, PolicyPower, Taint, TaintEffect
+from gitboot.model.policy import (
+    DiskBoot,
+    HttpBoot,
+    Method,
+    NetworkBoot,
+    OverrideMode,
+    PolicyPower,
+    PolicyWait,
+    Taint,
+    TaintEffect,
+)
 from gitboot.model.scalars import Digest
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import Boot, BootFiles, Decision
@@ -152,6 +162,7 @@ POLICY: dict[str, Any] = {
     "override": OverrideMode.NONE,
     "disk_boot": DiskBoot.HDD,
     "power": PolicyPower.ON,
+    "wait_for": PolicyWait.POWER_OFF,
     "attempts": 2,
 }
 MAINTENANCE: dict[str, Any] = {
@@ -163,6 +174,7 @@ MAINTENANCE: dict[str, Any] = {
     "run": 7,
     "power": "other",
     "max_unavailable": "9",
+    "max_unavailable_per": "rack",
 }
 SERVER: dict[str, Any] = {
     "server": "other",

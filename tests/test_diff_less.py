@@ -18,7 +18,7 @@ from gitboot.diff.reinstalls import Reinstall, Why, reinstalls
 from gitboot.diff.risks import Risk
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
-from gitboot.model.policy import DiskBoot, MaintenancePower, Method, NetworkBoot, OverrideMode, PolicyPower
+from gitboot.model.policy import DiskBoot, MaintenancePower, Method, NetworkBoot, OverrideMode, PolicyPower, PolicyWait
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import (
@@ -34,7 +34,7 @@ from gitboot.plan import (
     Run,
 )
 from gitboot.resolve import plan
-from gitboot.resolve.instant import has_run
+from gitboot.resolve.instant import has_run, wanted_release
 from gitboot.resolve.records import carried
 from tests.fleets import SHA, at, document, image, maintenance, policy, uuid_of
 from tests.reviewed import FLEET, SERVERS, Files, compared
@@ -76,6 +76,7 @@ policies = st.none() | st.builds(
     disk_boot=st.sampled_from(DiskBoot),
     power=st.just(PolicyPower.NONE),
     provision=st.integers(0, 2),
+    wait_for=st.sampled_from([PolicyWait.NONE, PolicyWait.NONE, PolicyWait.POWER_OFF]),
 )
 
 
@@ -159,6 +160,7 @@ def _often(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
         st.integers(0, 2).map(lambda number: replace(policy, provision=number)),
         st.sampled_from([None, *BOOTS, *TOOLS]).map(lambda boots: replace(policy, boot=boots)),
         st.just(replace(policy, policy="b")),
+        st.sampled_from(PolicyWait).map(lambda wait: replace(policy, wait_for=wait)),
     )
     return changed.map(lambda policy: replace(old, policy=policy))
 
@@ -216,7 +218,8 @@ def records(draw: st.DrawFn, old: Decision) -> Record | None:
     runs = {}
     for name in draw(st.lists(st.sampled_from("mn"), unique=True)):
         runs[name] = Run(draw(st.integers(0, 2)), draw(HOURS), draw(st.none() | HOURS))
-    return carried(replace(record, runs=runs), old)
+    released = draw(st.sampled_from([None, *(f"provision/{number}/0" for number in range(3))]))
+    return carried(replace(record, runs=runs, released=released), old)
 
 
 def times(old: Decision, new: Decision, record: Record | None) -> list[datetime]:
@@ -243,9 +246,10 @@ def _by_policy(old: Decision, instant: datetime, record: Record | None) -> BootP
 
 def _comes_to_it(old: Decision, instants: list[datetime]) -> bool:
     """Whether the policy's own boot is offered at one of these instants to a server that is pending."""
+    seen_off = wanted_release(old.policy, Record()) if old.policy is not None else None
     return any(
         planned is not None and planned.maintenance is None and planned.boot is not None
-        for planned in (plan(old, instant, Record()) for instant in instants)
+        for planned in (plan(old, instant, Record(released=seen_off)) for instant in instants)
     )
 
 

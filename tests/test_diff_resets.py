@@ -79,6 +79,27 @@ def test_a_new_server_is_counted_too() -> None:
     assert changes.extent.resets == 51
 
 
+def test_who_waits_no_longer_may_be_installed_while_it_runs() -> None:
+    bmc = "bmc: {address: 'https://bmc.test', credentials: rack}"
+    waits = tuple(
+        policy("web", often="Once", spec="waitFor: PowerOff")
+        if each == SEED[-1]
+        else server("web01", "role: web", bmc)
+        if each == server("web01", "role: web")
+        else each
+        for each in SEED
+    )
+    does_not = tuple(each.replace("waitFor: PowerOff", "waitFor: None") for each in waits)
+
+    def between(old: tuple[str, ...], new: tuple[str, ...]) -> frozenset[Risk]:
+        before, after = (load(snapshot(*documents)) for documents in (old, new))
+        (change,) = compare(decide(before), decide(after), before, after).servers
+        return change.risks
+
+    assert Risk.REINSTALL in between(waits, does_not)
+    assert between(does_not, waits) == {Risk.BOOT, Risk.LESS}
+
+
 def test_other_changes_are_none() -> None:
     changes = changed((check(), policy("more", "None")), (check(), policy("more", "None", "priority: 9")))
     assert changes.extent.resets == 0

@@ -15,6 +15,7 @@ import pytest
 from gitboot.bmc.switch import SwitchState
 from gitboot.instance.turns import granted
 from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Cause
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
@@ -336,3 +337,81 @@ def test_machines_of_which_nothing_is_known_are_left_as_they_are(tmp_path: Path,
     hall.decide(check("maxUnavailable: 3"), spec="power: On", often="Once", provision=1)
     hall.run(300, step=301)
     assert hall.resets == [0, 0, 0]
+
+
+# Waiting until it is off
+
+WAITS = "waitFor: PowerOff"
+
+
+def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run(301, step=301)
+    assert [state.plan.cause for state in hall.bench.servers.values() if state.plan is not None] == [Cause.RUNS] * 3
+    assert all(not machine.writes for machine in hall.machines.values())
+    hall.machines["web01"].run_through()  # a restart is none
+    hall.bench.now = hall.machines["web01"].now
+    hall.run(31)
+    assert hall.machines["web01"].boots[-1].target == "None"
+
+
+def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    hall.machines["web01"].reset("ForceOff")
+    hall.run(31)
+    assert hall.bench.told("SeenOff") == ["SeenOff"]
+    hall.restart()
+    hall.run(31)
+    hall.machines["web01"].reset("On")
+    hall.run(130)
+    assert [machine.boots[-1:] != [] for machine in hall.machines.values()] == [True, False, False]
+    assert hall.machines["web01"].boots[-1].target == "Pxe"
+
+
+def test_with_power_it_is_switched_on_as_soon_as_it_is_off(hall: Hall) -> None:
+    hall.decide(spec=f"{WAITS}, power: On", often="Once", provision=1)
+    hall.run()
+    hall.machines["web01"].reset("ForceOff")
+    hall.run(93)
+    assert hall.resets == [1, 0, 0]
+    hall.run(93)
+    assert hall.machines["web01"].boots[-1].target == "Pxe"
+
+
+def test_its_boot_is_never_set_while_it_runs(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    hall.machines["web01"].reset("ForceOff")
+    hall.bench.reconcile()
+    hall.wait(31)
+    hall.bench.collect()
+    hall.machines["web01"].reset("On")  # before it was set
+    hall.run(301, step=61)
+    assert (hall.machines["web01"].writes, hall.machines["web01"].boots[-1].target) == ([], "None")
+
+
+def test_a_raised_number_waits_anew(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    hall.machines["web01"].reset("ForceOff")
+    hall.run(31)
+    plan = hall.bench.servers["web01"].plan
+    assert plan is not None and plan.cause is Cause.PENDING
+    hall.machines["web01"].reset("On")
+    hall.wait(200)
+    hall.decide(spec=WAITS, often="Once", provision=2)
+    hall.run(62)
+    plan = hall.bench.servers["web01"].plan
+    assert plan is not None and plan.cause is Cause.RUNS
+
+
+def test_another_machine_that_is_off_releases_nothing(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    web01 = hall.machines["web01"]
+    web01.uuid, web01.serial = uuid_of("another"), "CZ29200XYZ"
+    web01.reset("ForceOff")
+    hall.run(62)
+    plan = hall.bench.servers["web01"].plan
+    assert plan is not None and plan.cause is Cause.RUNS

@@ -179,12 +179,14 @@ ACROSS = {
     *(
         "machine_lives",
         "mirrors",
+        "packaging",
         "project",
         "redfish_double",
         "reported",
         "run",
         "run_example",
         "site_lives",
+        "upgrade",
         "vectors",
     ),
 }
@@ -209,9 +211,8 @@ def test_each_sequence_by_which_promises_were_broken_has_a_test_of_its_own(lette
 
 
 def test_the_licence_of_others_rules_is_shipped_with_them() -> None:
-    """In the wheel, and so in the image, which is built from what .dockerignore lets in."""
+    """In the wheel, and so in the Debian package, and in the image that is made of that."""
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license-files"]
-    assert {f"!{name}" for name in shipped} <= set((ROOT / ".dockerignore").read_text().splitlines())
     notice = (ROOT / "NOTICE").read_text()
     assert "NOTICE" in shipped and "Permission is hereby granted, free of charge" in notice
     (owner,) = re.findall(

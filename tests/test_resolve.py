@@ -729,6 +729,17 @@ def test_what_lies_in_a_registry_has_to_be_mirrored() -> None:
     assert codes(MIRRORS, *documents) == []
 
 
+def test_only_who_can_be_seen_off_waits_for_that() -> None:
+    waits = (*SEED[:-1], policy("web", spec="waitFor: PowerOff", often="Once"))
+    assert codes(*waits) == ["GB1044"]
+    bmc = "bmc: {address: 'https://bmc.test', credentials: rack}"
+    has_bmc = [server("web01", "role: web", bmc) if each == server("web01", "role: web") else each for each in waits]
+    assert len(has_bmc) == len(waits) and has_bmc != list(waits)
+    assert codes(*has_bmc) == []
+    found = decided(*has_bmc).servers["web01"].policy
+    assert found is not None and str(found.wait_for) == "PowerOff" and found.facts()["waitFor"] == "PowerOff"
+
+
 @pytest.mark.parametrize("power", ["On", "Restart", "GracefulRestart"])
 @pytest.mark.parametrize("per", [None, "Site", "rack"])
 def test_a_maintenances_power_is_decided_as_it_is_written(power: str, per: str | None) -> None:

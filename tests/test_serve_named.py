@@ -18,6 +18,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.stopped import say
 from gitboot.observe.undescribed import UnknownMachine, unknown_of
 from gitboot.render.aliases import TABLE
+from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.serve.answers import Answers
 from gitboot.serve.named import NamedAnswers, query_of
@@ -321,6 +322,48 @@ def test_an_unknown_machine_is_noted_by_whatever_path_it_asks(path: str) -> None
     below, _, query = path.partition("?")
     noted = unknown_of(below, query_of(query.encode()), "10.12.0.99", BEFORE)
     assert noted is not None and noted.macs == (MAC,)
+
+
+TOLD = '{"ignition": {"version": "3.4.0"}, "told": "{{ urls.provisioned }}"}'
+
+
+def test_data_by_what_anybody_knows_tells_no_token_of_an_installation(tmp_path: Path) -> None:
+    """Its own system has another path for it, by a token that only this instance's key makes."""
+    keyed = planned(*DOCUMENTS, templates={"t": TOLD, "c": CLOUD}, keys=TokenKeys(b"k" * 32))
+    named = {path.rpartition("/")[2] for path in keyed.boot_files if "/provisioned/" in path}
+    [token] = named
+    data = next(file.content for path, file in keyed.boot_files.items() if f"/data/{token}/" in path)
+    assert token.encode() in data
+    for path in (f"/v1/boot/{MAC}/user-data/ignition", f"/ignition/{UUID}"):
+        assert token.encode() not in keyed.boot_files[path].content
+    with site(keyed) as here, here.serve() as url:
+        assert plain.get(f"{url}/unattended/built?token={token}").status_code == 204
+        [seen] = here.observed()
+        assert (seen.server, seen.is_report) == ("web01", True)
+
+
+def test_e29_where_an_endpoint_is_named_no_alias_in_the_tree_gives_what_is_made_once() -> None:
+    named = fleet(f"baseURL: 'http://boot.test', endpoint: 'http://gitboot.test', {PEERS}, {REPORTED}")
+    found = planned(named, *DOCUMENTS[1:], templates={**TEMPLATES, "c": CLOUD})
+    for path in (f"/{COLONS}/auto.ipxe", f"/ipxe/script/{COLONS}/auto.ipxe", f"/MAC-{BARE}.ipxe"):
+        text = found.boot_files[path].content.decode()
+        assert f"imgfetch --name given http://gitboot.test{path}?" in text and "kernel" not in text
+    said = json.loads(found.boot_files[f"/pixiecore/v1/boot/{COLONS}"].content)
+    assert f"http://boot.test{ENTRY}" in said["ipxe-script"]  # which sends on by itself
+    assert not any(f"boot/{MAC}/user-data" in path for path in found.servers["web01"].entries)
+
+
+S3 = (
+    "a b [21/Nov/2026:02:00:00 +0000] 10.0.0.1 - C REST.GET.OBJECT boot/{key} "
+    '"GET /x HTTP/1.1" 200 - 7 7 1 1 "-" "-" - '
+)
+
+
+def test_a_buckets_log_names_an_alias_that_is_a_file_of_the_tree() -> None:
+    """It does not say which version was sent, so only what names an installation is evidence there, as ever."""
+    for path in (f"52%253A54%253A00{COLONS[8:].replace(':', '%253A')}/auto.ipxe", f"MAC-{BARE}.ipxe"):
+        assert read(S3.format(key=path).encode()) is Ignored.VERSION
+    assert read(S3.format(key=f"v1/boot/{MAC}/bootparameters.json").encode()) is Ignored.PATH
 
 
 # Mirrors

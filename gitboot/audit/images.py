@@ -181,7 +181,7 @@ def _joining(repository: FleetRepository, stream: str, followers: list[_Follower
     for follower in followers:
         metadata = follower.server.metadata
         if follower.named.path == ("spec", "current") and selects(rollout.selector, metadata.name, metadata.labels):
-            waiting[joins_at(stream, follower.server.spec.uuid)].append(metadata.name)
+            waiting[joins_at(stream, follower.server.uuid)].append(metadata.name)
     for percent, servers in sorted(waiting.items()):
         yield Joining(percent=percent, servers=tuple(servers))
 

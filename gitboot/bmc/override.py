@@ -135,6 +135,7 @@ class Wanted:
     writes_disk: bool = True  # what it boots
     by_uri_alone: bool = False  # no loader can start what it boots: an ISO
     until: datetime | None = None  # from when on the plan may want something else
+    only_off: bool = False  # set while the machine is off, and never while it runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -546,6 +547,8 @@ def _set(
         return Wait(why="what is wanted from now on is still to be planned")
     if _in_post(observed, at):
         return Wait(why="the machine is in POST")
+    if wanted.only_off and observed.power != "Off":
+        return Wait(why="the machine runs, and its boot is set while it is off")
     if (step := _with_medium(wanted, record, override, observed, at)) is not None:
         return step
     return Set(

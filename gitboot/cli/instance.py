@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gitboot.cli.bounded import evaluating
+from gitboot.cli.operator import operator
 from gitboot.errors import UsageError
 from gitboot.instance import build
 from gitboot.instance.build import Look, carried_out
@@ -85,7 +85,7 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
         if process is None:
             stack.enter_context(locked(state))
         ledger = stack.enter_context(open_ledger(state / LEDGER))
-        number = requests.give(ledger, datetime.now(UTC), getpass.getuser(), what, facts)
+        number = requests.give(ledger, datetime.now(UTC), operator(), what, facts)
         if process is None:
             carried_out(ledger, commit, datetime.now(UTC))
         else:

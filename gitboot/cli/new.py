@@ -76,8 +76,6 @@ def server(
         raise UsageError(f"{error.message}; {error.hint}") from None
     if not new.macs:
         raise UsageError("no MAC address is known of it: give --seen, --bmc or --mac")
-    if new.uuid is None:
-        raise UsageError("its UUID is not known: give --uuid, as `dmidecode -s system-uuid` there says it, or --bmc")
     for taken in _taken(chosen, new, fleet):
         raise UsageError(taken)
     text = new_document(chosen, new, _like(like, fleet), about)
@@ -179,7 +177,7 @@ def _taken(name: str, new: NewServer, fleet: FleetRepository) -> Iterator[str]:
 
     for other, each in fleet.servers.items():
         macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
-        uuids = {*byte_orders(each.spec.uuid)} & {*(byte_orders(new.uuid) if new.uuid is not None else ())}
+        uuids = {*byte_orders(each.uuid)} & {*(byte_orders(new.uuid) if new.uuid is not None else ())}
         serial = each.spec.serial if each.spec.serial == new.serial else None
         if other == name:
             yield f"Server/{name} is there already"

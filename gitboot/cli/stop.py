@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +9,7 @@ import click
 
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import now, state_option
+from gitboot.cli.operator import operator
 from gitboot.errors import OperatorError
 from gitboot.stoppage import Stoppage
 
@@ -32,7 +32,7 @@ def command(state: Path, reason: str, everything: bool) -> None:
     from gitboot.instance.requests import STOP
     from gitboot.observe.stopped import say
 
-    at, stoppage = now(), Stoppage(getpass.getuser(), reason, everything)
+    at, stoppage = now(), Stoppage(operator(), reason, everything)
     found = folders_of(state)
     missed = list(done_in(found, lambda folder: say(folder, stoppage, at)))
     try:

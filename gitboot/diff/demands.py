@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from gitboot.model.policy import DiskBoot, NetworkBoot, OverrideMode
+from gitboot.model.policy import DiskBoot, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 
@@ -73,6 +73,7 @@ class Demand:
     when: When = EachTime()
     override: OverrideMode = OverrideMode.NONE
     power: str = "None"
+    waits: bool = False  # until the machine is off
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
     maintenance: str | None = None  # None: the policy asks
 
@@ -130,7 +131,14 @@ def _of_policy(policy: PolicyDecision | None) -> Demand:
         of_image = policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE
         image = policy.boot.image if of_image else None
         when = NotProvisioned(policy.provision, image, policy.attempts, policy.boot.boots)
-    return Demand(boot=policy.boot, when=when, override=policy.override, power=policy.power, disk=policy.disk_boot)
+    return Demand(
+        boot=policy.boot,
+        when=when,
+        override=policy.override,
+        power=policy.power,
+        waits=policy.wait_for is PolicyWait.POWER_OFF and isinstance(when, NotProvisioned),
+        disk=policy.disk_boot,
+    )
 
 
 def _of_maintenance(maintenance: MaintenanceDecision) -> Demand:

@@ -59,6 +59,8 @@ def _is_within(ask: Demand, other: Demand) -> bool:
         return other.boot is None or other.writes_disk
     if ask.boot != other.boot or not covers(other.when, ask.when):
         return False
+    if ask.waits is not other.waits and not (ask.waits and ask.writes_disk):
+        return False  # without waiting it is offered sooner; what waits leaves the disk in place of what writes none
     if not ask.writes_disk and not covers(ask.when, other.when):
         return False  # for some record the disk would take the place of what writes none
     return _OVERRIDES.index(ask.override) <= _OVERRIDES.index(other.override)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from gitboot.diff.demands import Demand, NotProvisioned, Span, covers, instants, spans
-from gitboot.model.policy import NetworkBoot, OverrideMode
+from gitboot.model.policy import NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import format_instant
 from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 
@@ -21,6 +21,7 @@ class Why(StrEnum):
     IMAGE = "image"  # another one under OnImageChange or Always
     POLICY = "policy"  # there was none, or the server was parked
     NETWORK_BOOT = "networkBoot"
+    WAIT = "waitFor"  # PowerOff no more: it may be installed while it runs
     OVERRIDE = "override"  # from None: it was left to the firmware whether it boots so
     MAC = "MAC"  # another server's: the machine behind it boots what this one does
     SERIAL = "serial"  # the same by its serial number
@@ -114,7 +115,8 @@ def _is_asked(ask: Demand, spans: list[Span]) -> bool:
 
 
 def _asks_as_much(was: Demand, ask: Demand) -> bool:
-    return was.writes_disk and covers(was.when, ask.when) and (_sets(was) or not _sets(ask))
+    as_soon = ask.waits or not was.waits
+    return was.writes_disk and as_soon and covers(was.when, ask.when) and (_sets(was) or not _sets(ask))
 
 
 def _sets(ask: Demand) -> bool:
@@ -147,6 +149,8 @@ def _differing(before: PolicyDecision, after: PolicyDecision, boot: Boot) -> Ite
         yield Reinstall(Why.ATTEMPTS, str(before.attempts), str(after.attempts))
     if after.network_boot in _BY_KEY and before.boot is not None and boot.boots > before.boot.boots:
         yield Reinstall(Why.BOOTS, str(before.boot.boots), str(boot.boots))
+    if before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE:
+        yield Reinstall(Why.WAIT, before.wait_for, after.wait_for)
     if before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE:
         yield Reinstall(Why.OVERRIDE, before.override, after.override)
 

@@ -74,7 +74,7 @@ _OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
 )
 _OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.POOL_MOVE, lambda its: its.policy),
-    (Risk.BOOT, lambda its: (its.network_boot, its.power, its.attempts, its.boot is None)),
+    (Risk.BOOT, lambda its: (its.network_boot, its.power, its.wait_for, its.attempts, its.boot is None)),
     (Risk.OVERRIDE_ONLY, lambda its: (its.override, its.disk_boot)),
 )
 _OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (

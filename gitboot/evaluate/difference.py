@@ -68,8 +68,8 @@ def _result(difference: CommitPair) -> CommitEnd:
     new = head.decided.repository
     servers = difference.servers
     old = base.decided.repository if base is not None else None
-    uuids = {new.servers[name].spec.uuid: name for name in servers if name in new.servers}
-    uuids_before = {old.servers[name].spec.uuid for name in servers if name in old.servers} if old else set()
+    uuids = {new.servers[name].uuid: name for name in servers if name in new.servers}
+    uuids_before = {old.servers[name].uuid for name in servers if name in old.servers} if old else set()
     sites = _sites(head, difference)
     sites_before = _sites(base, difference) if base else {}
     fleetwide = _fleetwide(difference)

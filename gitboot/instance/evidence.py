@@ -25,8 +25,9 @@ from gitboot.ledger.entries import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.plan import WAITING, Offer, Phase, Seen
+from gitboot.plan import WAITING, Cause, Offer, Phase, Seen
 from gitboot.render.schedule import ServerState
+from gitboot.resolve.instant import wanted_release
 from gitboot.status import Event
 
 Networks = Iterable[IPv4Network | IPv6Network]
@@ -50,6 +51,7 @@ class Reading:
     observed: Observed
     judges: frozenset[int]
     number: int = 0  # of the newest decision when it was asked for
+    is_own: bool = True  # whether it shows no other machine
 
 
 # Fetches
@@ -159,6 +161,8 @@ def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: dateti
     for pending in learning.pending_of(reading.uuid):
         if pending.id in reading.judges:
             judged |= _judge(learning, pending, reading, kind, at)
+    if reading.state is not None and reading.is_own:
+        _judge_off(learning, reading.state, reading.observed, at)
     if reading.state is not None and not judged:
         _judge_consumed(learning, reading.state, reading.number, at)
     if reading.state is not None and kind is fleet.Evidence.PROGRESS:
@@ -186,6 +190,19 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
     else:
         return False
     return True
+
+
+def _judge_off(learning: Learning, state: ServerState, seen: Observed, at: datetime) -> None:
+    """The machine is off: what waits for that is offered from now on."""
+    plan, policy, record = state.plan, state.decision.policy, learning.record(state.decision.uuid)
+    if plan is None or plan.cause is not Cause.RUNS or policy is None or record is None or seen.power != "Off":
+        return
+    released = wanted_release(policy, record)
+    if released != record.released:
+        name = state.decision.server
+        learning.write_record(state.decision.uuid, name, replace(record, released=released))
+        message = f"{name} is off: it is provisioned at its next boot"
+        learning.events.append(Event(at=at, type="SeenOff", message=message, facts={"server": name}))
 
 
 def _judge_consumed(learning: Learning, state: ServerState, number: int, at: datetime) -> None:

@@ -21,11 +21,12 @@ from gitboot.instance.evidence import awaits_progress, wants_reading
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.load.machines import BmcAccess
-from gitboot.model.policy import HttpBoot
+from gitboot.model.policy import HttpBoot, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
-from gitboot.plan import BootPlan, OverrideTarget
+from gitboot.plan import BootPlan, Cause, OverrideTarget, Phase
 from gitboot.render.schedule import ServerState
+from gitboot.resolve.attempts import last_attempt, provision_reason
 from gitboot.status import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
@@ -237,11 +238,14 @@ def _ask(
         return None
     wanted, records = wanted_by(state.plan), knowledge.overrides_of(uuid)
     power = power_wanted(state, knowledge.switches.get(uuid, {})) if may_set else None
+    if wanted is not None and _waits_for_off(state):
+        wanted = replace(wanted, only_off=True)
     if not may_set and not any(each.state.is_open and _is_for(each, wanted) for each in records):
         wanted = None
     stands = any(each.stays_behind for each in records)
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
-    if wanted is None and power is None and not stands and not awaits:
+    runs = state.plan is not None and state.plan.cause is Cause.RUNS  # it is to be seen off
+    if wanted is None and power is None and not stands and not awaits and not runs:
         return None
     return Ask(
         name=machine.name,
@@ -256,6 +260,14 @@ def _ask(
         power=power,
         switches=knowledge.switches_of(uuid),
     )
+
+
+def _waits_for_off(state: ServerState) -> bool:
+    """Whether a machine's boot is only to be set while it is off: its policy says so, and nothing was attempted yet."""
+    plan, policy, record = state.plan, state.decision.policy, state.record
+    if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
+        return False
+    return plan.phase is Phase.NETWORK and last_attempt(record, provision_reason(policy, record)) is None
 
 
 def _left_behind(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> Ask | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.bmc.job import Result
 from gitboot.bounds import uncollected
 from gitboot.errors import LedgerError
@@ -384,6 +385,7 @@ def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
                 observed=each.observed,
                 judges=appointment.judges if appointment is not None else frozenset(),
                 number=before.knowledge.facts.sequence,
+                is_own=not isinstance(each.identified, Another | IdentityChanged),
             )
 
 

@@ -25,7 +25,7 @@ def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) ->
     for uuid, server, record in records:
         tx.mark()
         tx.execute(
-            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (uuid, server, *rows.of_record(record)),
         )
         tx.execute("DELETE FROM runs WHERE uuid = ?", (uuid,))

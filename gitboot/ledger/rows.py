@@ -49,7 +49,7 @@ def _or_none(at: datetime | None) -> str | None:
 
 RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
-    " overwritten_by, offered, answered, taken_back, attempts"
+    " overwritten_by, offered, answered, taken_back, attempts, released"
 )
 RUN: Final = "uuid, maintenance, run, made_at, window_end, seen"
 
@@ -60,12 +60,13 @@ def of_record(record: Record) -> tuple[Any, ...]:
         *map(_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
         *(record.consumed_key, record.overwritten_by, record.offered, record.answered, record.taken_back),
         json_of([attempt_facts(each) for each in record.attempts]),
+        record.released,
     )
 
 
 def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants = row[:8]
-    consumed_key, overwritten_by, offered, answered, taken_back, attempts = row[8:]
+    consumed_key, overwritten_by, offered, answered, taken_back, attempts, released = row[8:]
     provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
     return Record(
         provision=provision,
@@ -83,6 +84,7 @@ def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         taken_back=taken_back,
         attempts=tuple(map(attempt_of, json.loads(attempts))),
         overwritten_by=overwritten_by,
+        released=released,
     )
 
 

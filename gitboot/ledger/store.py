@@ -83,6 +83,7 @@ _MIGRATIONS: Final = (
     ALTER TABLE records ADD COLUMN answered INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN taken_back INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN attempts TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE records ADD COLUMN released TEXT;
     ALTER TABLE runs ADD COLUMN window_end TEXT;
     CREATE TABLE known_bmcs (
         address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials)

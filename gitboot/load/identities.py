@@ -25,7 +25,8 @@ class Identity(NamedTuple):
 def identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
     # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
-    yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
+    if spec.uuid is not None:
+        yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
     if spec.replaces is not None:  # whose document is gone, and which no other machine replaces
         yield Identity("UUID", spec.replaces, byte_orders(spec.replaces)[0], ("spec", "replaces"))
     if spec.serial is not None:
@@ -49,7 +50,7 @@ def _identities_of_bmc(server: Server, bmc: Bmc) -> Iterator[Identity]:
         return
     # What a BMC shows is its machine's alone, as what a document says of a machine is.
     uuid, serial = bmc.reports.uuid, bmc.reports.serial
-    if uuid is not None and uuid not in byte_orders(spec.uuid):
+    if uuid is not None and uuid not in byte_orders(server.uuid):
         yield Identity("UUID", uuid, byte_orders(uuid)[0], (*at, "reports", "uuid"))
     if serial is not None and serial.upper() != (spec.serial or "").upper():
         yield Identity("serial", serial, serial.upper(), (*at, "reports", "serial"))

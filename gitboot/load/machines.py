@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gitboot.load import FleetRepository
 from gitboot.load.identities import place_of
-from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.model.scalars import MacAddress, SystemUuid, is_stand_in
 from gitboot.model.server import Server
 
 
@@ -60,7 +60,7 @@ def machines(repository: FleetRepository, names: Collection[str] | None = None) 
     """The machines that a commit describes, or those of these names, by UUID, in the order of their names."""
     servers = repository.servers
     wanted = servers if names is None else sorted(name for name in names if name in servers)
-    return {servers[name].spec.uuid: machine(repository, servers[name]) for name in wanted}
+    return {servers[name].uuid: machine(repository, servers[name]) for name in wanted}
 
 
 def machine(repository: FleetRepository, server: Server) -> Machine:
@@ -79,7 +79,7 @@ def machine(repository: FleetRepository, server: Server) -> Machine:
             fingerprint=bmc.tls.fingerprint,
         )
     return Machine(
-        uuid=spec.uuid,
+        uuid=server.uuid,
         name=server.metadata.name,
         macs=tuple(sorted(interface.mac for interface in spec.interfaces)),
         serial=spec.serial,
@@ -93,7 +93,8 @@ def taken_over(seen: Iterable[Machine], before: Iterable[Machine]) -> dict[Syste
 
     A new motherboard brings a new UUID into the same chassis, where an installed system may lie on the disks.
     """
-    whose: Mapping[tuple[str, str], Machine] = {mark: machine for machine in before for mark in machine.marks()}
+    installed = (machine for machine in before if not is_stand_in(machine.uuid))  # nothing was, while none was known
+    whose: Mapping[tuple[str, str], Machine] = {mark: machine for machine in installed for mark in machine.marks()}
     found = {}
     for machine in seen:
         for mark in machine.marks():

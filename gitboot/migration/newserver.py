@@ -44,11 +44,18 @@ def new_document(name: str, new: NewServer, like: Server | None, about: str) -> 
     present = {key: value for key, value in spec.items() if value not in (None, [], {})}
     body = {"apiVersion": API_VERSION, "kind": "Server", "metadata": metadata, "spec": present}
     text = yaml.dump(body, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=1 << 20)
-    head = (about, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", *_HINTS)
+    head = (
+        about,
+        "yaml-language-server: $schema=../.gitboot/schemas/Server.json",
+        *_HINTS,
+        *(_UUID if new.uuid is None else ()),
+    )
     return "".join(f"# {line}\n" for line in head) + text
 
 
 _HINTS = ("Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed.",)
+
+_UUID = ("Its UUID is not known: nothing is installed, and no BMC asked, until it stands here.",)
 
 
 def _shared(like: Server) -> dict[str, Any]:

@@ -77,6 +77,11 @@ class PolicyPower(StrEnum):
     ON = "On"
 
 
+class PolicyWait(StrEnum):
+    NONE = "None"
+    POWER_OFF = "PowerOff"
+
+
 class MaintenancePower(StrEnum):
     NONE = "None"
     ON = "On"
@@ -238,6 +243,11 @@ class BootPolicySpec(Struct):
         default=None,
         description="On: a machine that is off and wants its first boot is switched on. Default: the parent's, "
         "else None.",
+    )
+    wait_for: PolicyWait | None = Field(
+        default=None,
+        description="PowerOff: a boot that is made once is offered only when the BMC has shown the machine off since "
+        "it was asked for, so that no machine that runs is installed. Default: the parent's, else None.",
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
         default=(), description="Arguments, after the parent's; -name removes one. Default: none."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,7 +72,8 @@ def _bare(node: Any) -> Any:
     return node
 
 
-def schemas() -> dict[str, str]:
+@cache
+def schemas() -> Mapping[str, str]:
     """Every schema as the text of its file, by file name: of what is written, and of what `gitboot diff` says."""
     made = {f"{kind.__name__}.json": schema(kind) for kind in KINDS}
     made["any.json"] = any_document()

@@ -28,7 +28,7 @@ from gitboot.model.fields import (
     Variable,
     VariableName,
 )
-from gitboot.model.scalars import MacAddress, Malformed, is_placeholder_serial, shown
+from gitboot.model.scalars import MacAddress, Malformed, SystemUuid, is_placeholder_serial, shown, stand_in
 from gitboot.problems.codes import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
@@ -158,7 +158,11 @@ class Pin(Struct):
 class ServerSpec(Struct):
     """What a server is."""
 
-    uuid: Uuid = Field(description="SMBIOS system UUID, in any case: the key of all that is recorded.")
+    uuid: Uuid | None = Field(
+        default=None,
+        description="SMBIOS system UUID, in any case: the key of all that is recorded. Default: it is not "
+        "known yet; until it is, nothing is installed, and no BMC asked.",
+    )
     replaces: Uuid | None = Field(
         default=None,
         description="The UUID that this machine had before its board was replaced: it is installed once provision is "
@@ -201,6 +205,18 @@ class ServerSpec(Struct):
     )
 
     @model_validator(mode="after")
+    def _is_known_where_it_has_to_be(self) -> ServerSpec:
+        needs = {"provision": self.provision, "replaces": self.replaces, "bmc": self.bmc, "secrets": self.secrets}
+        if self.uuid is None and (needing := next((name for name, value in needs.items() if value), None)):
+            raise Malformed(
+                Code.UUID_NEEDED,
+                f"{needing} needs the UUID of the server, and it has none",
+                f"write its uuid, as `dmidecode -s system-uuid` there says it, or leave out {needing}",
+                (needing,),
+            )
+        return self
+
+    @model_validator(mode="after")
     def _boots_from_something(self) -> ServerSpec:
         if not any(interface.boot for interface in self.interfaces):
             raise Malformed(
@@ -220,6 +236,11 @@ class Server(Struct):
     kind: Literal["Server"] = Field(description="The kind of this document.")
     metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: ServerSpec = Field(description="What the server is.")
+
+    @property
+    def uuid(self) -> SystemUuid:
+        """Its key, in all that is recorded: its UUID; while that is not known, what stands for it."""
+        return self.spec.uuid if self.spec.uuid is not None else stand_in(self.spec.interfaces[0].mac)
 
     @property
     def boot_macs(self) -> tuple[MacAddress, ...]:

@@ -375,6 +375,12 @@ class Code(StrEnum):
         "be given to nobody who asks there.",
         "Add the machines' networks of IPv6 to provisioning.clients.",
     )
+    UUID_NEEDED = (
+        "GB2021",
+        "A server whose UUID is not known, and has to be",
+        "What is recorded of a machine goes by its UUID; without one it could be taken for another, and installed.",
+        "Write its uuid, as `dmidecode -s system-uuid` or its BMC says it; until then Parked, or what writes no disk.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "A template that cannot be read",

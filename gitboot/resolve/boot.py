@@ -155,7 +155,7 @@ class Composer:
         }
         instance = {}
         if source.server is not None:
-            instance = {"instance-id": source.server.spec.uuid, "local-hostname": source.server.metadata.name}
+            instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
         found = userdata.bundled(wanted.format, text, beside, instance=instance, base_url=source.base_url)
         return replace(found, secrets=secrets)
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Evidence, Fleet
 from gitboot.model.image import SkewMode
-from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, ReinstallMode, Window
+from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
 from gitboot.model.scalars import shown, version_key
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.plan import Boot, MaintenanceDecision
@@ -111,6 +111,26 @@ def check_power(power: PolicyPower, network_boot: NetworkBoot, policy: Id) -> It
         message = f"power On switches a machine on for a boot that is made once, and networkBoot is {network_boot}"
         hint = "leave out power, or write networkBoot Once or OnImageChange"
         yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "power")))
+
+
+def check_wait(wait_for: PolicyWait, server: Server, policy: Id) -> Iterator[DecisionFinding]:
+    """A server that would wait for ever: nothing shows when it is off."""
+    if wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:
+        message = f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it"
+        hint = "give it a bmc, or let another policy select it"
+        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "waitFor")))
+
+
+def check_uuid(server: Server, boot: Boot | None, resource: Id) -> Iterator[DecisionFinding]:
+    """A boot that needs to know which machine it is, of a server whose UUID is not known."""
+    if server.spec.uuid is not None or boot is None:
+        return
+    if boot.writes_disk or boot.asks_by_uuid:
+        what = "writes disks" if boot.writes_disk else "asks for its user data by UUID"
+        message = f"{resource} boots BootImage/{boot.image}, which {what}, and the UUID of the server is not known"
+        hint = "write its uuid; until it is known lifecycle: Parked, or what writes no disk"
+        place = (Id("Server", server.metadata.name), ("spec",))
+        yield DecisionFinding(Code.UUID_NEEDED, message, hint, place)
 
 
 def check_every_boot(

@@ -16,6 +16,7 @@ from gitboot.model.policy import (
     NetworkBoot,
     OverrideMode,
     PolicyPower,
+    PolicyWait,
     ReinstallMode,
     Taint,
 )
@@ -58,6 +59,7 @@ class Pool:
     override: OverrideMode | None
     disk_boot: DiskBoot
     power: PolicyPower
+    wait_for: PolicyWait
     kernel_arguments: tuple[tuple[str, ...], ...]  # a list for each policy of the chain
     node_labels: Mapping[str, str]
     node_taints: tuple[Taint, ...]
@@ -126,6 +128,7 @@ def _pool(name: str, chain: tuple[str, ...], specs: list[BootPolicySpec]) -> Poo
         override=_inherited(specs, "override"),
         disk_boot=_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
         power=_inherited(specs, "power") or PolicyPower.NONE,
+        wait_for=_inherited(specs, "wait_for") or PolicyWait.NONE,
         kernel_arguments=tuple(spec.kernel_arguments for spec in specs),
         node_labels={key: value for spec in specs for key, value in spec.node_labels.items()},
         node_taints=tuple(taint for spec in specs for taint in spec.node_taints),
@@ -209,7 +212,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
             rolled_out = Named(rollout.image, key, ("spec", "rollout", "image"))
             if not selects(rollout.selector, name, server.metadata.labels):
                 missed.append(Lost(f"BootImage/{rollout.image}", "R4", "the rollout's selector leaves the server out"))
-            elif not in_rollout(key.name, spec.uuid, rollout.percent):
+            elif not in_rollout(key.name, server.uuid, rollout.percent):
                 why = f"the rollout has not reached the server at {rollout.percent} %"
                 missed.append(Lost(f"BootImage/{rollout.image}", "R4", why))
             else:

@@ -103,7 +103,7 @@ def _urls(source: BootSource) -> dict[str, Any]:
         mac = source.server.boot_macs[0]
         urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
         spec = source.server.spec
-        token = provisioned_token(spec.uuid, spec.provision, source.image.metadata.name)
+        token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
         for report in ("failed", "provisioned"):
             urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
     return urls

@@ -27,6 +27,8 @@ from gitboot.resolve.checked import (
     check_override,
     check_power,
     check_skew,
+    check_uuid,
+    check_wait,
     declared,
     templates_of,
 )
@@ -268,7 +270,7 @@ class _Deciding:
         self._found.extend(self.makes.unpublished(server))
         return Decision(
             server=server.metadata.name,
-            uuid=server.spec.uuid,
+            uuid=server.uuid,
             macs=server.boot_macs,
             serial=server.boot_serial,
             architecture=server.spec.architecture,
@@ -336,7 +338,10 @@ class _Deciding:
         policy = Id("BootPolicy", pool.name)
         self._found.extend(check_override(boot, override, policy))
         self._found.extend(check_power(pool.power, pool.network_boot, policy))
+        self._found.extend(check_wait(pool.wait_for, server, policy))
         self._found.extend(check_every_boot(boot, pool.network_boot, pool.reinstall, policy))
+        if pool.network_boot is not NetworkBoot.NEVER:
+            self._found.extend(check_uuid(server, boot, policy))
         return PolicyDecision(
             policy=pool.name,
             network_boot=pool.network_boot,
@@ -346,6 +351,7 @@ class _Deciding:
             power=pool.power,
             provision=server.spec.provision,
             attempts=self.repository.fleet.spec.provisioning.attempts,
+            wait_for=pool.wait_for,
         )
 
     def _boot(
@@ -396,6 +402,7 @@ class _Deciding:
         override = spec.override or _default_override(spec.network_boot, boot)
         self._found.extend(check_override(boot, override, key))
         self._found.extend(check_every_boot(boot, spec.network_boot, spec.reinstall, key))
+        self._found.extend(check_uuid(server, boot, key))
         self._found.extend(check_end(boot, spec.window, key))
         return MaintenanceDecision(
             name=maintenance.metadata.name,

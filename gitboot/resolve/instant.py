@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
-from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode
+from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import Digest, SystemUuid, format_instant
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
@@ -365,7 +365,14 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
     if record.consumed_at is not None and is_covered(record.consumed_key, key):
         late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
         return replace(_disk(policy, Cause.CONSUMED), key=key) if late else given
+    if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != wanted_release(policy, record):
+        return _disk(policy, Cause.RUNS)
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
+
+
+def wanted_release(policy: PolicyDecision, record: Record) -> str:
+    """For what a machine has to be seen off: the provision key, and the word by which it was asked for anew."""
+    return f"{provision_reason(policy, record)}/{record.offered}"
 
 
 # A server counts as provisioned by it before its installer has asked for its data; others say that it is done.

@@ -53,5 +53,5 @@ def secret_urls(source: BootSource) -> dict[str, str]:
     if source.server is None:
         return {}
     mac, spec = source.server.boot_macs[0], source.server.spec
-    token = provisioned_token(spec.uuid, spec.provision, source.image.metadata.name)
+    token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
     return {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in secret_files(source)}

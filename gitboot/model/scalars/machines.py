@@ -120,6 +120,18 @@ def parse_local_disk(value: object) -> str:
     return found
 
 
+_STAND_IN: Final = "00000000-0000-8000-8000-"  # of version 8, which is anybody's own (RFC 9562, 5.8); no board has it
+
+
+def stand_in(mac: MacAddress) -> SystemUuid:
+    """What stands for the UUID of a machine of which only that is known."""
+    return SystemUuid(_STAND_IN + mac.replace("-", ""))
+
+
+def is_stand_in(uuid: SystemUuid) -> bool:
+    return uuid.startswith(_STAND_IN)
+
+
 def parse_interface_address(value: object) -> str:
     """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)

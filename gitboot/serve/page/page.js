@@ -30,6 +30,7 @@ async function ask(path) {
 function away(instant) {
   const minutes = Math.round((Date.parse(instant) - Date.now()) / 60000);
   const size = Math.abs(minutes);
+  if (size === 0) return "now";
   const words = size < 60 ? `${size} min` : size < 2880 ? `${Math.round(size / 60)} h` : `${Math.round(size / 1440)} days`;
   return minutes >= 0 ? `in ${words}` : `${words} ago`;
 }
@@ -75,7 +76,7 @@ function notes(status) {
 function showStatus(status) {
   const applied = status.applied?.commit;
   $("commit").textContent = applied ? `boots commit ${applied.slice(0, 12)}` : "no commit is applied";
-  $("at").replaceChildren(...(status.at ? ["said ", instant(status.at)] : []));
+  $("at").replaceChildren(...(status.at ? ["as of ", instant(status.at)] : []));
   $("state").replaceChildren(...notes(status));
 }
 
@@ -83,7 +84,7 @@ function showStatus(status) {
 
 function words(item) {
   const labels = Object.entries(item.labels).map(([key, value]) => `${key}=${value}`);
-  return [item.name, item.uuid, ...item.macs, item.image, item.version, ...labels].join("\n").toLowerCase();
+  return [item.name, item.uuid, ...item.macs, ...item.macs.map((mac) => mac.replaceAll("-", ":")), item.image, item.version, ...labels].join("\n").toLowerCase();
 }
 
 function row(item, number) {
