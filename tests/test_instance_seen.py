@@ -149,11 +149,12 @@ def test_the_api_and_the_metrics_have_them(site: Site) -> None:
 def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
     state = site.root.parent / "state"
     assert typed("seen", "--state", state).code != 0, "no instance has run there"
-    asks(site, STRANGER)
+    asks(site, f"{STRANGER}?uuid={OTHER}&serial=4J8VM72")
     taken_in(site)
     (state / "ledger.sqlite").touch()
     shown = typed("seen", "--state", state)
-    assert "52:54:00:99:99:99" in shown.out
+    assert "52:54:00:99:99:99" in shown.out and "SERVER" not in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 100
     assert typed("seen", "--state", state, "-o", "json").json["items"][0]["times"] == 1
     assert "every machine" in typed("seen", "--state", state, "--forget").out
     assert read_unknown(state).machines == UnknownMachines().machines

@@ -13,7 +13,7 @@ from gitboot.cli.table import table, wrapped
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
-    from gitboot.observe.undescribed import UnknownMachines
+    from gitboot.observe.undescribed import UnknownMachine, UnknownMachines
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -46,16 +46,21 @@ def command(state: Path, forget: bool, outputs: tuple[OutputOption, ...]) -> Non
 def _as_text(found: UnknownMachines) -> str:
     if not found.machines and not found.unkept:
         return "every machine that asked for a boot is described by a document"
-    rows = []
-    for each in found.machines:
-        who = " ".join(mac.replace("-", ":") for mac in each.macs) or "-"
-        words = (each.uuid or "-", each.serial or "-", each.client)
-        last = f"{each.last:%Y-%m-%d %H:%M}"
-        rows.append((who, *words, last, str(each.times), each.server or "-"))
-    header = ("MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER")
-    text = table(header, rows, shortened=(0,)) if rows else ""
+    header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
+    rows = [_row(each) for each in found.machines]
+    if not any(each.server for each in found.machines):  # most often none has a document
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    text = table(header, rows, shortened=(2,)) if rows else ""
     if found.unkept:
         requests = count(found.unkept, "request")
         told = f"There was no room for the machines of {requests} more; gitboot seen --forget makes it."
         text += "\n" + wrapped(told)
     return text.strip("\n")
+
+
+def _row(machine: UnknownMachine) -> tuple[str, ...]:
+    mac = machine.macs[0].replace("-", ":") if machine.macs else "-"
+    who = f"{mac} +{len(machine.macs) - 1}" if len(machine.macs) > 1 else mac
+    last = f"{machine.last:%m-%d %H:%M}"
+    words = (machine.uuid or "-", machine.serial or "-", machine.client)
+    return (who, *words, last, str(machine.times), machine.server or "-")

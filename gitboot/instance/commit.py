@@ -50,7 +50,12 @@ class Evaluated:
 
     commit: Commit
     changes: Extent
-    come: tuple[Decision, ...]  # for servers of machines that the base does not have
+    names: tuple[str, ...]  # of servers of machines that the base does not have
+
+    @property
+    def come(self) -> tuple[Decision, ...]:
+        """What is decided for these."""
+        return tuple(self.commit.decisions.servers[name] for name in self.names)
 
 
 def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:

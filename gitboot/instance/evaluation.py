@@ -141,9 +141,7 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
             case wire.ServerParts(servers=servers):
                 parts.take(servers)
             case wire.CommitEnd() as result:
-                commit = parts.commit(revision, result)
-                come = tuple(commit.decisions.servers[name] for name in result.come)
-                return Evaluated(commit=commit, changes=result.extent, come=come)
+                return Evaluated(commit=parts.commit(revision, result), changes=result.extent, names=result.come)
             case wire.Refused(problems=problems, orders=orders):
                 raise InvalidRepository(problems, orders=orders)
             case wire.Unreadable(message=message, is_corrupt=is_corrupt):
