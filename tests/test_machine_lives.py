@@ -32,6 +32,7 @@ from tests.redfish.profiles import (
     ENABLED,
     GENERIC,
     HTTP_BOOT_URI,
+    IDRAC9,
     IDRAC10,
     ILO6,
     OPENBMC,
@@ -298,6 +299,7 @@ def bmcs() -> Iterator[dict[str, RedfishServer]]:
     [
         *((GENERIC, way) for way in Way),
         *((profile, Way.ENTRY) for profile in (IDRAC10, ILO6, SUPERMICRO_X10, SUPERMICRO_X11, AMI, XCC, OPENBMC)),
+        (IDRAC9, Way.DIRECT),  # which takes no URI
         *((profile, Way.MEDIUM) for profile in (ILO6, XCC)),
     ],
     ids=lambda value: value.name if isinstance(value, Profile) else value.value,

@@ -97,6 +97,7 @@ class Reconciler:
         """Where this instance stands, at a glance."""
         return self.standing.status()
 
+    @uncollected()  # what a pass makes stays, or goes by itself
     def reconcile(
         self,
         at: datetime,
