@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.serve.operatorspage import PAGE
+from gitboot.serve.pages import MOST
 from tests import plain
-from tests.serving import Site, get, site
+from tests.fleets import server
+from tests.serving import ALWAYS, Site, get, planned, site
 
 FILES = ("", "page.css", "page.js")
 HOSTILE = "<img src=x onerror=\"document.title='run'\">"
@@ -100,3 +102,12 @@ def test_a_browser_shows_one_server(url: str, tmp_path: Path) -> None:
 @browsers
 def test_a_server_that_there_is_not_is_said_to_be_none(url: str, tmp_path: Path) -> None:
     assert "the endpoint answers 404" in shown(f"{url}{PAGE}#/servers/nobody", tmp_path)
+
+
+@browsers
+def test_a_browser_reads_all_pages_and_holds_the_rows_that_are_seen(tmp_path: Path) -> None:
+    more = [server(f"web{number:03}", "role: web") for number in range(2, MOST + 2)]
+    with site(planned(*ALWAYS, *more)) as large, large.serve() as url:
+        found = shown(f"{url}{PAGE}", tmp_path)
+    assert f"{MOST + 1} of {MOST + 1} servers" in found
+    assert 10 < found.count("aria-rowindex=") < 100 and f'aria-rowcount="{MOST + 2}"' in found
