@@ -268,8 +268,13 @@ def test_a_window_that_opens_leaves_the_data_there(site: Site, client: httpx.Cli
     assert client.get(DATA.removeprefix("boot")).status_code == 200
 
 
-@pytest.mark.parametrize("path", [PATH, ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
-def test_only_a_failure_may_be_posted(site: Site, client: httpx.Client, path: str) -> None:
+def test_a_success_may_be_posted_as_well_as_asked_for(site: Site, client: httpx.Client) -> None:
+    assert client.post(ASKED, content=b"{}").status_code == 204
+    assert [(each.path, each.digest) for each in site.observed()] == [(PATH, TOKEN)]
+
+
+@pytest.mark.parametrize("path", [ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
+def test_only_an_installers_word_may_be_posted(site: Site, client: httpx.Client, path: str) -> None:
     found = client.post(path.removeprefix("boot"), content=b"x")
     assert (found.status_code, found.content) == (405, b"")
     assert site.observed() == []

@@ -19,7 +19,7 @@ from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import accept_filesystem_option, config_option, credentials_option, secret_keys_option
 from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.stopping import end_by_signal
-from gitboot.cli.telling import tell, tell_what_is_logged
+from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
 from gitboot.processes import raise_limits, reap_orphans
@@ -41,6 +41,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @config_option
+@log_format_option
 @click.argument("repository", envvar="GITBOOT_REPOSITORY")
 @click.option("--reference", metavar="REF", help="Branch, tag or commit to follow. Default: the remote's HEAD.")
 @click.option(

@@ -18,7 +18,7 @@ import click
 from gitboot.cli.access import AccessSettings, access_of, access_options, arguments_of, check, clients_of
 from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
-from gitboot.cli.telling import tell, tell_what_is_logged
+from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.processes import end_with, python, raise_limits, reap_orphans
 from gitboot.status import Event
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @config_option
+@log_format_option
 @click.option(
     "--output",
     required=True,

@@ -1,12 +1,19 @@
-"""Events as they happen: a coloured line on a terminal, a JSON line elsewhere; to standard error."""
+"""Events as they happen, to standard error: on a terminal a coloured line that fits it, elsewhere a line of JSON.
+
+`--log-format` has text or JSON in either place.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -14,7 +21,33 @@ from gitboot.model.scalars import format_instant
 from gitboot.status import Event
 
 _lock = threading.Lock()
+_VARIABLE: Final = "GITBOOT_LOG_FORMAT"  # what workers and children are told by, too
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
+
+class LogFormat(StrEnum):
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+
+def _choose(_: click.Context, __: click.Parameter, chosen: str) -> None:
+    os.environ[_VARIABLE] = chosen
+
+
+def log_format_option(command: _Command) -> _Command:
+    return click.option(
+        "--log-format",
+        type=click.Choice([each.value for each in LogFormat]),
+        default=LogFormat.AUTO.value,
+        show_default=True,
+        callback=_choose,
+        expose_value=False,
+        help="How events are told: text, a line each; json, a line of JSON each; auto, text on a terminal.",
+    )(command)
+
+
+_LEAST: Final = 20  # columns for a message, on however narrow a terminal
 _CLEAR = "\x1b[K"  # the rest of the line that is written over: ECMA-48, EL
 
 _COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
@@ -23,10 +56,15 @@ _COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "M
 def tell(event: Event) -> None:
     """Say what happened, whole lines only, whichever thread calls."""
     with _lock:
-        is_passing = event.type == "Progress" and sys.stderr.isatty()
+        is_passing = event.type == "Progress" and _is_seen()
         after = "\r" if is_passing else "\n"  # the next line takes its place
-        sys.stderr.write(f"{_CLEAR if sys.stderr.isatty() else ''}{_line(event)}{after}")  # at once: others write, too
+        sys.stderr.write(f"{_CLEAR if _is_seen() else ''}{_line(event)}{after}")  # at once: others write, too
         sys.stderr.flush()
+
+
+def _is_seen() -> bool:
+    """Whether somebody sees each line as it is written, in text."""
+    return sys.stderr.isatty() and os.environ.get(_VARIABLE) != LogFormat.JSON
 
 
 def tell_what_is_logged() -> None:
@@ -44,17 +82,34 @@ class _Logged(logging.Handler):
 
 
 def _line(event: Event) -> str:
-    if not sys.stderr.isatty():
-        return json.dumps(
-            {
-                **event.facts,
-                "at": format_instant(event.at),
-                "type": event.type,
-                "message": event.message,
-                "level": "warning" if event.warning else "info",
-            },
-            sort_keys=True,
-        )
-    time = click.style(f"{event.at:%H:%M:%S}", fg="bright_black")
+    if not _is_seen() and os.environ.get(_VARIABLE) != LogFormat.TEXT:
+        return _json(event)
+    at = f"{event.at:%H:%M:%S}" if _is_seen() else format_instant(event.at)
+    level = "" if _is_seen() or not event.warning else "warning: "  # a colour says it
+    message = f"{level}{' '.join(event.message.split())}"
+    if _is_seen():
+        message = _fitting(message, os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} "))
+    time = click.style(at, fg="bright_black")
     kind = click.style(f"{event.type:<18}", fg="yellow" if event.warning else _COLOURS.get(event.type))
-    return "\n".join([f"{time} {kind} {event.message}", *filter(None, [event.facts.get("traceback")])])
+    traceback = event.facts.get("traceback")
+    text = "\n".join([f"{time} {kind} {message}", *filter(None, [traceback])])
+    return text if _is_seen() else click.unstyle(text)
+
+
+def _json(event: Event) -> str:
+    return json.dumps(
+        {
+            **event.facts,
+            "at": format_instant(event.at),
+            "type": event.type,
+            "message": event.message,
+            "level": "warning" if event.warning else "info",
+        },
+        sort_keys=True,
+    )
+
+
+def _fitting(message: str, columns: int) -> str:
+    """As much as one line has room for: a terminal would wrap the rest, and `gitboot events` has it."""
+    room = max(columns, _LEAST)
+    return message if len(message) <= room else f"{message[: room - 1]}…"

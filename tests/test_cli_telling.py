@@ -1,0 +1,84 @@
+"""What operators read while an instance runs: on a terminal of its own, and in a file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import termios
+from contextlib import redirect_stderr
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+
+from gitboot.cli.telling import LogFormat, tell
+from gitboot.status import Event
+from tests.rack import typed
+
+FORMAT: Final = "GITBOOT_LOG_FORMAT"
+COLUMNS: Final = 60
+LONG: Final = "11 servers have no credentials here: ams2-w01, ams2-w02,\nams2-w03 and 8 more"
+EVENT: Final = Event(
+    at=datetime(2026, 12, 1, 22, 0, 7, 250_000, UTC), type="Accepted", message=LONG, facts={"commit": "c0ffee"}
+)
+
+
+@pytest.fixture(autouse=True)
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORMAT, LogFormat.AUTO)
+
+
+def shown(event: Event) -> str:
+    """What a terminal shows of it."""
+    screen, written = os.openpty()
+    fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    with open(written, "w") as stderr, redirect_stderr(stderr):
+        tell(event)
+        text = os.read(screen, 1 << 16).decode()
+    os.close(screen)
+    return click.unstyle(text)
+
+
+def test_a_terminal_shows_one_line_each_that_fits() -> None:
+    (line,) = shown(EVENT).splitlines()
+    assert line.startswith("22:00:07 Accepted           11 servers have no cred")
+    assert len(line) == COLUMNS and line.endswith("…")
+
+
+def test_a_terminal_is_told_json_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORMAT, LogFormat.JSON)
+    assert json.loads(shown(EVENT))["message"] == LONG
+
+
+def test_a_file_has_json(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(EVENT)
+    told = json.loads(capsys.readouterr().err)
+    assert told == {
+        "at": "2026-12-01T22:00:07.250000Z",
+        "type": "Accepted",
+        "message": LONG,
+        "commit": "c0ffee",
+        "level": "info",
+    }
+
+
+def test_a_file_has_whole_lines_of_text_where_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORMAT, LogFormat.TEXT)
+    tell(EVENT)
+    tell(Event(at=EVENT.at, type="Held", message="it waits", facts={}, warning=True))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"2026-12-01T22:00:07.250000Z Accepted           {' '.join(LONG.split())}"
+    assert second == "2026-12-01T22:00:07.250000Z Held               warning: it waits"
+
+
+def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
+    done = typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--output", tmp_path / "o",
+                 "--once", "--log-format", "text")  # fmt: skip
+    assert os.environ[FORMAT] == "text" and done.code != 0
+    assert "Invalid value for '--log-format'" in typed("run", "x", "--log-format", "xml").err
