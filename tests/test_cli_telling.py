@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import struct
-import termios
-from contextlib import redirect_stderr
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -18,9 +14,9 @@ import pytest
 from gitboot.cli.telling import LogFormat, tell
 from gitboot.status import Event
 from tests.rack import typed
+from tests.terminals import COLUMNS, shown
 
 FORMAT: Final = "GITBOOT_LOG_FORMAT"
-COLUMNS: Final = 60
 LONG: Final = "11 servers have no credentials here: ams2-w01, ams2-w02,\nams2-w03 and 8 more"
 EVENT: Final = Event(
     at=datetime(2026, 12, 1, 22, 0, 7, 250_000, UTC), type="Accepted", message=LONG, facts={"commit": "c0ffee"}
@@ -32,26 +28,15 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.AUTO)
 
 
-def shown(event: Event) -> str:
-    """What a terminal shows of it."""
-    screen, written = os.openpty()
-    fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    with open(written, "w") as stderr, redirect_stderr(stderr):
-        tell(event)
-        text = os.read(screen, 1 << 16).decode()
-    os.close(screen)
-    return click.unstyle(text)
-
-
 def test_a_terminal_shows_one_line_each_that_fits() -> None:
-    (line,) = shown(EVENT).splitlines()
+    (line,) = click.unstyle(shown(EVENT)).splitlines()
     assert line.startswith("22:00:07 Accepted           11 servers have no cred")
     assert len(line) == COLUMNS and line.endswith("…")
 
 
 def test_a_terminal_is_told_json_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.JSON)
-    assert json.loads(shown(EVENT))["message"] == LONG
+    assert json.loads(click.unstyle(shown(EVENT)))["message"] == LONG
 
 
 def test_a_file_has_json(capsys: pytest.CaptureFixture[str]) -> None:

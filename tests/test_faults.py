@@ -173,7 +173,10 @@ MESSAGES: Final = {
     "a field of an interface that is unknown": (
         'spec.interfaces[0] has no field "speed" (it has addresses, boot, mac, name)'
     ),
-    "a server without a UUID": "spec needs uuid (add uuid)",
+    "a server without a UUID": (
+        "BootPolicy/edge boots BootImage/edge-os, which writes disks, and the UUID of the server is not known (edge01) "
+        "(write its uuid; until it is known lifecycle: Parked, or what writes no disk)"
+    ),
     "a document without a spec": "the document needs spec (add spec)",
     "a firmware in another case": 'expected one of UEFI, BIOS, found "uefi" (did you mean UEFI?)',
     "a word for unknown servers that there is not": (

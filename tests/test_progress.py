@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.status import command
-from gitboot.cli.telling import tell
 from gitboot.evaluate import wire
 from gitboot.evaluate.__main__ import _Answering
 from gitboot.evaluate.limits import Allowance
@@ -28,6 +27,7 @@ from gitboot.publish.directory import Directory
 from gitboot.render.tree import File
 from gitboot.serve.openapi import InstanceStatus
 from gitboot.status import Event
+from tests.terminals import shown
 from tests.trees import server_files
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -168,14 +168,8 @@ def test_status_says_how_far_it_is_while_somebody_works(tmp_path: Path, runs: bo
     assert ("underway   planning: 1 of 2 servers, about 3 s left (2 of 3)" in found.output) is runs
 
 
-def test_on_a_terminal_the_next_line_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    tell(Event(at=AT, type="Progress", message="half"))
-    tell(Event(at=AT, type="Published", message="all"))
-    first, second = terminal.getvalue().split("\r")
+def test_on_a_terminal_the_next_line_takes_its_place() -> None:
+    told = (Event(at=AT, type=kind, message=message) for kind, message in (("Progress", "half"), ("Published", "all")))
+    first, second = shown(*told).split("\r")
     assert first.endswith("half") and "\n" not in first
     assert second.startswith("\x1b[K") and second.endswith("all\n")
