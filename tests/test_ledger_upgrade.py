@@ -12,10 +12,10 @@ import pytest
 
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.override import State
-from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, records, requests
+from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, records, requests, switches
 from gitboot.ledger.entries import Suspension
 from gitboot.ledger.opening import open_ledger
-from gitboot.ledger.store import write_mark
+from gitboot.ledger.store import MIGRATIONS, VERSION, write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Phase, Run
 from tests.bench import Bench
@@ -111,3 +111,14 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
         }
         assert bench.condition("RecordsKnown") == (True, "Known", "the ledger knows every server")
         assert bench.record is not None and bench.record.provision == 1
+
+
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, version: int) -> None:
+    """Those of versions that nobody released are out there, too, with who follows `main`."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("".join(MIGRATIONS[:version]))
+        connection.executescript(f"INSERT INTO facts VALUES ('identity', 'ours'); PRAGMA user_version = {version};")
+    with open_ledger(path) as opened:
+        assert (facts.read(opened).identity, records.read(opened), switches.read(opened)) == ("ours", {}, {})

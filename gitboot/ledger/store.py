@@ -14,7 +14,7 @@ from uuid import uuid4
 from gitboot.errors import DamagedLedger, LedgerError
 
 # What brings a ledger from one version to the next; a new one goes through all of them.
-_MIGRATIONS: Final = (
+MIGRATIONS: Final = (
     """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
     CREATE TABLE records (
@@ -83,23 +83,25 @@ _MIGRATIONS: Final = (
     ALTER TABLE records ADD COLUMN answered INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN taken_back INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN attempts TEXT NOT NULL DEFAULT '[]';
-    ALTER TABLE records ADD COLUMN released TEXT;
     ALTER TABLE runs ADD COLUMN window_end TEXT;
     CREATE TABLE known_bmcs (
         address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials)
     ) STRICT;
     INSERT OR IGNORE INTO known_bmcs SELECT json_extract(bmc, '$.address'), json_extract(bmc, '$.credentials')
         FROM (SELECT bmc FROM machines WHERE stands UNION ALL SELECT bmc FROM overrides) WHERE bmc IS NOT NULL;
-    CREATE TABLE switches (
-        uuid TEXT NOT NULL, reason TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (uuid, reason)
-    ) STRICT;
     ALTER TABLE runs ADD COLUMN seen TEXT NOT NULL DEFAULT '{}';
     ALTER TABLE versions ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
     UPDATE records SET offered = 1 WHERE provision IS NULL AND provisioned_at IS NOT NULL;
     INSERT INTO facts SELECT 'sequence', '1' WHERE EXISTS (SELECT 1 FROM records);
     """,
+    """
+    ALTER TABLE records ADD COLUMN released TEXT;
+    CREATE TABLE switches (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (uuid, reason)
+    ) STRICT;
+    """,
 )
-VERSION: Final = len(_MIGRATIONS)
+VERSION: Final = len(MIGRATIONS)
 _MARK_BYTES: Final = 64
 
 
@@ -292,7 +294,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version == VERSION:
         return
-    steps = "".join(_MIGRATIONS[version:])
+    steps = "".join(MIGRATIONS[version:])
     identity = "" if version else f"INSERT INTO facts VALUES ('identity', '{uuid4()}');"  # noqa: S608 - its own
     connection.executescript(f"BEGIN IMMEDIATE; {steps} {identity} PRAGMA user_version = {VERSION}; COMMIT;")
 
