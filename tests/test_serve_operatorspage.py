@@ -35,11 +35,15 @@ def made() -> Iterator[Site]:
                 "attempted": {
                     "commit": "4f2ab9917c03d5e1",
                     "problems": [],
-                    "held": {"digest": "8c1f27ab", "guards": ["Reinstalls"]},
+                    "held": {"digest": "8c1f27ab", "guards": ["maxReinstalls"]},
                 },
                 "applied": {"commit": "c0ffee"},
                 "conditions": [
-                    {"type": "BmcReached", "status": False, "reason": "Silent", "message": HOSTILE, "remedy": "look"}
+                    *(
+                        {"type": f"Bmc/{name}", "status": False, "reason": "Stalled", "message": "none", "remedy": "do"}
+                        for name in ("web01", "web02")
+                    ),
+                    {"type": "BmcReached", "status": False, "reason": "Silent", "message": HOSTILE, "remedy": "look"},
                 ],
             }
         )
@@ -89,7 +93,8 @@ def test_the_page_is_only_read(url: str) -> None:
 def test_a_browser_shows_the_fleet_what_is_held_and_markup_as_text(url: str, tmp_path: Path) -> None:
     found = shown(f"{url}{PAGE}", tmp_path)
     assert 'href="#/servers/web01"' in found and "1 of 1 servers" in found
-    assert "commit 4f2ab9917c03, by Reinstalls" in found and "Digest 8c1f27ab" in found
+    assert "commit 4f2ab9917c03, by maxReinstalls" in found and "Digest 8c1f27ab" in found
+    assert found.index("BmcReached: Silent") < found.index("2 × Bmc: Stalled") < found.index("web01, web02")
     assert "&lt;img src=x onerror=" in found and "<img" not in found and "<title>gitboot</title>" in found
 
 

@@ -5,6 +5,7 @@ const API = "../api/v1";
 const ROW = 36; // as --row in page.css
 const MARGIN = 20; // rows above and below what is seen
 const REFRESH_MS = 15000;
+const NAMED = 12; // servers that one note names
 const $ = (id) => document.getElementById(id);
 
 const fleet = { all: [], chosen: [], printing: false, version: null };
@@ -62,15 +63,30 @@ function notes(status) {
   for (const each of attempted?.problems ?? []) {
     found.push(note(each.severity === "error" ? "bad" : "busy", each.code, `${each.path}:${each.line}: ${each.message}`, [each.hint]));
   }
-  for (const each of conditions ?? []) {
-    if (!each.status) found.push(note("bad", `${each.type}: ${each.reason}`, each.message, [each.remedy]));
-  }
+  found.push(...failing(conditions ?? []));
   if (progress) found.push(note("busy", progress.work, progress.message, []));
   if (!found.length) {
-    const told = conditions?.length > 0;
-    found.push(told ? note("good", "Well", "every condition holds", []) : note("busy", "Unknown", "no instance has said how it fares", []));
+    const told = conditions?.length > 0 && status.applied?.commit;
+    found.push(told ? note("good", "Well", "every condition holds", []) : note("busy", "Unknown", "no instance has said yet how it fares", []));
   }
   return found;
+}
+
+// What fails, the instance's own first; what is the same of many servers is one note that names them.
+function failing(conditions) {
+  const groups = new Map();
+  for (const each of conditions.filter((each) => !each.status)) {
+    const [kind, server] = each.type.split("/");
+    const key = [server ? 1 : 0, kind, each.reason, each.message].join("\n");
+    groups.set(key, [...(groups.get(key) ?? []), { ...each, kind, server }]);
+  }
+  return [...groups.entries()].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, [first, ...more]]) => {
+    if (!more.length) return note("bad", `${first.type}: ${first.reason}`, first.message, [first.remedy]);
+    const names = [first, ...more].map((each) => each.server);
+    const rest = names.length > NAMED ? ` and ${names.length - NAMED} more` : "";
+    return note("bad", `${names.length} × ${first.kind}: ${first.reason}`, first.message,
+      [names.slice(0, NAMED).join(", ") + rest, first.remedy]);
+  });
 }
 
 function showStatus(status) {
