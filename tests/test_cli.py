@@ -384,21 +384,6 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
     assert re.search("not readable|cannot be (read|made|written)|is a file", done.err), done
 
 
-def test_whoever_reads_only_the_first_line_is_no_fault(fleet: Path) -> None:
-    """`gitboot plan -o json | head -1`, with a reader that is gone before anything is written."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gitboot", "plan", str(fleet), "-o", "json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.close()
-    said = process.stderr.read()
-    process.stderr.close()
-    assert (process.wait(20), said) == (Exit.FINE, "")
-
-
 # plan
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Final, NoReturn
@@ -11,6 +10,7 @@ import click
 
 from gitboot import __version__
 from gitboot.cli.exit import Exit, exit_of
+from gitboot.cli.output import outlive_readers
 from gitboot.errors import GitbootError
 from gitboot.phrases import did_you_mean
 
@@ -76,13 +76,6 @@ class _Commands(click.Group):
             context.fail(f"There is no command {name!r}; {did_you_mean(name, _COMMANDS, 'gitboot --help lists them')}")
         return super().resolve_command(context, args)
 
-    def invoke(self, context: click.Context) -> object:
-        try:
-            return super().invoke(context)
-        except BrokenPipeError:  # `gitboot plan | head`: whoever read has read enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
-            return Exit.FINE
-
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="gitboot", message="%(prog)s %(version)s")
@@ -99,6 +92,7 @@ def program() -> NoReturn:
     """The process that a user starts: what it reads of a commit is read by a child, within limits."""
     from gitboot.cli.bounded import PROGRAM
 
+    outlive_readers()
     main(PROGRAM)
 
 
