@@ -391,15 +391,13 @@ def test_a_command_that_takes_more_than_it_may_says_so(
 def test_a_command_that_reads_what_an_instance_accepted_is_held_to_its_limits_too(
     tmp_path: Path, repository: Repository
 ) -> None:
-    repository.push(
-        {f"{name}.yaml": f"{server(name, 'role: web')}# {'long' * 100_000}\n" for name in ("w1", "w2", "w3", "w4")}
-    )
+    repository.push({"many.yaml": many(MANY)})
     place = ("--output", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
     assert gitboot("run", str(repository.bare), *place, "--once").returncode == 0
     for command in (("records", "show"), ("bmc", "get")):
         done = gitboot(*command, *place[2:])
         assert (done.returncode, done.stderr) == (0, ""), done
-        done = gitboot(*command, *place[2:], "--commit-memory", "1")
+        done = gitboot(*command, *place[2:], "--commit-memory", "8")
         assert (done.returncode, Code.LIMITS in done.stderr) == (3, True), done
 
 
