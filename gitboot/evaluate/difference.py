@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 from gitboot.evaluate.evaluator import CommitPair, Foundation
-from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts
+from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
 from gitboot.frames import encode
 from gitboot.load.machines import machine
 from gitboot.plan import Decision
@@ -102,18 +102,7 @@ def _fleetwide(difference: CommitPair) -> FleetPart | None:
 
 def _fleetwide_of(commit: Foundation) -> FleetPart:
     repository, decisions = commit.decided.repository, commit.decided.decisions
-    return FleetPart(
-        fleet=repository.fleet.spec,
-        base_url=decisions.base_url,
-        outputs=tuple(sorted(decisions.outputs)),
-        evidence=decisions.evidence,
-        sites=dict(decisions.sites),
-        unknown=dict(decisions.unknown) if decisions.unknown is not None else None,
-        unknown_not_found=decisions.unknown_not_found,
-        warnings=decisions.warnings,
-        opt_outs=_opt_outs(commit),
-        minimum_versions=minimum_versions(repository),
-    )
+    return fleet_part(repository.fleet.spec, decisions, _opt_outs(commit), minimum_versions(repository))
 
 
 def _opt_outs(commit: Foundation) -> tuple[OptOut, ...]:

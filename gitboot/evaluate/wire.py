@@ -22,6 +22,7 @@ from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
 from gitboot.problems.problem import Problem
 from gitboot.resolve.checked import MinimumVersion
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
 
@@ -75,6 +76,23 @@ class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[Problem, ...]
     opt_outs: tuple[OptOut, ...]
     minimum_versions: dict[str, MinimumVersion]
+
+
+def fleet_part(
+    fleet: FleetSpec, decisions: Decisions, opt_outs: tuple[OptOut, ...], minimum_versions: dict[str, MinimumVersion]
+) -> FleetPart:
+    return FleetPart(
+        fleet=fleet,
+        base_url=decisions.base_url,
+        outputs=tuple(sorted(decisions.outputs)),
+        evidence=decisions.evidence,
+        sites=dict(decisions.sites),
+        unknown=dict(decisions.unknown) if decisions.unknown is not None else None,
+        unknown_not_found=decisions.unknown_not_found,
+        warnings=decisions.warnings,
+        opt_outs=opt_outs,
+        minimum_versions=minimum_versions,
+    )
 
 
 class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -250,18 +250,7 @@ def _kept_commit(commit: Commit) -> _KeptCommit:
     decisions = commit.decisions
     return _KeptCommit(
         revision=commit.revision,
-        said=wire.FleetPart(
-            fleet=commit.fleet,
-            base_url=decisions.base_url,
-            outputs=tuple(sorted(decisions.outputs)),
-            evidence=decisions.evidence,
-            sites=dict(decisions.sites),
-            unknown=dict(decisions.unknown) if decisions.unknown is not None else None,
-            unknown_not_found=decisions.unknown_not_found,
-            warnings=decisions.warnings,
-            opt_outs=commit.opt_outs,
-            minimum_versions=dict(commit.minimum_versions),
-        ),
+        said=wire.fleet_part(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)),
         decisions=_encoded(decisions.servers),
         networks=_encoded(decisions.networks),
         machines=dict(commit.machines),
