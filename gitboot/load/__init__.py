@@ -8,8 +8,9 @@ of who names and has what).
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from gitboot.lazy import names_of
 
 if TYPE_CHECKING:
     from gitboot.load.blobs import ParseCache, ParsedBlob, parse_blob
@@ -55,11 +56,4 @@ _WHERE: Final = {
     "load": "gitboot.load.whole",
     "parse_blob": "gitboot.load.blobs",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """What is imported from here, with its module: who only names a revision needs no schemas."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
-    return found
+__getattr__ = names_of(__name__, _WHERE)  # who only names a revision needs no schemas

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from gitboot.lazy import names_of
 
 if TYPE_CHECKING:
     from gitboot.resolve.decisions import Decisions
@@ -19,11 +20,4 @@ _WHERE: Final = {
     "plan": "gitboot.resolve.instant",
     "transition": "gitboot.resolve.instant",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """What is imported from here, with its module: who plans what was decided needs no templates."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
-    return found
+__getattr__ = names_of(__name__, _WHERE)  # who plans what was decided needs no templates

@@ -7,8 +7,9 @@ keeps what was accepted; what it fetches a `FetchProcess` may unpack, in a proce
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from gitboot.lazy import names_of
 
 if TYPE_CHECKING:
     from pygit2 import LIBGIT2_VERSION
@@ -55,11 +56,4 @@ _WHERE: Final = {
     "open_history": "gitboot.source.history",
     "open_snapshot": "gitboot.source.snapshot",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """What is imported from here, with its module: a command that reads one snapshot needs nothing of a fetch."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
-    return found
+__getattr__ = names_of(__name__, _WHERE)  # a command that reads one snapshot needs nothing of a fetch
