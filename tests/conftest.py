@@ -73,7 +73,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lives", type=int, default=2, help="How long is searched for what chance alone finds.")
+    parser.addoption("--lives", type=int, default=1, help="How long is searched for what chance alone finds.")
     parser.addoption("--boots", action="store_true", help="Boot real firmware as well (tests/boots).")
     parser.addoption("--packages", action="store_true", help="Build packages, and install them (tests/packages).")
     parser.addoption("--write-hardware", action="store_true", help="Write what diff prints to docs/hardware.md.")
@@ -82,10 +82,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.
 _FIRST: Final = (
-    *("test_drills", "test_run", "test_evaluate", "test_run_example", "test_serve_once", "test_instance_trust"),
-    *("test_instance_verdicts", "test_publish_kill", "test_instance_days", "test_resolve_leaks", "test_ci"),
-    *("test_forge", "test_diff_less", "test_site_lives", "test_cli_requests", "test_flip", "test_laws"),
-    *("test_serve_supervise", "test_instance_standing", "test_evaluate_laws", "test_kill_overrides", "test_kill"),
+    *("test_evaluate", "test_evaluate_hostile", "test_run", "test_drills", "test_publish_kill", "test_ci"),
+    *("test_cli_requests", "test_serve_once", "test_run_example", "test_resolve_leaks", "test_serve_supervise"),
+    *("test_instance_days", "test_serve_certificate", "test_project", "test_instance_verdicts"),
+    *("test_source_fetcher", "test_laws", "test_evaluate_laws", "test_instance_standing", "test_machine_lives"),
+    *("test_instance_overrides", "test_document", "test_diff_less", "test_source_remote"),
+    *("test_source_snapshot", "test_targets_s3", "test_serve_published", "test_serve_named", "test_template"),
+    *("test_site_lives", "test_targets_run", "test_cli", "test_instance_switching", "test_bmc_edges"),
+    *("test_instance_edges", "test_problems_codes", "test_bmc_redfish", "test_source_clone"),
+    *("test_serve_operators", "test_hardware", "test_cli_bmc", "test_bmc_access", "test_targets_mirror"),
 )
 # What a folder's tests need, which is left out without the option of its name.
 _LEFT_OUT: Final = {

@@ -379,6 +379,7 @@ def copying(request: pytest.FixtureRequest, output: Path, tmp_path: Path) -> Ite
     """A folder for a copy, and the two commands of the page that bring it there: to a mirror, or from a server."""
     copied, rsync = tmp_path / "srv/gitboot/boot", program("rsync", "rsync")
     (output / "boot/o").mkdir(exist_ok=True)
+    (output / "boot/o").chmod(0o755)  # the daemon is nobody, whatever the umask
     copied.mkdir(parents=True)
     places = {"OUTPUT": str(output), "mirror:/srv": str(tmp_path / "srv"), " /srv": f" {tmp_path}/srv"}
     with ExitStack() as stack:
