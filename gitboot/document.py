@@ -126,6 +126,27 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     return layout.lines.place(at.start)
 
 
+def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
+    """The file with ``text`` in place of one scalar of a document; all else stays as it is, byte by byte.
+
+    Raises KeyError where the path leads to no scalar that is written.
+    """
+    at = _layout(data, index).root
+    for step in path:
+        found = at.step(step)
+        if found is None:
+            raise KeyError(step)
+        at = found[1]
+    if at.end is None:
+        raise KeyError(path)
+    span = _spans(data)[index]
+    source = data[span.start : span.end]
+    mark = codecs.BOM_UTF8 if source.startswith(codecs.BOM_UTF8) else b""
+    written = source.decode("utf-8-sig")
+    changed = f"{written[: at.start]}{text}{written[at.end :]}".encode()
+    return data[: span.start] + mark + changed + data[span.end :]
+
+
 @lru_cache(maxsize=2)  # those of a problem, and of what it names
 def _layout(data: bytes, index: int) -> _Layout:
     try:
@@ -197,9 +218,10 @@ class _Lines:
 
 
 class _Value(NamedTuple):
-    """Where a value begins, in characters, and what lies in it: by key or index, with the place of the key."""
+    """Where a value stands, in characters, and what lies in it: by key or index, with the place of the key."""
 
     start: int
+    end: int | None = None  # of a scalar that is written
     items: dict[str, tuple[int, _Value]] | list[_Value] | None = None
 
     def step(self, step: Step) -> tuple[int, _Value] | None:
@@ -425,13 +447,13 @@ def _laid_out(read: Callable[[], Any], event: Any) -> _Value:
         while type(key := read()) is not MappingEndEvent:
             value, at = read(), key.start_mark.index
             mapping[key.value] = at, _Value(at) if _is_absent(value) else _laid_out(read, value)
-        return _Value(start, mapping)
+        return _Value(start, items=mapping)
     if kind is SequenceStartEvent:
         items: list[_Value] = []
         while type(item := read()) is not SequenceEndEvent:
             items.append(_laid_out(read, item))
-        return _Value(start, items)
-    return _Value(start)
+        return _Value(start, items=items)
+    return _Value(start, None if _is_absent(event) else event.end_mark.index)
 
 
 def _is_absent(event: Any) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import socket
@@ -25,6 +26,7 @@ from gitboot.cli import cli
 from gitboot.cli.init import CI, seed
 from gitboot.load import load
 from gitboot.publish.manifest import Head, Stamp, render_head
+from gitboot.resolve.records import exported
 from gitboot.source import open_snapshot
 from tests.fleets import server
 from tests.preloaded import start
@@ -382,6 +384,103 @@ def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: Host, progr
     assert (ran.failed, host.comments) == ({}, [])
     rule = yaml.safe_load(seed(CI[1]))["gitboot:note"]["rules"][0]["if"]
     assert rule.endswith("&& $GITBOOT_TOKEN")
+
+
+# Rollouts
+
+STABLE = """\
+apiVersion: gitboot.dev/v1alpha1
+kind: ImageStream
+metadata: {name: stable}
+spec:
+  current: flatcar-4459.2.4
+  rollout: {image: flatcar-4459.2.4, percent: 0}  # by the bot
+"""
+
+
+def rollout_jobs(fleet: Fleet, environment: dict[str, str], *, on_github: bool) -> Iterator[tuple[int, str]]:
+    """The first job in its checkout, then the second in a fresh one, with what the first has left."""
+    fleet.checkout(merged=True)
+    if on_github:
+        jobs = yaml.safe_load((fleet.job / CI[3]).read_text())["jobs"]
+        scripts = [jobs["advance"]["steps"][3]["run"], jobs["propose"]["steps"][2]["run"]]
+    else:
+        jobs = yaml.safe_load((fleet.job / CI[1]).read_text())
+        scripts = ["\n".join(jobs[name]["script"]) for name in ("gitboot:rollout", "gitboot:propose")]
+    yield shell(fleet.job, scripts[0], environment)
+    bundle = fleet.job / "gitboot.bundle"
+    kept = bundle.read_bytes() if bundle.exists() else None
+    fleet.checkout(merged=True)
+    if kept is not None:
+        bundle.write_bytes(kept)
+        yield shell(fleet.job, scripts[1], environment)
+
+
+@pytest.mark.parametrize("on_github", [True, False], ids=["GitHub", "GitLab"])
+def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
+    on_github: bool, fleet: Fleet, programs: Path, tmp_path: Path
+) -> None:
+    fleet.work.git("switch", "--quiet", "main")
+    applied = fleet.work.commit({"streams/stable.yaml": STABLE}, "Roll out")
+    fleet.work.git("branch", "--force", "change")
+    ops = tmp_path / "output" / "ops"
+    ops.mkdir(parents=True)
+    at = datetime.now(UTC).isoformat()
+    status = {"applied": {"commit": "f" * 40}, "at": at, "conditions": []}
+    (ops / "status.json").write_text(json.dumps(status))
+    (ops / "records.json").write_bytes(exported({}))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "gh").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')  # what GitHub's runners have
+    (tools / "gh").chmod(0o755)
+    fleet.work.git("--git-dir", str(fleet.remote), "config", "receive.advertisePushOptions", "true")
+    environment = {
+        "PATH": f"{programs}:{tools}:{os.environ['PATH']}",
+        "STREAM": "stable",
+        "GITBOOT_ROLLOUT": "stable",
+        "RECORDS": str(tmp_path / "output"),
+        "GITBOOT_ACCEPTED": str(tmp_path / "output"),
+        "STEPS": "1,100",
+        "AFTER": "95%",
+        "GITHUB_OUTPUT": str(tmp_path / "outputs"),
+        "BRANCH": "gitboot/rollout-stable-1",
+        **dict(
+            zip(("CI_SERVER_PROTOCOL", "CI_SERVER_HOST", "CI_SERVER_PORT"), ("https", "x.test", "443"), strict=True)
+        ),
+        "CI_PROJECT_PATH": "acme/fleet",
+        "GITBOOT_TOKEN": "secret",
+        "CI_DEFAULT_BRANCH": "main",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{fleet.remote}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://gitboot:secret@x.test:443/acme/fleet.git",
+    }
+    ((code, told),) = rollout_jobs(fleet, environment, on_github=on_github)
+    assert (code, "f" * 12 in told) == (64, True), told  # a commit that nobody here knows
+    (ops / "status.json").write_text(json.dumps({**status, "applied": {"commit": applied}}))
+    ran = list(rollout_jobs(fleet, environment, on_github=on_github))
+    assert [code for code, _ in ran] == [0, 0], ran
+    branch = "gitboot/rollout-stable-1"
+    assert fleet.work.git("--git-dir", str(fleet.remote), "log", "-1", "--format=%P %s", branch) == (
+        f"{applied} Roll flatcar-4459.2.4 out to 1 % of stable"
+    )
+    if on_github:
+        assert (tmp_path / "outputs").read_text() == f"branch={branch}\n"
+        assert (tmp_path / "asked").read_text() == f"pr create --head {branch} --fill\n"
+    ((code, told),) = rollout_jobs(fleet, environment, on_github=on_github)
+    assert (code, "already" in told) == (0, True)  # it is proposed
+
+
+def test_t13_only_the_job_that_runs_no_gitboot_may_push_a_rollout() -> None:
+    jobs = yaml.safe_load(seed(CI[3]))["jobs"]
+    assert (jobs["advance"]["permissions"], jobs["advance"]["steps"][0]["with"]["persist-credentials"]) == (
+        {"contents": "read"},
+        False,
+    )
+    assert "token" not in str(jobs["advance"]).lower()
+    assert not any("pip" in str(step) or "gitboot rollout" in str(step) for step in jobs["propose"]["steps"])
+    of_gitlab = yaml.safe_load(seed(CI[1]))
+    assert "unset GITBOOT_TOKEN" in of_gitlab["gitboot:rollout"]["before_script"]
+    assert "pip" not in str(of_gitlab["gitboot:propose"])
 
 
 # Whose code has the token

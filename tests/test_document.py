@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gitboot import document
-from gitboot.document import Path, Place, Quoted, Value, locate, parse
+from gitboot.document import Path, Place, Quoted, Value, locate, parse, rewritten
 from gitboot.problems.codes import Code
 
 MIB = 1024 * 1024
@@ -622,3 +622,26 @@ def test_without_libyaml_the_import_fails() -> None:
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert child.returncode == 1
     assert "yaml._yaml" in child.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("before", "path", "after"),
+    [
+        ("a: 1  # one\nb: 2\n", ("a",), "a: X  # one\nb: 2\n"),
+        ("{a: {b: [0, 1]}, c: 2}\n", ("a", "b", 1), "{a: {b: [0, X]}, c: 2}\n"),
+        ("a: 'ä' # é\r\nb: \"2\"\r\n", ("b",), "a: 'ä' # é\r\nb: X\r\n"),
+        ("\ufeffa: 1\n", ("a",), "\ufeffa: X\n"),
+        ("a: 1", ("a",), "a: X"),
+    ],
+)
+def test_a_scalar_is_rewritten_in_its_place(before: str, path: Path, after: str) -> None:
+    assert rewritten(before.encode(), 0, path, "X").decode() == after
+    other = b"z: 'ae'\n---\n"
+    if not before.startswith("\ufeff"):
+        assert rewritten(other + before.encode(), 1, path, "X") == other + after.encode()
+
+
+@pytest.mark.parametrize("path", [("b",), ("a",), ("c", 0)])
+def test_what_is_no_written_scalar_is_not_rewritten(path: Path) -> None:
+    with pytest.raises(KeyError):
+        rewritten(b"a:\nc: []\n", 0, path, "X")

@@ -86,17 +86,17 @@ def images(
     repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
 ) -> Images:
     """What ``decisions`` of ``repository`` and ``records`` (None: not given) come to at ``at``."""
-    followers = list(_followers(repository, decisions))
+    found = list(followers(repository, decisions))
     return Images(
         items=tuple(_images(repository, decisions.servers.values(), records, at)),
-        streams=tuple(_streams(repository, followers)),
-        behind=_behind(repository, followers, at),
-        too_old=tuple(_too_old(repository, followers)),
+        streams=tuple(_streams(repository, found)),
+        behind=_behind(repository, found, at),
+        too_old=tuple(_too_old(repository, found)),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Follower:
+class StreamFollower:
     """A server whose policy boots from the network, the image that was chosen for it, and by whom."""
 
     server: Server
@@ -104,12 +104,13 @@ class _Follower:
     named: Named
 
 
-def _followers(repository: FleetRepository, decisions: Decisions) -> Iterator[_Follower]:
+def followers(repository: FleetRepository, decisions: Decisions) -> Iterator[StreamFollower]:
+    """Each server whose policy boots from the network, in the order of their names."""
     for name, decision in decisions.servers.items():
         if decision.policy is not None and decision.policy.boot is not None:
             profile, server = repository.profiles[decision.policy.boot.profile], repository.servers[name]
             chosen = choose_image(server, profile, repository.streams)
-            yield _Follower(server=server, stream=profile.spec.stream, named=chosen.winner)
+            yield StreamFollower(server=server, stream=profile.spec.stream, named=chosen.winner)
 
 
 def _images(
@@ -158,7 +159,7 @@ def _streams_of(repository: FleetRepository) -> dict[str, tuple[str, ...]]:
     return {image: tuple(names) for image, names in found.items()}
 
 
-def _streams(repository: FleetRepository, followers: list[_Follower]) -> Iterator[StreamUse]:
+def _streams(repository: FleetRepository, followers: list[StreamFollower]) -> Iterator[StreamUse]:
     for name, stream in repository.streams.items():
         own = [follower for follower in followers if follower.stream == name]
         rollout = stream.spec.rollout
@@ -172,7 +173,7 @@ def _streams(repository: FleetRepository, followers: list[_Follower]) -> Iterato
         )
 
 
-def _joining(repository: FleetRepository, stream: str, followers: list[_Follower]) -> Iterator[Joining]:
+def _joining(repository: FleetRepository, stream: str, followers: list[StreamFollower]) -> Iterator[Joining]:
     """Who boots the current image only because the percentage has not reached it yet."""
     rollout = repository.streams[stream].spec.rollout
     if rollout is None:
@@ -186,7 +187,7 @@ def _joining(repository: FleetRepository, stream: str, followers: list[_Follower
         yield Joining(percent=percent, servers=tuple(servers))
 
 
-def _behind(repository: FleetRepository, followers: list[_Follower], at: datetime) -> tuple[Behind, ...]:
+def _behind(repository: FleetRepository, followers: list[StreamFollower], at: datetime) -> tuple[Behind, ...]:
     kept: defaultdict[tuple[Id, tuple[str | int, ...]], list[str]] = defaultdict(list)
     for follower in followers:
         kept[follower.named.said_by, follower.named.path].append(follower.server.metadata.name)
@@ -205,7 +206,7 @@ def _behind(repository: FleetRepository, followers: list[_Follower], at: datetim
     return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
 
 
-def _too_old(repository: FleetRepository, followers: list[_Follower]) -> Iterator[TooOld]:
+def _too_old(repository: FleetRepository, followers: list[StreamFollower]) -> Iterator[TooOld]:
     for follower in followers:
         skew = repository.streams[follower.stream].spec.skew if follower.stream else None
         if skew is None:

@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "history": "Show the commits that changed what is decided for a server.",
     "timeline": "Show what a server boots when, without another commit.",
     "images": "Show each image and stream: who boots it, who stays behind and why, who is next.",
+    "rollout": "Take a rollout on, once its machines have proven the present step.",
     "diff": "Show what a range of commits changes, for whom, and whether a guard holds it.",
     "assets": "Place and verify what machines fetch besides the boot files.",
     "render": "Write the whole tree of boot files into a directory.",

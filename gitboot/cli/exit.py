@@ -26,11 +26,12 @@ class Exit(IntEnum):
     FAULT = 1  # gitboot's own
     CHANGES = 2  # only where asked for
     INVALID = 3  # the repository
-    HELD = 4  # by a guard
+    HELD = 4  # by a guard; a rollout, by a machine on which installing failed
     STALE = 5  # a digest is stale or unknown
     SOURCE = 6  # source, authentication, signature
     SUSPENDED = 7
     PARTIAL = 8  # published or overridden only in part
+    WAITS = 9  # a rollout's next step, for machines
     USAGE = 64
 
 

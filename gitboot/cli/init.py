@@ -17,6 +17,7 @@ CI: Final = (  # dot-files, so that they are no part of the fleet
     ".github/workflows/gitboot.yml",
     ".gitlab-ci.yml",
     ".pre-commit-config.yaml",
+    ".github/workflows/gitboot-rollout.yml",
 )
 THIS_VERSION: Final = f"gitboot=={__version__}"
 SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of the fleet
@@ -34,8 +35,8 @@ def command(directory: Path, wanted: str | None) -> None:
     """Write a small fleet repository into DIR, ready to be changed into yours.
 
     One server, what it boots, a maintenance; for GitHub and for GitLab a CI job that validates every change and shows
-    what it would do; a hook for pre-commit; the schemas that editors check documents by. DIR is new or empty; it may
-    be a Git repository without a file.
+    what it would do, and one that takes rollouts on; a hook for pre-commit; the schemas that editors check documents
+    by. DIR is new or empty; it may be a Git repository without a file.
     """
     from gitboot.cli.installed import requirement
 
@@ -83,5 +84,5 @@ Then commit, and see README.md; what pip installs in CI stands in .github/ and .
 
 _UNKNOWN: Final = f"""
 Warning: nothing says from where pip can install this gitboot on another machine: CI is to install {THIS_VERSION}.
-Where your index does not have it, say what it is to install: GITBOOT in both files, or `gitboot init --gitboot`.\
+Where your index does not have it, say what it is to install: GITBOOT in these files, or `gitboot init --gitboot`.\
 """

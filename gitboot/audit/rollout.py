@@ -1,0 +1,159 @@
+"""Whether a rollout may take its next step, by what its machines have proven of the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from gitboot.audit.images import followers
+from gitboot.load import FleetRepository, Id, Revision
+from gitboot.model.image import Rollout
+from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.phrases import count, some
+from gitboot.plan import Decision, InstallStep, Record
+from gitboot.resolve import Decisions
+from gitboot.resolve.attempts import step_of
+
+OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
+_ADOPTED: Final = "Adopted"  # the evidence of what was taken over as it stood: no machine has shown it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What an instance knows of its machines, and how far that counts."""
+
+    commit: Revision  # that it had applied
+    at: datetime | None  # when it said so last
+    doubt: str | None  # why it does not go by its records itself, or offers no boots
+    records: Mapping[SystemUuid, Record]
+
+
+class StepOutcome(StrEnum):
+    """What comes of looking at a rollout."""
+
+    NEXT = "Next"  # it may take its next step
+    COMPLETE = "Complete"  # there is none
+    WAITS = "Waits"  # not yet; it goes on by itself
+    STOPPED = "Stopped"  # a person has to look
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Headway:
+    """What comes of it, why, and by which machines."""
+
+    stream: str
+    outcome: StepOutcome
+    why: str
+    image: str | None = None  # that is rolled out
+    percent: int | None = None  # at present
+    next: int | None = None  # the step that may be taken
+    reached: int = 0  # servers that boot the image by the rollout
+    proven: int = 0  # of them provisioned with it
+    failed: tuple[str, ...] = ()  # whose installer said so
+    unknown: tuple[str, ...] = ()  # of whose disks nothing is known
+    unproven: tuple[str, ...] = ()  # all others that are not proven
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppliedRollout:
+    """A rollout in the commit that an instance has applied."""
+
+    rollout: Rollout | None
+    machines: tuple[Decision, ...]  # that boot its image by it, by name
+
+
+def applied_in(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
+    """The rollout of a stream in a commit, and whom it gives its image."""
+    found = repository.streams.get(stream)
+    by = (Id("ImageStream", stream), ("spec", "rollout", "image"))
+    machines = (
+        decisions.servers[each.server.metadata.name]
+        for each in followers(repository, decisions)
+        if (each.named.said_by, each.named.path) == by
+    )
+    return AppliedRollout(rollout=found.spec.rollout if found is not None else None, machines=tuple(machines))
+
+
+class _Standing(StrEnum):
+    PROVEN = "proven"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    UNPROVEN = "unproven"
+
+
+_Known = Mapping[_Standing, tuple[str, ...]]
+
+
+def _known(image: str, machines: Iterable[Decision], records: Mapping[SystemUuid, Record]) -> _Known:
+    """What is known of the machines that boot ``image`` by a rollout: their names, sorted."""
+    found: dict[_Standing, list[str]] = {each: [] for each in _Standing}
+    for decision in machines:
+        found[_standing(image, decision, records.get(decision.uuid))].append(decision.server)
+    return {standing: tuple(sorted(servers)) for standing, servers in found.items()}
+
+
+def _standing(image: str, decision: Decision, record: Record | None) -> _Standing:
+    step = step_of(decision, record)
+    if step is InstallStep.UNKNOWN or record is None:
+        return _Standing.UNKNOWN
+    if step is InstallStep.FAILED:
+        return _Standing.FAILED
+    has_it = step is InstallStep.PROVISIONED and record.image == image and record.evidence != _ADOPTED
+    return _Standing.PROVEN if has_it else _Standing.UNPROVEN
+
+
+def advance(
+    stream: str, here: Rollout, applied: AppliedRollout, proof: Proof, *, steps: Sequence[int], after: int, at: datetime
+) -> Headway:
+    """Whether ``here``, the rollout as Git has it now, takes its next step at ``at``.
+
+    ``after``: of how many in a hundred of the servers that it reaches it has to be proven that they have the image.
+    """
+    known = _known(here.image, applied.machines, proof.records)
+    following = min((step for step in steps if step > here.percent), default=None)
+    outcome, why = _judged(here, applied.rollout, known, proof, after=after, at=at)
+    if outcome is StepOutcome.NEXT and following is None:
+        outcome, why = StepOutcome.COMPLETE, f"{why}: make {here.image} the stream's current image"
+    return Headway(
+        stream=stream,
+        outcome=outcome,
+        why=why,
+        image=here.image,
+        percent=here.percent,
+        next=following if outcome is StepOutcome.NEXT else None,
+        reached=len(applied.machines),
+        proven=len(known[_Standing.PROVEN]),
+        failed=known[_Standing.FAILED],
+        unknown=known[_Standing.UNKNOWN],
+        unproven=known[_Standing.UNPROVEN],
+    )
+
+
+def _judged(
+    here: Rollout, there: Rollout | None, known: _Known, proof: Proof, *, after: int, at: datetime
+) -> tuple[StepOutcome, str]:
+    """Whether the present step is proven, and why not."""
+    if here != there:
+        told = f"the instance has applied {proof.commit[:12]}, in which the rollout is another one"
+        return StepOutcome.WAITS, f"{told} ({_shown(there)}, here {_shown(here)})"
+    if proof.at is None or not -OLDEST <= at - proof.at <= OLDEST:
+        said = f"at {format_instant(proof.at)}" if proof.at is not None else "at no time that it names"
+        return StepOutcome.WAITS, f"the instance said last how it fares {said}: that is not now"
+    if proof.doubt is not None:
+        return StepOutcome.WAITS, proof.doubt
+    if failed := known[_Standing.FAILED]:
+        return StepOutcome.STOPPED, f"installing has failed on {some(failed)}"
+    if unknown := known[_Standing.UNKNOWN]:
+        return StepOutcome.WAITS, f"it is not known what is on the disks of {some(unknown)}"
+    proven, number = len(known[_Standing.PROVEN]), sum(map(len, known.values()))
+    share = f"{proven} of {count(number, 'server')} have {here.image} at {here.percent} %"
+    if proven * 100 < after * number:
+        return StepOutcome.WAITS, f"{share}, fewer than {after} %; not yet {some(known[_Standing.UNPROVEN])}"
+    return StepOutcome.NEXT, share
+
+
+def _shown(rollout: Rollout | None) -> str:
+    return f"{rollout.image} at {rollout.percent} %" if rollout is not None else "none"

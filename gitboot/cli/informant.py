@@ -1,0 +1,138 @@
+"""What an instance says of itself and of its machines: its API is asked, or what it publishes is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
+
+from gitboot.audit.rollout import AppliedRollout, Proof
+from gitboot.errors import HostUnreachable, UsageError
+from gitboot.load import Revision
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Decision, Record
+from gitboot.resolve.records import RECORDS, imported, record_of
+
+if TYPE_CHECKING:
+    from urllib.request import OpenerDirector
+
+    from gitboot.web import WebAnswer
+
+# Conditions without which nothing is proven by what records say, or nothing is offered that would be.
+_NEEDED: Final = ("Accepting", "BootsOffered", "ClockTrusted", "LedgerNamed", "LedgerWritable", "RecordsKnown")
+_OF_SERVERS: Final = "UnknownServers"  # of RecordsKnown: it is about some servers, each of which says it by itself
+
+
+class Informant(Protocol):
+    """An instance, as far as it can be asked."""
+
+    def status(self) -> Mapping[str, Any]:
+        """How it fares."""
+
+    def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
+        """What it knows of these machines; of those that it does not know nothing."""
+
+
+def proof_by(informant: Informant, applied_at: Callable[[Revision], AppliedRollout]) -> tuple[AppliedRollout, Proof]:
+    """A rollout in the commit that an instance has applied, and what it knows of the machines that this reaches.
+
+    Raises `HostUnreachable` where it goes on to another commit meanwhile, and what asking it raises.
+    """
+    said = informant.status()
+    commit = _commit(said)
+    applied = applied_at(commit)
+    records = informant.records(applied.machines)
+    if _commit(informant.status()) != commit:
+        raise HostUnreachable(f"the instance has applied another commit than {commit[:12]} meanwhile; ask it again")
+    at = _instant(said.get("at") or said.get("clock"))
+    return applied, Proof(commit=commit, at=at, doubt=_doubt(said), records=records)
+
+
+def _commit(said: Mapping[str, Any]) -> Revision:
+    applied = said.get("applied")
+    commit = applied.get("commit") if isinstance(applied, Mapping) else None
+    if not isinstance(commit, str):
+        raise UsageError("the instance has applied no commit yet: there is nothing that it could prove")
+    return Revision(commit)
+
+
+def _doubt(said: Mapping[str, Any]) -> str | None:
+    for each in said.get("conditions", ()):
+        if each["type"] in _NEEDED and not each["status"] and each["reason"] != _OF_SERVERS:
+            return f"the instance says {each['type']}: {each['reason']}: {each['message']}"
+    return None
+
+
+def _instant(written: object) -> datetime | None:
+    return datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeInformant:
+    """The tree that an instance publishes, or its records with its status beside them."""
+
+    folder: Path
+
+    def status(self) -> Mapping[str, Any]:
+        from gitboot.publish.manifest import STATUS
+
+        found = json.loads(_content(self.folder / STATUS))
+        return found if isinstance(found, dict) else {}
+
+    def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
+        file = self.folder / RECORDS
+        known = imported(_content(file), str(file))
+        return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiInformant:
+    """The API of an instance."""
+
+    url: str
+    opener: OpenerDirector
+    headers: Mapping[str, str]
+
+    def status(self) -> Mapping[str, Any]:
+        said = self._get("status")
+        if not isinstance(said.json, dict):
+            raise HostUnreachable(f"{self.url} answers no status")
+        return said.json
+
+    def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
+        found = {}
+        for each in machines:
+            item = self._get(f"servers/{quote(each.server, safe='')}").json
+            if isinstance(item, dict) and item.get("uuid") == each.uuid and item.get("provisioned") is not None:
+                found[each.uuid] = record_of(item["provisioned"])
+        return found
+
+    def _get(self, path: str) -> WebAnswer:
+        from gitboot.web import ask
+
+        said = ask(self.opener, f"{self.url}/api/v1/{path}", headers=self.headers)
+        if said.status != 200:
+            raise HostUnreachable(f"{self.url}/api/v1/{path} answered {said.status} {said.detail}".rstrip())
+        return said
+
+
+def informant_at(where: str, token: Path | None, ca_bundle: Path | None) -> Informant:
+    """The instance behind a URL of its API, a directory that it publishes, or an ``ops/records.json`` of one."""
+    if "://" in where:
+        from gitboot.web import opener
+
+        headers = {"Authorization": f"Bearer {_content(token).decode().strip()}"} if token is not None else {}
+        return ApiInformant(where.rstrip("/"), opener(ca_bundle), headers)
+    path = Path(where)
+    return TreeInformant(path.parent.parent if path.parts[-2:] == Path(RECORDS).parts else path)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None

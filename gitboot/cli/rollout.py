@@ -1,0 +1,268 @@
+"""`gitboot rollout`: the next step of a rollout, once its machines have proven the present one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import OutputOption, document, now, output_option, path_option
+from gitboot.errors import UsageError
+from gitboot.phrases import count, did_you_mean
+
+if TYPE_CHECKING:
+    from gitboot.audit.rollout import AppliedRollout, Headway
+    from gitboot.cli.bounded import Begun
+    from gitboot.cli.informant import Informant
+    from gitboot.load import Revision, Snapshot
+    from gitboot.resolve.decide import Decided
+
+_PERCENT: Final = ("spec", "rollout", "percent")
+_SETTINGS: Final = {"auto_envvar_prefix": "GITBOOT"}
+
+
+class StepsType(click.ParamType[tuple[int, ...]]):
+    """Percentages, each above the one before."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [each.strip() for each in value.split(",")]
+        steps = tuple(int(each) for each in parts if each.isdecimal() and int(each) <= 100)
+        if len(steps) != len(parts) or list(steps) != sorted(set(steps)):
+            self.fail(f"{value!r}: expected percentages in rising order, as 1,10,50,100", param, context)
+        return steps
+
+
+class ShareType(click.ParamType[int]):
+    """A percentage, with its sign or without."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        text = str(value).removesuffix("%").strip()
+        if not text.isdecimal() or not 0 < int(text) <= 100:
+            self.fail(f"{value!r}: expected a percentage from 1% to 100%", param, context)
+        return int(text)
+
+
+@click.group(context_settings=_SETTINGS)
+def command() -> None:
+    """Take a rollout on, step by step, by what its machines have proven."""
+
+
+@command.command("advance", context_settings=_SETTINGS)
+@click.argument("stream")
+@path_option
+@click.option(
+    "--steps", type=StepsType(), required=True, metavar="PERCENT,…", help="The percentages to go through: 1,10,50,100."
+)
+@click.option(
+    "--after",
+    type=ShareType(),
+    default="100%",
+    show_default=True,
+    metavar="PERCENT",
+    help="How many of the servers that the present step reaches have to be provisioned with the image.",
+)
+@click.option(
+    "--records",
+    required=True,
+    metavar="URL|OUTPUT|FILE",
+    help="Who knows: the URL of the instance's API, the directory that it publishes, or the ops/records.json in that.",
+)
+@click.option(
+    "--api-token", type=click.Path(path_type=Path, dir_okay=False), help="The file with a token that the API wants."
+)
+@click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Authorities to trust for the API, besides the machine's own.",
+)
+@click.option("--branch", metavar="NAME", help="The branch to make. Default: gitboot/rollout-STREAM-PERCENT.")
+@click.option("--no-commit", is_flag=True, help="Change the file in the work tree, and make neither branch nor commit.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@output_option("text", "json")
+@bounded
+def advance_stream(
+    stream: str,
+    path: Path,
+    steps: tuple[int, ...],
+    after: int,
+    records: str,
+    api_token: Path | None,
+    ca_bundle: Path | None,
+    branch: str | None,
+    no_commit: bool,
+    dry_run: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Raise the percentage of STREAM's rollout to its next step, in a commit for a pull request, once it may.
+
+    It may when the instance has applied the step that Git has now, and so many of the servers that the step reaches
+    are provisioned with the image. A server whose installation failed stops it (exit 4). While too few are, one is
+    unknown, or what the instance says is old, it waits, and says for whom (exit 9). Where the percentage is raised,
+    or the last step is proven, the exit code is 0. The commit is made upon HEAD, on a branch of its own, and what is
+    checked out is not touched. Where that branch is there already, nothing is written.
+    """
+    from gitboot.audit.rollout import StepOutcome
+    from gitboot.cli.informant import informant_at
+    from gitboot.facts import facts
+
+    informant = informant_at(records, api_token, ca_bundle)
+    with evaluating() as begun:
+        fleet = _Fleet.open(path, worktree=no_commit, begun=begun)
+        found = fleet.advance(stream, informant, steps=steps, after=after)
+        change = fleet.change(found) if found.next is not None else None
+    name = None if no_commit else branch or f"gitboot/rollout-{stream}-{found.next}"
+    done = _propose(fleet, change, name, dry_run=dry_run) if change is not None else None
+    for output in outputs:
+        output.write(document(**facts(found), proposal=facts(done)) if output.format == "json" else _text(found, done))
+    sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
+
+
+class _Change(NamedTuple):
+    """A step, as the one file that it changes and what its commit says."""
+
+    file: str
+    content: bytes
+    message: str
+
+
+class _Done(StrEnum):
+    """What became of a change."""
+
+    WRITTEN = "Written"
+    PROPOSED = "Proposed"  # the branch was there already
+    NOTHING = "Nothing"  # it was only to be said
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Proposal:
+    """Where a step is, or would be."""
+
+    made: _Done
+    file: str
+    message: str
+    branch: str | None  # None: in the work tree alone
+    commit: Revision | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fleet:
+    """The fleet that is to be changed, and whoever decides its revisions."""
+
+    path: Path
+    snapshot: Snapshot
+    now: Decided
+    decide: Callable[[Snapshot], Decided]
+
+    @classmethod
+    def open(cls, path: Path, *, worktree: bool, begun: Begun) -> _Fleet:
+        from gitboot.cli.deciding import Deciding
+        from gitboot.source import WORKTREE, open_snapshot
+
+        deciding, snapshot = Deciding(path), open_snapshot(path, WORKTREE if worktree else "HEAD")
+
+        def decide(snapshot: Snapshot) -> Decided:
+            return deciding.decide(snapshot, begun).head.decided
+
+        return cls(path=path, snapshot=snapshot, now=decide(snapshot), decide=decide)
+
+    def advance(self, stream: str, informant: Informant, *, steps: Sequence[int], after: int) -> Headway:
+        """What comes of a stream's rollout, by what an instance knows."""
+        from gitboot.audit.rollout import StepOutcome, advance, applied_in
+        from gitboot.cli.informant import proof_by
+        from gitboot.source import open_snapshot
+
+        streams = self.now.repository.streams
+        if stream not in streams:
+            hint = did_you_mean(stream, streams, "gitboot images lists those that there are")
+            raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
+        if (here := streams[stream].spec.rollout) is None:
+            return Headway(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
+
+        def applied_at(commit: Revision) -> AppliedRollout:
+            found = self.decide(open_snapshot(self.path, commit))
+            return applied_in(stream, found.repository, found.decisions)
+
+        return advance(stream, here, *proof_by(informant, applied_at), steps=steps, after=after, at=now())
+
+    def change(self, found: Headway) -> _Change:
+        """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
+        from gitboot.document import rewritten
+        from gitboot.load import BlobId, Id, Revision
+
+        origin = self.now.repository.origins[Id("ImageStream", found.stream)]
+        before = self.snapshot.read(origin.blob)
+        content = rewritten(before, origin.document, _PERCENT, str(found.next))
+        blob = BlobId(f"step {found.next} of {found.stream}")
+        self.decide(
+            replace(
+                self.snapshot,
+                revision=Revision(f"{self.snapshot.revision} and {blob}"),
+                blobs={**self.snapshot.blobs, origin.path: blob},
+                read=lambda each: content if each == blob else self.snapshot.read(each),
+                changed=None,
+            )
+        )
+        return _Change(origin.path, content, _message(found))
+
+
+def _message(found: Headway) -> str:
+    return (
+        f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
+        f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
+        "with it.\n"
+    )
+
+
+def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
+    """Write a step: as a commit on a branch, or into the work tree."""
+    from gitboot.source.proposing import has_branch, propose
+
+    done = _Proposal(made=_Done.NOTHING, file=change.file, message=change.message, branch=branch)
+    if branch is not None and has_branch(fleet.path, branch):
+        return replace(done, made=_Done.PROPOSED)
+    if dry_run:
+        return done
+    if branch is None:
+        _write(fleet.path / change.file, change.content)
+        return replace(done, made=_Done.WRITTEN)
+    files = {change.file: change.content}
+    commit = propose(fleet.path, fleet.snapshot.revision, branch, files, change.message, now())
+    return replace(done, made=_Done.WRITTEN, commit=commit)
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
+
+
+_WORDS: Final = {
+    _Done.WRITTEN: "committed on the branch {}",
+    _Done.PROPOSED: "is on the branch {} already: nothing is written",
+    _Done.NOTHING: "would be committed on the branch {}",
+}
+
+
+def _text(found: Headway, done: _Proposal | None) -> str:
+    """What comes of it, and below that what was written."""
+    at = f" at {found.percent} %" if found.percent is not None else ""
+    lines = [f"{found.stream}{at}: {found.outcome.lower()}: {found.why}"]
+    if done is not None:
+        lines.append(f"{done.file}: percent: {found.next}")
+        if done.branch is not None:
+            lines.append(_WORDS[done.made].format(done.branch))
+    return "\n".join(lines)

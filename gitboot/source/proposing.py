@@ -1,0 +1,56 @@
+"""A commit on a branch of its own, made for a pull request beside whatever is checked out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+import pygit2
+
+from gitboot.errors import UsageError
+from gitboot.load import Revision
+from gitboot.source.repository import blaming, containing
+from gitboot.source.snapshot import folder_in
+
+
+def has_branch(path: Path, branch: str) -> bool:
+    """Whether a branch is there already, or at a remote as far as that was fetched; raises `UsageError`."""
+    with blaming(path), containing(path.resolve()) as repository:
+        if repository is None:
+            raise UsageError(f"{path} is in no Git repository: --no-commit changes the file alone")
+        if not pygit2.reference_is_valid_name(f"refs/heads/{branch}"):
+            raise UsageError(f"{branch!r} is no name of a branch")
+        tracking = (f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes)
+        return any(name in repository.references for name in (f"refs/heads/{branch}", *tracking))
+
+
+def propose(
+    path: Path, base: Revision, branch: str, files: Mapping[str, bytes], message: str, at: datetime
+) -> Revision:
+    """A commit upon ``base`` with these files of the fleet at ``path`` changed, as a new branch.
+
+    Neither the work tree nor what is checked out is touched. It is by whom the repository's own configuration names.
+    """
+    with blaming(path), containing(path.resolve()) as repository:
+        assert repository is not None  # noqa: S101 - has_branch said so
+        folder = folder_in(repository, path.resolve())
+        parent = repository[base].peel(pygit2.Commit)
+        index = pygit2.Index()
+        index.read_tree(parent.tree)
+        for name, content in files.items():
+            entry = index[f"{folder}/{name}" if folder else name]
+            index.add(pygit2.IndexEntry(entry.path, repository.create_blob(content), entry.mode))
+        who = _signature(repository, at)
+        commit = repository.create_commit(None, who, who, message, index.write_tree(repository), [parent.id])
+        repository.references.create(f"refs/heads/{branch}", commit)
+        return Revision(str(commit))
+
+
+def _signature(repository: pygit2.Repository, at: datetime) -> pygit2.Signature:
+    try:
+        who = repository.default_signature
+        name, email = who.name, who.email
+    except KeyError:
+        name, email = "gitboot", "gitboot@localhost"
+    return pygit2.Signature(name, email, int(at.timestamp()), 0)
