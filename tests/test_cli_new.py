@@ -10,13 +10,15 @@ import pytest
 from gitboot.cli.exit import Exit
 from gitboot.files import write_whole
 from gitboot.instance.seen import UNKNOWN
-from gitboot.observe.undescribed import UnknownMachines, render_unknown, unknown_of
+from gitboot.observe.undescribed import UnknownMachines, inventoried, render_unknown, unknown_of
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.rack import Done, typed
+from tests.test_observe_components import SENT
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 UUID = uuid_of("new")
 MAC = "52:54:00:99:99:99"
+INTERFACES = [{"mac": "52:54:00:99:99:96"}, {"mac": "52:54:00:99:99:97", "name": "eno1"}]
 
 
 @pytest.fixture
@@ -34,7 +36,8 @@ def path(tmp_path: Path) -> Path:
     seen = unknown_of(f"v1/boot/{MAC}/boot.ipxe", {"uuid": UUID, "serial": "4J8VM72"}, "10.0.0.7", AT)
     other = unknown_of("v1/boot/52:54:00:99:99:98/boot.ipxe", {}, "10.0.0.8", AT)
     assert seen is not None and other is not None
-    write_whole(tmp_path / UNKNOWN, render_unknown(UnknownMachines([seen, other])))
+    sent = inventoried({**SENT, "interfaces": INTERFACES, "serial": "4J8VM73"}, "v1/inventory", "10.0.0.9", AT)
+    write_whole(tmp_path / UNKNOWN, render_unknown(UnknownMachines([seen, other, sent])))
     return tmp_path / "fleet"
 
 
@@ -101,6 +104,19 @@ def test_a_machine_without_a_known_uuid_is_described_without_one(path: Path) -> 
     (path / "servers" / "web02.yaml").write_text(text.replace("lifecycle: Parked", "provision: 1"))
     refused = typed("validate", path)
     assert refused.code == Exit.INVALID and "GB2021" in refused.out
+
+
+def test_what_an_image_found_in_it_is_in_its_document(path: Path) -> None:
+    assert new(path, "--seen", "52:54:00:99:99:97").code == Exit.FINE
+    text = (path / "servers" / "web02.yaml").read_text()
+    assert text.startswith(
+        "# It asked for a boot from 10.0.0.9 at 2026-11-20 22:00 UTC, and said this of itself. "
+        "Found in it: Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs, 256 GiB, 2 interfaces, nvme0n1 480 GB, "
+        "sda 7.68 TB.\n"
+    )
+    assert "  - mac: 52:54:00:99:99:96\n  - name: eno1\n    mac: 52:54:00:99:99:97\n" in text
+    assert "  uuid: 4c4c4544" in text and "lifecycle: Parked" in text
+    assert typed("validate", path).code == Exit.FINE
 
 
 def test_nothing_is_overwritten(path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gitboot.instance.seen import KeptUnknown, read_unknown
 from gitboot.model.scalars import SystemUuid, parse_mac
 from gitboot.observe.asked import UnknownAsked
-from gitboot.observe.undescribed import UnknownMachine, UnknownMachines
+from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.serve.app import Clients
@@ -24,6 +24,7 @@ from tests.rack import typed
 from tests.serving import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
 from tests.serving import site as new_site
 from tests.test_observe_accesslog import NGINX
+from tests.test_observe_components import SENT
 
 STRANGER = "/v1/boot/52-54-00-99-99-99/boot.ipxe"
 OTHER = uuid_of("stranger")
@@ -156,6 +157,13 @@ def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
     assert "52:54:00:99:99:99" in shown.out and "SERVER" not in shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
     assert typed("seen", "--state", state, "-o", "json").json["items"][0]["times"] == 1
+    asked = UnknownAsked(site.spool)
+    asked.note(inventoried(SENT, "v1/inventory", "127.0.0.1", BEFORE))
+    asked.leave()
+    told = taken_in(site)[1]
+    shown = typed("seen", "--state", state)
+    assert "    Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs" in shown.out and "nvme0n1" not in "".join(told)
+    assert typed("seen", "--state", state, "-o", "json").json["items"][0]["inventory"]["memoryMiB"] == 262144
     assert "every machine" in typed("seen", "--state", state, "--forget").out
     assert read_unknown(state).machines == UnknownMachines().machines
     assert Clients().asked.requests == 0

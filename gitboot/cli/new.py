@@ -132,13 +132,22 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     from gitboot.instance.seen import read_unknown
     from gitboot.migration.newserver import NewServer
     from gitboot.model.scalars import parse_mac
+    from gitboot.model.server import Architecture, Firmware
 
     mac = parse_mac(seen)
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
     if machine is None:
         raise UsageError(f"nobody has asked with {seen}, as far as is known: gitboot seen --state {state}")
     about = f"It asked for a boot from {machine.client} at {machine.last:%Y-%m-%d %H:%M} UTC, and said this of itself."
-    return NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial), about
+    new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
+    if (inventory := machine.inventory) is None:
+        return new, about
+    names = {each.mac: each.name for each in inventory.interfaces}
+    macs = {mac: names.get(mac) for mac in machine.macs}
+    architecture = Architecture(inventory.architecture) if inventory.architecture is not None else None
+    firmware = Firmware(inventory.firmware) if inventory.firmware is not None else None
+    new = replace(new, macs=macs, architecture=architecture, firmware=firmware)
+    return new, f"{about} Found in it: {inventory}."
 
 
 def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:

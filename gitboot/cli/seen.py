@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def command(state: Path, forget: bool, outputs: tuple[OutputOption, ...]) -> None:
     """Show which machines asked for a boot and are described by no document, the last that asked first.
 
-    What is shown is their own word, and decides nothing. An entry goes once a document has the machine, or 30
+    What is shown is their own word, and decides nothing; so is what an image has found in one and sent, which stands
+    below it. An entry goes once a document has the machine, or 30
     days after it asked last. There is room for 1,000, and for 64 of one network address; what is kept is never
     pushed out.
     """
@@ -50,7 +51,12 @@ def _as_text(found: UnknownMachines) -> str:
     rows = [_row(each) for each in found.machines]
     if not any(each.server for each in found.machines):  # most often none has a document
         header, rows = header[:-1], [row[:-1] for row in rows]
-    text = table(header, rows, shortened=(2,)) if rows else ""
+    lines = table(header, rows, shortened=(2,)).splitlines() if rows else []
+    found_in = {number: each.inventory for number, each in enumerate(found.machines, start=1) if each.inventory}
+    text = "\n".join(
+        line if number not in found_in else f"{line}\n{wrapped(str(found_in[number]), '    ')}"
+        for number, line in enumerate(lines)
+    )
     if found.unkept:
         requests = count(found.unkept, "request")
         told = f"There was no room for the machines of {requests} more; gitboot seen --forget makes it."

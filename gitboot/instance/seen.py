@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -54,7 +55,7 @@ class KeptUnknown:
 def _told(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
     for each in new[:_MOST_TOLD]:
         message = f"{', '.join(each.identities)} asked for a boot from {each.client}, and no document describes it"
-        yield Event(at=at, type="UnknownMachine", message=message, facts=each.facts())
+        yield Event(at=at, type="UnknownMachine", message=message, facts=replace(each, inventory=None).facts())
     if len(new) > _MOST_TOLD:
         message = f"{len(new) - _MOST_TOLD} more asked for a boot, and no document describes them: gitboot seen"
         yield Event(at=at, type="UnknownMachine", message=message, facts={"more": len(new) - _MOST_TOLD})

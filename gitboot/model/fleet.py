@@ -45,6 +45,7 @@ class Output(StrEnum):
     EC2 = "ec2"
     NETBOOT_XYZ = "netboot.xyz"
     FOREMAN = "foreman"
+    INVENTORY = "inventory"
     MIRROR = "mirror"
     PAGES = "pages"
 

@@ -15,7 +15,7 @@ from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_u
 
 _SUFFIX: Final = ".unknown"
 _MOST_FILES: Final = 64  # of writers that have ended, say, while no instance takes them
-_MOST_BYTES: Final = 4 * 1024 * 1024
+_MOST_BYTES: Final = 8 * 1024 * 1024  # as much as a full table, each machine with its inventory
 
 
 class UnknownAsked:
@@ -36,6 +36,11 @@ class UnknownAsked:
         with self._lock:
             self.requests += machine.times
             self._table.add(machine)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether an instance comes to know of it at all."""
+        return self._folder is not None
 
     def leave(self) -> None:
         """Leave what has come for the instance, if it has taken what was left before; a full disk loses nothing."""

@@ -28,6 +28,7 @@ from gitboot.model.scalars import (
     parse_uuid,
     swapped,
 )
+from gitboot.observe.components import Findings, findings_of
 from gitboot.observe.observation import instant_of
 from gitboot.render.aliases import entry_by_query
 from gitboot.render.paths import BOOT, Kind, Role, asked_for, identity_of
@@ -52,6 +53,7 @@ class UnknownMachine:
     last: datetime
     times: int = 1
     server: str | None = None  # whose document has some of this, and not its UUID
+    inventory: Findings | None = None  # what an image has found in it
 
     @property
     def identities(self) -> tuple[str, ...]:
@@ -73,6 +75,7 @@ class UnknownMachine:
             "last": format_instant(self.last),
             "times": self.times,
             "server": self.server,
+            "inventory": self.inventory.facts() if self.inventory is not None else None,
         }
 
 
@@ -90,6 +93,28 @@ def unknown_of(path: str, query: Mapping[str, str], client: str, at: datetime) -
         below = asked.path.removeprefix(BOOT)[:200]
         return UnknownMachine(macs=macs, uuid=uuid, serial=serial, client=client, path=below, first=at, last=at)
     return None
+
+
+def inventoried(found: Mapping[str, Any], path: str, client: str, at: datetime) -> UnknownMachine:
+    """Who has sent what an image found in it; ValueError where that names no interface."""
+    inventory = findings_of(found)
+    return UnknownMachine(
+        macs=tuple(sorted(each.mac for each in inventory.interfaces)),
+        uuid=_uuid(found.get("uuid")),
+        serial=_serial(found.get("serial")),
+        client=client,
+        path=path,
+        first=at,
+        last=at,
+        inventory=inventory,
+    )
+
+
+def _inventory(found: object) -> Findings | None:
+    try:
+        return findings_of(found) if isinstance(found, dict) else None
+    except ValueError:
+        return None
 
 
 def _uuid(text: object) -> SystemUuid | None:
@@ -133,7 +158,7 @@ class UnknownMachines:
             self._drop(each)
         merged = reduce(_joined, [*known.values(), machine])
         self._machines[id(merged)] = merged
-        self._of_network[_network(merged.client)] += 1
+        self._of_network[network_of(merged.client)] += 1
         self._by_identity |= dict.fromkeys(_names(merged), merged)
         return not known
 
@@ -144,11 +169,11 @@ class UnknownMachines:
                 self._drop(each)
 
     def _has_room(self, machine: UnknownMachine) -> bool:
-        return len(self._machines) < MOST and self._of_network[_network(machine.client)] < MOST_OF_ONE
+        return len(self._machines) < MOST and self._of_network[network_of(machine.client)] < MOST_OF_ONE
 
     def _drop(self, machine: UnknownMachine) -> None:
         del self._machines[id(machine)]
-        self._of_network[_network(machine.client)] -= 1
+        self._of_network[network_of(machine.client)] -= 1
         for name in _names(machine):
             del self._by_identity[name]
 
@@ -160,7 +185,7 @@ def _names(machine: UnknownMachine) -> tuple[str, ...]:
 
 
 def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
-    """What two say of one machine: the earlier word stands, the later request is the last."""
+    """What two say of one machine: the earlier word on who it is stands, the later request is the last."""
     later = max(one, other, key=lambda each: each.last)
     return replace(
         later,
@@ -169,10 +194,12 @@ def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
         serial=one.serial or other.serial,
         first=min(one.first, other.first),
         times=one.times + other.times,
+        inventory=later.inventory or one.inventory or other.inventory,
     )
 
 
-def _network(client: str) -> str:
+def network_of(client: str) -> str:
+    """What counts as one who asks: an address, of IPv6 its /64."""
     try:
         address = ip_address(client)
     except ValueError:
@@ -226,6 +253,7 @@ def _machine(facts: object) -> UnknownMachine | None:
                     last=instant_of(last),
                     times=times,
                     server=server,
+                    inventory=_inventory(more.get("inventory")),
                 )
     except (Malformed, ValueError, AttributeError):
         pass

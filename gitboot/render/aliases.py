@@ -56,6 +56,7 @@ TABLE: Final = (
 METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # made of the query itself, by an endpoint
 EC2: Final = "ec2"
 EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which knows a machine by its address
+INVENTORY: Final = "inventory"  # an image's word on a machine that nobody described, which an endpoint takes
 _BY_PATH: Final = {alias.path: alias for alias in (*TABLE, METADATA)}
 
 
@@ -122,7 +123,7 @@ def entry_by_query(path: str, query: Mapping[str, str]) -> str:
 
 def shared(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
     """Which outputs' aliases an endpoint is to know."""
-    chosen = sorted({EC2, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))
+    chosen = sorted({EC2, INVENTORY, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))
     if chosen:
         yield ALIASES, File(canonical({"format": FORMAT, "outputs": chosen}) + b"\n", ContentType.JSON)
 

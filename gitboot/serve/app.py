@@ -20,6 +20,7 @@ from gitboot.age import Keys
 from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.observation import last_lines
 from gitboot.observe.refused import WhyNot
+from gitboot.render.aliases import INVENTORY
 from gitboot.render.disk import sent_to_disk
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, means
 from gitboot.render.state import Need
@@ -32,6 +33,7 @@ from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.crowd import MOST_IDLE, Crowd
 from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, in_comment, is_sent_on
+from gitboot.serve.inventories import INVENTORY_PATH, Inventories
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
 from gitboot.serve.noticing import UnknownClients
@@ -121,6 +123,7 @@ class Endpoint:
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
         self.metrics, self._certificate = Metrics(), clients.certificate
         self._unknown = UnknownClients(tree, clients.asked)
+        self._inventories = Inventories(self._unknown)
         self._pages = Router(
             [
                 *Api(tree, root, clock).routes,
@@ -187,8 +190,15 @@ class Endpoint:
         return self._counted(Answered.NOTHING, NOT_FOUND)
 
     async def _heard(self, scope: Scope, receive: Receive) -> Response | None:
-        """The reply to an installer that is done, or has failed and sends its log; nothing else is sent to here."""
+        """The reply to an installer that is done or has failed, or to an inventory; nothing else is sent to here."""
+        if self.door.is_at(scope.get("server")):  # machines are answered elsewhere
+            return self._counted(Answered.NOTHING, NOT_FOUND)
         at = self._clock()
+        if scope["path"] == INVENTORY_PATH and INVENTORY in self._named.outputs():
+            if not self._tree.is_ready:
+                return self._counted(Answered.NOTHING, NOT_YET)
+            asking = _asking(scope, self._client(scope), at)
+            return self._counted(Answered.INVENTORY, await self._inventories.hear(receive, asking))
         answer = await self._find(scope, at) if self._tree.is_ready else None
         kind = means(answer.guarded.path) if answer is not None and answer.guarded is not None else None
         if answer is None or answer.guarded is None or kind not in REPORTS:

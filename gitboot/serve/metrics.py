@@ -15,6 +15,7 @@ class Answered(StrEnum):
     FILE = "file"  # another file of boot/
     PAGE = "page"  # API, metrics, health
     ARTIFACT = "artifact"  # a file read from the disk
+    INVENTORY = "inventory"  # what an image found in a machine, and sends
     NOTHING = "nothing"  # no file, no page
 
 

@@ -38,7 +38,7 @@ class NamedAnswers:
 
     def find(self, path: str, query: bytes, client: Callable[[], str | None], at: datetime) -> Answer | None:
         """As `Answers.find`; an alias is answered by what it means, and as that."""
-        below, outputs = path.removeprefix("/"), self._outputs()
+        below, outputs = path.removeprefix("/"), self.outputs()
         said = query_of(query)
         if (alias := alias_of(below, outputs)) is not None and not said.keys().isdisjoint(alias.keys):
             return self._by_query(alias, said, query, client, at)
@@ -47,7 +47,7 @@ class NamedAnswers:
             return self._of_ec2(rest, client, at)
         return self._answers.find(f"/{FIRST_SCRIPT.removeprefix(BOOT)}" if path == _WITHOUT_SLASH else path, client, at)
 
-    def _outputs(self) -> frozenset[str]:
+    def outputs(self) -> frozenset[str]:
         """Whose paths are answered; none where what says so is missing or damaged."""
         stands = signature(f"{self._tree.root}/{ALIASES}")
         if stands != self._known[0]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gitboot.observe.asked import UnknownAsked
-from gitboot.observe.undescribed import unknown_of
+from gitboot.observe.undescribed import UnknownMachine, unknown_of
 from gitboot.render.paths import Role
 from gitboot.serve.counting import Census
 from gitboot.serve.described import without_document
@@ -20,12 +20,19 @@ class UnknownClients:
 
     def note(self, path: str, asking: Asking) -> None:
         """Take note of a request that was answered 404, or what unknown machines boot."""
-        if asking.only_looks or asking.client is None:
-            return
-        if self._census.terms != self._tree.terms:
-            self._census = Census(self._tree.terms)
-        if self._census.why_not(asking.client, asking.agent, Role.ENTRY) is not None:
+        if asking.only_looks or asking.client is None or not self.counts(asking, Role.ENTRY):
             return
         machine = unknown_of(path, asking.query, asking.client, asking.at)
-        if machine is not None and (found := without_document(self._tree, machine)) is not None:
+        if machine is not None:
+            self.note_machine(machine)
+
+    def counts(self, asking: Asking, role: Role) -> bool:
+        """Whether who asks is taken for a machine."""
+        if self._census.terms != self._tree.terms:
+            self._census = Census(self._tree.terms)
+        return self._census.why_not(asking.client, asking.agent, role) is None
+
+    def note_machine(self, machine: UnknownMachine) -> None:
+        """Take note of it, unless a document has it."""
+        if (found := without_document(self._tree, machine)) is not None:
             self.asked.note(found)

@@ -193,6 +193,36 @@ class InstanceStatus(_Document):
     conditions: tuple[ConditionItem, ...]
 
 
+class FoundInterfaceItem(_Model):
+    """A network interface that an image has found."""
+
+    mac: str
+    name: str | None = None  # as an installed system calls it
+    link: bool | None = None  # whether a cable was found in it
+
+
+class FoundDiskItem(_Model):
+    """A disk that an image has found."""
+
+    name: str
+    bytes: int | None = None
+    model: str | None = None
+    serial: str | None = None
+
+
+class InventoryItem(_Model):
+    """What an image found in a machine, by its word; what it has not said is not there."""
+
+    interfaces: tuple[FoundInterfaceItem, ...]
+    disks: tuple[FoundDiskItem, ...] = ()
+    manufacturer: str | None = None
+    product: str | None = None
+    architecture: str | None = None
+    firmware: str | None = None
+    cpus: int | None = None
+    memoryMiB: int | None = None  # noqa: N815 # as it is spelt in JSON
+
+
 class SeenItem(_Model):
     """A machine that asked for a boot and that no document describes, by its own word."""
 
@@ -205,6 +235,7 @@ class SeenItem(_Model):
     last: datetime
     times: int
     server: str | None  # whose document has some of this, and not its UUID
+    inventory: InventoryItem | None  # what an image has sent of it; null: none has
 
 
 class SeenMachines(_Document):

@@ -53,6 +53,7 @@ NOT_FOUND: Final = _empty(404)
 NO_TOKEN: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
 NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 TOO_LARGE: Final = _empty(413)
+TOO_OFTEN: Final = _empty(429, (b"retry-after", b"60"))
 FAULT: Final = _empty(500)
 NOT_YET: Final = _empty(503)
 NOT_NOW: Final = _empty(503, (b"retry-after", b"5"))  # the data of a direct boot, while its fetch cannot be recorded
