@@ -220,7 +220,7 @@ class InventoryItem(_Model):
     architecture: str | None = None
     firmware: str | None = None
     cpus: int | None = None
-    memoryMiB: int | None = None  # noqa: N815 # as it is spelt in JSON
+    memory_mib: int | None = Field(default=None, alias="memoryMiB")
 
 
 class SeenItem(_Model):

@@ -73,6 +73,9 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
         profile("node", "node-1", _user_data("CloudInit", "node.j2")),
         profile("discovery", "discovery-1"),
         profile("repair", "repair-1"),
+        profile(
+            "inventory", "inventory-1", f"kernelArguments: ['discovery.report={BASE_URLS['gitboot']}/v1/inventory']"
+        ),
         *(_direct(name, kind) for name in images.by_name for kind in ("uki", "iso") if name.startswith(kind)),
         *(policy(name, f"{{matchLabels: {{boots: {name}}}}}", boots=name, often="Once") for name in PROFILES),
     )

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from tests.boots import disks, initramfs, uki
+from tests.boots import disks, initramfs, inventory, uki
 from tests.boots.architectures import Architecture
 from tests.boots.debian import unpacked
 from tests.boots.kernel import kernel
@@ -60,6 +60,8 @@ def _artifacts(architecture: Architecture, folder: Path) -> dict[str, Artifacts]
     made: dict[str, Artifacts] = {
         name: {"kernel": linux.image, "initrd": initrd} for name in ("node-1", "discovery-1", "repair-1")
     }
+    looks = inventory.build(linux, architecture, folder / f"inventory-{architecture.name}")
+    made["inventory-1"] = {"kernel": linux.image, "initrd": looks}
     # Firmware passes these nothing: each knows its own name, and where to ask for its user data.
     for kind, by in product(("uki", "iso"), DIRECT):
         name = f"{kind}-{by.lower()}-1"

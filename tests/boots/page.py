@@ -19,7 +19,9 @@ _ROW: Final = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _SECONDS: Final = re.compile(r"^(\d+) s\n\n```\n(.*?)\n```", re.DOTALL)
-_TELLING: Final = re.compile(r"gitboot: |BOOTED |Start (?:PXE|HTTP)|Welcome to GRUB|^iPXE \d|PXELINUX|No more network")
+_TELLING: Final = re.compile(
+    r"gitboot: |BOOTED |inventory: |Start (?:PXE|HTTP)|Welcome to GRUB|^iPXE \d|PXELINUX|No more network"
+)
 _WIDEST: Final = 118
 _MOST_LINES: Final = 14
 

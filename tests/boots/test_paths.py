@@ -1,12 +1,14 @@
-"""First scripts of other systems, as their users' DHCP names them: each leads to the server's own entry."""
+"""First scripts of other systems, as their users' DHCP names them: each leads to the server's own entry, or to none."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import Site, published
+from tests.instance import eventually
 
 Row = Callable[[Running, float], None]
 
@@ -23,6 +26,7 @@ GUESTS: Final = (
     Guest(name="matchbox", uefi=False),
     Guest(name="bss", uefi=False, by=("nginx",)),
     Guest(name="smee", uefi=False, by=("Caddy",)),
+    Guest(name="unknown", boots=None, nics=2),
 )
 BY: Final = {guest.name: guest.by[0] for guest in GUESTS}
 
@@ -32,12 +36,13 @@ FIRST: Final = {
     "matchbox": "ipxe?uuid=${uuid}&mac=${mac:hexhyp}&domain=${domain}&hostname=${hostname}&serial=${serial}",
     "bss": "boot/v1/bootscript?mac=${mac}",
     "smee": "${mac}/auto.ipxe",
+    "unknown": "boot.ipxe",
 }
 
 
 def _chain(guest: Guest) -> str:
     by = BY[guest.name]
-    return f"iseq ${{net0/mac}} {guest.macs(by)[0]} && chain {BASE_URLS[by]}/{FIRST[guest.name]} ||\n"
+    return f"iseq ${{net0/mac}} {guest.macs(by)[-1]} && chain {BASE_URLS[by]}/{FIRST[guest.name]} ||\n"
 
 
 @contextmanager
@@ -59,8 +64,9 @@ def _their_dhcp(generated: Path, folder: Path, strangers: Mapping[str, str] = NO
 @pytest.fixture(scope="module")
 def site(network: None, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("paths")
-    outputs = "ipxe, matchbox, bss, smee, dhcp-dnsmasq"
-    with published(folder, images, GUESTS, outputs=outputs, dhcp=_their_dhcp) as site:
+    outputs = "ipxe, matchbox, bss, smee, inventory, dhcp-dnsmasq"
+    more = ", unknownServers: {profile: inventory}"
+    with published(folder, images, GUESTS, outputs=outputs, more=more, dhcp=_their_dhcp) as site:
         yield site
 
 
@@ -80,3 +86,29 @@ def test_ipxe_boots_by_smees_first_script(site: Site, row: Row) -> None:
     with site.machine("smee", BY["smee"]).on() as machine:
         row(machine, site.expects_installation(machine, "smee", BY["smee"]))
         assert "/auto.ipxe... ok" in machine.said
+
+
+def test_an_unknown_machine_boots_the_inventory_and_is_seen(site: Site, row: Row) -> None:
+    """And nothing else comes of it, until somebody makes a document of what is known."""
+    first, second = site.guests["unknown"].macs("gitboot")
+    with site.machine("unknown", disk=True).on() as machine:
+        row(machine, machine.says("boots inventory-1", "inventory: sent to"))
+
+    def seen() -> list[dict[str, Any]]:
+        return [item for item in site.instance.get("/api/v1/seen").json()["items"] if item["inventory"] is not None]
+
+    eventually(lambda: bool(seen()))
+    [item] = seen()
+    assert item["macs"] == sorted(mac.replace(":", "-") for mac in (first, second))
+    assert (item["uuid"], item["serial"]) == (site.guests["unknown"].uuid("gitboot"), "4J8VM72.unknown-gitboot")
+    found = item["inventory"]
+    assert (found["product"], found["architecture"], found["firmware"]) == (
+        "Standard PC (Q35 + ICH9, 2009)",
+        "x86_64",
+        "UEFI",
+    )
+    assert [disk["name"] for disk in found["disks"]] == ["vda"]
+    command = [sys.executable, "-m", "gitboot", "new", "server", "new01", f"--seen={second}"]
+    work, state = site.repository.work, site.folder / "state"
+    subprocess.run([*command, f"--path={work}", f"--state={state}"], check=True, capture_output=True)
+    assert "Found in it: QEMU Standard PC" in (work / "servers" / "new01.yaml").read_text()
