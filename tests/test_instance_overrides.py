@@ -291,6 +291,7 @@ def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_
     record = site.bench.record
     assert record is not None
     assert (record.evidence, record.consumed_at is None) == (("Consumed", True) if provisioned else (None, False))
+    assert site.bench.condition("HttpBoot") is None, "its BMC takes the URI"
 
 
 @pytest.mark.parametrize("profile", [IDRAC9, OPENBMC], ids=lambda profile: profile.name)
@@ -301,6 +302,10 @@ def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
     site = make_site(profile=profile)
     site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
+    site.bench.reconcile()
+    lacks = {IDRAC9.name: "takes no HttpBootUri", OPENBMC.name: "has no UefiHttp"}[profile.name]
+    message = f"plans name a URI, and DHCP names the loader all the same: web01, whose BMC {lacks}"
+    assert site.bench.condition("HttpBoot") == (True, "LeftToDhcp", message)
     site.boot()
     site.bench.reconcile()
     [boot] = site.machine.boots

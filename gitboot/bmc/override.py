@@ -340,6 +340,17 @@ def fit(override: Override, observed: Observed) -> Override | None:
     return replace(override, target=target, mode=mode, http_boot_uri=uri)
 
 
+def left_to_dhcp(wanted: Override, observed: Observed) -> str | None:
+    """Why DHCP names the loader for a boot that is wanted by its URI, as of this BMC: ``has no UefiHttp``."""
+    fitted = fit(wanted, observed) if wanted.http_boot_uri is not None else None
+    if fitted is None or not fitted.leaves_it_to_dhcp:
+        return None
+    if fitted.target == BootTarget.UEFI_HTTP:
+        return "takes no HttpBootUri"
+    lacks = not _allows(BootTarget.UEFI_HTTP, observed)
+    return "has no UefiHttp" if lacks else "would boot by HTTP for good, were it set Continuous"
+
+
 def _allows(target: str, observed: Observed) -> bool:
     return not observed.allowable_targets or target in observed.allowable_targets
 

@@ -378,9 +378,21 @@ def _of_bmcs(schedule: Schedule, at: datetime) -> Iterator[Condition]:
         yield _condition("BmcsReachable", False, "FailuresInARow", message, at)
     elif schedule.has_asked:
         yield _condition("BmcsReachable", True, "Reachable", "BMCs answer, as far as any is asked", at)
+    if schedule.left_to_dhcp:
+        yield _condition("HttpBoot", True, "LeftToDhcp", _left_to_dhcp(schedule), at)
     for uuid in schedule.failing:
         each = schedule.appointments[uuid]
         yield _condition(f"Bmc/{each.name}", False, each.reason(at), each.message, at)
+
+
+def _left_to_dhcp(schedule: Schedule) -> str:
+    """Whose boots are made otherwise than their plans say, by why; as it is with their BMCs, and no fault."""
+    found: dict[str, list[str]] = {}
+    for uuid in schedule.left_to_dhcp:
+        each = schedule.appointments[uuid]
+        found.setdefault(each.left_to_dhcp or "", []).append(each.name)
+    told = "; ".join(f"{_some(servers)}, whose BMC {why}" for why, servers in sorted(found.items()))
+    return f"plans name a URI, and DHCP names the loader all the same: {told}"
 
 
 def _of_waves(standing: Standing, at: datetime) -> Iterator[Condition]:

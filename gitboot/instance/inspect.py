@@ -17,7 +17,6 @@ from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, Pinned, identify, known_at
 from gitboot.bmc.override import (
     AskOperator,
-    BootTarget,
     Confirm,
     Eject,
     Enabled,
@@ -32,6 +31,7 @@ from gitboot.bmc.override import (
     Wait,
     Wanted,
     Withdraw,
+    left_to_dhcp,
     next_step,
 )
 from gitboot.bmc.pace import NO_SIGN, Sign
@@ -191,16 +191,15 @@ class Inspection:
             case Confirm(record=record):
                 return f"{record.reason} is {record.state.lower()}"
             case Set(record=record):
-                return f"wanted for {record.reason}{self._otherwise(record.override)}"
+                return f"wanted for {record.reason}{self._otherwise}"
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
 
-    def _otherwise(self, fitted: Override) -> str:
+    @property
+    def _otherwise(self) -> str:
         """How the BMC makes a boot that was wanted by its URI."""
-        wanted = self.subject.wanted
-        if wanted is None or wanted.override.http_boot_uri is None or not fitted.leaves_it_to_dhcp:
-            return ""
-        lacks = "has no UefiHttp" if fitted.target == BootTarget.PXE else "takes no HttpBootUri"
-        return f"; the BMC {lacks}, so DHCP names the loader"
+        wanted, seen = self.subject.wanted, self.seen
+        why = left_to_dhcp(wanted.override, seen) if wanted is not None and seen is not None else None
+        return f"; the BMC {why}, so DHCP names the loader" if why is not None else ""
 
     @property
     def hint(self) -> str | None:

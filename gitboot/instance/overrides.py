@@ -12,7 +12,16 @@ from zlib import crc32
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.identity import CannotTell, shared
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override import (
+    BootTarget,
+    Enabled,
+    OperatorCondition,
+    Override,
+    OverrideRecord,
+    State,
+    Wanted,
+    left_to_dhcp,
+)
 from gitboot.bmc.sharing import Sharing
 from gitboot.bmc.switch import Switching, SwitchRecord, SwitchState
 from gitboot.instance.agenda import Agenda
@@ -74,6 +83,7 @@ class Appointment:
     power: str | None = None  # as it was shown last
     in_post: bool = False
     shows_progress: bool = False  # whether its BMC shows how far a boot has come
+    left_to_dhcp: str | None = None  # why DHCP names the loader, where the plan names a URI: `left_to_dhcp`
     granted: bool = False  # whether a job is under way that may switch it
     held: bool = False  # whether the last that might has not
     judges: frozenset[int] = frozenset()  # the observations that were pending when it was asked last
@@ -110,6 +120,7 @@ class Schedule:
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
     refused: frozenset[SystemUuid] = frozenset()  # whose last job still runs: asked again after it
     failing: frozenset[SystemUuid] = frozenset()
+    left_to_dhcp: frozenset[SystemUuid] = frozenset()  # whose BMC does not take the URI that the plan names
     outcomes: Mapping[str, int] = field(default_factory=dict)  # how many ended their last job how
     failures: int = 0  # in a row, over all BMCs
     last_failure: str = ""
@@ -139,6 +150,8 @@ class Schedule:
             agenda=self.agenda.moved({uuid: each.due if each is not None else None for uuid, each in changed.items()}),
             failing=(self.failing - changed.keys())
             | {uuid for uuid, each in changed.items() if each is not None and not each.is_fine},
+            left_to_dhcp=(self.left_to_dhcp - changed.keys())
+            | {uuid for uuid, each in changed.items() if each is not None and each.left_to_dhcp is not None},
             outcomes={outcome: count for outcome, count in outcomes.items() if count},
         )
 
@@ -439,7 +452,8 @@ def _rescheduled(before: Appointment, result: Result, knowledge: Knowledge, at: 
     )
     if (seen := result.observed) is not None:
         shows_progress = seen.marks.boot_progress is not None
-        now = replace(now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress)
+        by_dhcp = left_to_dhcp(before.wanted.override, seen) if before.wanted is not None else None
+        now = replace(now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress, left_to_dhcp=by_dhcp)
     if now.is_fine:
         return replace(now, failures=0, late_since=None)
     now = replace(now, late_since=before.late_since or at)
