@@ -27,6 +27,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published
+from gitboot.render.page import PageFiles
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
 from gitboot.source.line import Merge
@@ -109,7 +110,14 @@ class Taking:
     shared: Files | None = None  # as it was given last
 
     def publish(
-        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        page: PageFiles,
     ) -> Published:
         if self.full:
             raise PublishError("no space left on device")

@@ -78,7 +78,7 @@ def _commit(files: Mapping[str, bytes]) -> None:
     except InvalidRepository as error:
         _problems_have_places(error.problems, files)
         return
-    about = about_all(repository)
+    about = about_all(repository, decisions)
     for name, decision in decisions.servers.items():
         found = server_state(decisions, decision, Record(), BEFORE, about[name])
         for path in found.files:

@@ -27,6 +27,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Offer, Phase
 from gitboot.publish.directory import Published
+from gitboot.render.page import PageFiles
 from gitboot.render.state import PublishedServer, parse, state_path, turn_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.records import imported
@@ -201,7 +202,14 @@ class Life:
         return ended
 
     def publish(
-        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        page: PageFiles,
     ) -> Published:
         if self.fate.dead:
             raise Crash

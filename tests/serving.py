@@ -104,7 +104,7 @@ def planned(
     """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
     loaded = repository(*documents, files=templates)
     decisions = decide(loaded)
-    about = about_all(loaded)
+    about = about_all(loaded, decisions)
     known = records or {}
     servers = {
         name: server_state(decisions, decision, known.get(name, Record()), now, about[name], keys=keys)

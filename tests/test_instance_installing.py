@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.audit.explain import explain
 from gitboot.instance.installing import attempted, started, taken_back
 from gitboot.instance.offers import offer_of
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase, Record, Seen
 from gitboot.resolve.attempts import step_of
+from gitboot.resolve.explain import explain
 from gitboot.resolve.records import exported, imported
 from tests.bench import NOON, Bench
 from tests.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of

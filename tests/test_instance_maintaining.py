@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.audit.explain import explain
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.render.paths import DATA, IGNITION
+from gitboot.resolve.explain import explain
 from gitboot.resolve.records import exported, imported
 from gitboot.serve.exposition import _of_status
 from tests.bench import NOON, Bench

@@ -29,6 +29,7 @@ from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.remedies import with_state
+from gitboot.render.page import PageFiles
 from gitboot.render.schedule import RenderedState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
@@ -65,13 +66,20 @@ class Brittle:
         return self.target.is_as_left
 
     def publish(
-        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        page: PageFiles,
     ) -> Published:
         self.calls += 1
         self.shared = shared
         if self.full:
             raise PublishError("no space left on device")
-        return self.target.publish(servers, shared, complete=complete, commit=commit, at=at)
+        return self.target.publish(servers, shared, complete=complete, commit=commit, at=at, page=page)
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return self.target.dated(path, file, at)

@@ -701,10 +701,6 @@ def test_unknown_servers_never_boot_what_writes_disks(unknown: str, expected: li
     assert codes(*seed, profile("disk", "", method="Disk")) == expected
 
 
-def test_an_output_that_this_version_does_not_make_is_refused() -> None:
-    assert codes(fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]"), *SEED[1:]) == ["GB2017"]
-
-
 MIRRORS = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
 IN_REGISTRY = image("flatcar-1").replace("assets:flatcar-1/kernel", f"oci://registry.test/os/linux@sha256:{SHA}")
 

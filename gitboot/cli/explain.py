@@ -17,7 +17,7 @@ from gitboot.errors import UsageError
 from gitboot.source import WORKTREE
 
 if TYPE_CHECKING:
-    from gitboot.audit.explain import Explanation, Reason
+    from gitboot.resolve.explain import Explanation, Reason
     from gitboot.source import Blame
 
 _WIDTH: Final = 40
@@ -48,9 +48,9 @@ def command(
     if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
         _explain_code(subject.upper(), outputs)
         return
-    from gitboot.audit.explain import explain
     from gitboot.facts import facts
     from gitboot.resolve import plan
+    from gitboot.resolve.explain import explain
     from gitboot.source import open_blame
 
     fleet = planned_fleet(path, rev, at or this_second(), records)

@@ -10,21 +10,28 @@ from pathlib import Path
 import click
 
 from gitboot import phrases
+from gitboot.canonical import canonical
 from gitboot.cli.bounded import evaluating
 from gitboot.cli.deciding import Deciding
 from gitboot.errors import UsageError
 from gitboot.load import FleetRepository
 from gitboot.load.machines import machines
+from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
 from gitboot.plan import BootPlan, Cause, Decision, Record
 from gitboot.render.formats import server_files
+from gitboot.render.page import PageFiles
+from gitboot.render.page.shards import page_files
 from gitboot.render.schedule import About, RenderedState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import site_of
+from gitboot.resolve.optouts import opt_outs
+from gitboot.resolve.places import Places
 from gitboot.resolve.records import first_records, imported
+from gitboot.resolve.written import fleet_facts, written
 from gitboot.source import open_snapshot
 
 
@@ -51,20 +58,28 @@ class Planned:
 
     def states(self) -> dict[str, RenderedState]:
         """Each server as it is published, its next transitions included."""
-        about = about_all(self.repository)
+        about = about_all(self.repository, self.decisions)
         return {
             name: server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
             for name, decision in self.decisions.servers.items()
         }
 
+    def page(self, states: Mapping[str, RenderedState]) -> PageFiles:
+        """The page of all of them; nothing of one, where none is asked for."""
+        if Output.PAGES not in self.decisions.outputs:
+            return PageFiles(is_whole=True)
+        shown = canonical(fleet_facts(Places(self.repository), opt_outs(self.repository)))
+        return page_files(states, self.decisions.revision, shown)
+
     def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
         return server_files(self.decisions, decision, planned)
 
 
-def about_all(repository: FleetRepository) -> dict[str, About]:
+def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, About]:
     """What a repository says of each server that decides nothing."""
     found = {}
     known = {machine.name: machine for machine in machines(repository).values()}
+    places = Places(repository) if Output.PAGES in repository.fleet.spec.outputs else None
     for name, server in repository.servers.items():
         site = site_of(repository, server)
         addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
@@ -74,6 +89,7 @@ def about_all(repository: FleetRepository) -> dict[str, About]:
             addresses=tuple(sorted(addresses)),
             idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
             machine=known[name],
+            written=written(places, decisions.servers[name]) if places is not None else None,
         )
     return found
 

@@ -42,6 +42,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
             complete=True,
             commit=fleet.decisions.revision,
             at=fleet.at,
+            page=fleet.page(states),
         )
     finally:
         target.close(and_forget_lock=True)

@@ -65,7 +65,7 @@ def _shared(
     provisioning = repository.fleet.spec.provisioning
     return {
         "baseURL": decisions.base_url,
-        "outputs": sorted(decisions.outputs),
+        "outputs": sorted(decisions.outputs - {Output.PAGES}),  # which no machine reads
         "evidence": decisions.evidence,
         "monitors": list(map(str, provisioning.monitors)),  # whose fetches prove no installation
         **({"clients": list(map(str, provisioning.clients))} if provisioning.clients else {}),  # whose alone do

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
+from msgspec import structs
+
+from gitboot.canonical import canonical
 from gitboot.evaluate.evaluator import CommitPair, Foundation
 from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
 from gitboot.frames import encode
 from gitboot.load.machines import machine
+from gitboot.model.fleet import Output
 from gitboot.plan import Decision
 from gitboot.resolve.checked import minimum_versions
 from gitboot.resolve.decide import sites
 from gitboot.resolve.optouts import OptOut, holds
+from gitboot.resolve.places import Places
+from gitboot.resolve.written import Written, fleet_facts, written
 
 _BATCH: Final = 256  # servers a frame
 
@@ -28,9 +35,43 @@ def told(difference: CommitPair) -> Iterator[Answer]:
 
 def _servers(difference: CommitPair) -> Iterator[ServerPart]:
     base, head = difference.base, difference.head
-    for name in sorted(difference.servers):
-        if name in head.decided.repository.servers and (said := _server(base, head, name)) is not None:
+    lines, before = _Provenance.of(head), _Provenance.of(base) if base is not None else None
+    servers = head.decided.repository.servers
+    for name in sorted(servers if lines is not None and before is None else difference.servers):
+        if name not in servers:
+            continue
+        said = _server(base, head, name)
+        if lines is not None and (found := lines.unless_as(before, name)) is not None:
+            said = structs.replace(said or _NOTHING, name=name, written=found)
+        if said is not None:
             yield said
+
+
+_NOTHING: Final = ServerPart(name="", decision=None, machine=None, network=None, labels=None)
+
+
+class _Provenance:
+    """Where a commit says what it says of servers, for the page."""
+
+    def __init__(self, commit: Foundation) -> None:
+        repository = commit.decided.repository
+        self._places, self._documents = Places(repository), Places(repository, lines=False)
+        self._decisions = commit.decided.decisions.servers
+
+    @classmethod
+    def of(cls, commit: Foundation) -> _Provenance | None:
+        """None: no page is published by it."""
+        return cls(commit) if Output.PAGES in commit.decided.decisions.outputs else None
+
+    def unless_as(self, before: _Provenance | None, name: str) -> Written | None:
+        """Those of one server; None where another commit said it in the same documents."""
+        if before is not None and name in before._decisions and before._of(name) == self._of(name):
+            return None
+        return written(self._places, self._decisions[name])
+
+    def _of(self, name: str) -> Written:
+        """The same, of whatever commit and on whatever lines."""
+        return replace(written(self._documents, self._decisions[name]), revision="")
 
 
 def _server(base: Foundation | None, head: Foundation, name: str) -> ServerPart | None:
@@ -102,7 +143,10 @@ def _fleetwide(difference: CommitPair) -> FleetPart | None:
 
 def _fleetwide_of(commit: Foundation) -> FleetPart:
     repository, decisions = commit.decided.repository, commit.decided.decisions
-    return fleet_part(repository.fleet.spec, decisions, _opt_outs(commit), minimum_versions(repository))
+    opt_outs, shown = _opt_outs(commit), None
+    if Output.PAGES in decisions.outputs:
+        shown = canonical(fleet_facts(Places(repository), opt_outs))
+    return fleet_part(repository.fleet.spec, decisions, opt_outs, minimum_versions(repository), shown)
 
 
 def _opt_outs(commit: Foundation) -> tuple[OptOut, ...]:

@@ -25,6 +25,7 @@ from gitboot.resolve.checked import MinimumVersion
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
+from gitboot.resolve.written import Written
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -55,6 +56,7 @@ class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine | None
     network: bytes | None  # a Host
     labels: dict[str, str] | None
+    written: Written | None = None  # only where the page is published
 
 
 class ServerParts(msgspec.Struct, frozen=True, tag=True):
@@ -76,10 +78,15 @@ class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[Problem, ...]
     opt_outs: tuple[OptOut, ...]
     minimum_versions: dict[str, MinimumVersion]
+    shown: bytes | None  # what the page shows of streams and windows, as JSON; None: it is not published
 
 
 def fleet_part(
-    fleet: FleetSpec, decisions: Decisions, opt_outs: tuple[OptOut, ...], minimum_versions: dict[str, MinimumVersion]
+    fleet: FleetSpec,
+    decisions: Decisions,
+    opt_outs: tuple[OptOut, ...],
+    minimum_versions: dict[str, MinimumVersion],
+    shown: bytes | None,
 ) -> FleetPart:
     return FleetPart(
         fleet=fleet,
@@ -92,6 +99,7 @@ def fleet_part(
         warnings=decisions.warnings,
         opt_outs=opt_outs,
         minimum_versions=minimum_versions,
+        shown=shown,
     )
 
 

@@ -36,6 +36,7 @@ from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
+from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt
 
 WORTH: Final = 500  # servers: to plan fewer anew takes less than to look whether the file counts
@@ -65,6 +66,7 @@ class _KeptCommit(msgspec.Struct, frozen=True, array_like=True):
     machines: dict[SystemUuid, Machine]
     sites: dict[str, str]
     labels: dict[str, dict[str, str]]
+    written: dict[str, Written]
 
 
 class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
@@ -250,12 +252,13 @@ def _kept_commit(commit: Commit) -> _KeptCommit:
     decisions = commit.decisions
     return _KeptCommit(
         revision=commit.revision,
-        said=wire.fleet_part(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)),
+        said=wire.fleet_part(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions), commit.shown),
         decisions=_encoded(decisions.servers),
         networks=_encoded(decisions.networks),
         machines=dict(commit.machines),
         sites=dict(commit.sites),
         labels={name: dict(each) for name, each in commit.labels.items()},
+        written=dict(commit.written),
     )
 
 
@@ -281,6 +284,8 @@ def _commit(kept: _KeptCommit) -> Commit:
         labels=kept.labels,
         opt_outs=said.opt_outs,
         minimum_versions=said.minimum_versions,
+        written=kept.written,
+        shown=said.shown,
     )
 
 

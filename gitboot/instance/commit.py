@@ -16,6 +16,7 @@ from gitboot.resolve import Decisions
 from gitboot.resolve.checked import MinimumVersion, minimum_versions
 from gitboot.resolve.decide import site_of
 from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.written import Written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,8 @@ class Commit:
     labels: Mapping[str, Mapping[str, str]]  # by server
     opt_outs: tuple[OptOut, ...]
     minimum_versions: Mapping[str, MinimumVersion]  # by profile
+    written: Mapping[str, Written] = field(default_factory=dict)  # by server; of none, where no page is published
+    shown: bytes | None = None  # what the page shows of streams and windows, as JSON
     base: Revision | None = field(default=None, compare=False)  # what it was evaluated against
     # Servers of which it says anything else than its base, gone ones too.
     touched: frozenset[str] = field(default=frozenset(), compare=False)

@@ -23,6 +23,7 @@ from gitboot.load.merged import merged
 from gitboot.model.scalars import SystemUuid
 from gitboot.progress import Told, unheard
 from gitboot.resolve import Decisions
+from gitboot.resolve.written import Written
 
 V = TypeVar("V")
 
@@ -196,6 +197,7 @@ class _Assembly:
         self._networks: dict[str, bytes] = {}
         self._machines: dict[SystemUuid, Machine] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
+        self._written: dict[str, Written] = {}
 
     def take(self, servers: tuple[wire.ServerPart, ...]) -> None:
         for server in servers:
@@ -208,6 +210,8 @@ class _Assembly:
                 self._machines[server.machine.uuid] = server.machine
             if server.labels is not None:
                 self._labels[server.name] = server.labels
+            if server.written is not None:
+                self._written[server.name] = server.written
 
     def commit(self, revision: Revision, result: wire.CommitEnd) -> Commit:
         base = self._base if self._base is not None else _nothing(result)
@@ -225,6 +229,7 @@ class _Assembly:
             machines=merged(base.machines, self._machines, result.gone_machines),
             labels=merged(base.labels, self._labels, gone),
             sites=merged(base.sites, result.sites, result.gone_sites),
+            written=merged(base.written, self._written, gone),
             base=self._base.revision if self._base is not None else None,
             touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
         )
@@ -276,6 +281,8 @@ def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
         decisions=decisions,
         opt_outs=said.opt_outs,
         minimum_versions=said.minimum_versions,
+        written=commit.written if said.shown is not None else {},
+        shown=said.shown,
     )
 
 

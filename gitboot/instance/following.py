@@ -16,6 +16,7 @@ from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.publish.directory import Published
+from gitboot.render.page import PageFiles
 from gitboot.render.tree import File, Files
 from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.branch import OwnedBranch, authorship_of
@@ -46,10 +47,17 @@ class Followed:
         return self._followers.following
 
     def publish(
-        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        page: PageFiles,
     ) -> Published:
         """As the target does."""
-        done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at)
+        done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, page=page)
         self._followers.publish()
         return done
 

@@ -211,6 +211,7 @@ def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
         or there[old.uuid] != here[new.uuid]
         or before.sites.get(name) != now.sites.get(name)
         or before.labels[name] != now.labels[name]
+        or before.written.get(name) != now.written.get(name)
         or before.decisions.networks[name] != now.decisions.networks[name]
     )
 
@@ -263,6 +264,7 @@ def about(commit: Commit, name: str) -> About:
         addresses=tuple(sorted(address for nic in host.nics for address in nic.addresses)),
         idle=idle(host),
         machine=commit.machines.get(commit.decisions.servers[name].uuid),
+        written=commit.written.get(name),
     )
 
 

@@ -17,12 +17,15 @@ from gitboot.instance.standing import TargetState
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
+from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
+from gitboot.render.page import PageFiles
+from gitboot.render.page.shards import page_files
 from gitboot.render.paths import ContentType
 from gitboot.render.schedule import RenderedState, ServerState, rendered
 from gitboot.render.terms import Terms, render
@@ -41,11 +44,19 @@ class Target(Protocol):
         """Whether nobody has put anything else in the place of what was published last."""
 
     def publish(
-        self, servers: Mapping[str, Files | None], shared: Files | None, *, complete: bool, commit: str, at: datetime
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        page: PageFiles,
     ) -> Published:
         """Bring the files of these servers, and the shared ones, to be exactly these; None: there are none.
 
-        ``complete``: no other server has any. Without ``shared`` those stay as they are. Raises `PublishError`.
+        ``complete``: no other server has any. Without ``shared`` those stay as they are, and so does what ``page`` has
+        not. Raises `PublishError`.
         """
 
     def dated(self, path: str, file: File, at: datetime) -> int:
@@ -96,6 +107,7 @@ def published(
             complete=not before.complete,
             commit=commit.revision,
             at=at,
+            page=_page(before, plans, commit, owed),
         )
         if before.applied is None:
             with store.writing() as tx:
@@ -124,6 +136,15 @@ def shared(plans: Plans, commit: Commit, knowledge: Knowledge, terms: Terms) -> 
     records = known if knowledge.settled is not None else knowledge.published
     decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
     return {**shared_files(decisions), **render(terms), RECORDS: File(exported(records), ContentType.JSON)}
+
+
+def _page(before: TargetState, plans: Plans, commit: Commit, owed: Collection[str]) -> PageFiles:
+    """The page, as far as it is another than the one that the target holds."""
+    held = before.plans.commit if before.complete else None
+    if Output.PAGES not in commit.decisions.outputs:
+        return PageFiles(is_whole=held is None or Output.PAGES in held.decisions.outputs)
+    is_there = held is not None and Output.PAGES in held.decisions.outputs
+    return page_files(plans.servers, commit.revision, commit.shown, owed if is_there else None)
 
 
 def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:

@@ -15,6 +15,7 @@ from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import Shard, index_of
 from gitboot.publish.reindex import Pair, reindexed, reindexed_wholly
 from gitboot.publish.tree import Tree, is_bare, is_record
+from gitboot.render.page import AS_IT_WAS, PageFiles, is_of_page
 from gitboot.render.paths import is_content
 from gitboot.render.state import Listed, identities_in, server_of, state_path
 from gitboot.render.tree import File, Files
@@ -29,8 +30,24 @@ class Publication:
     """What a publication is to bring a tree to."""
 
     servers: Mapping[str, Files | None]  # those that may have changed; None: the server is gone
-    shared: Files | None  # the files that are no server's; None: as they are
+    shared: Files | None  # the files that are no server's, but for the page's; None: as they are
     complete: bool  # whether these are all servers
+    page: PageFiles = AS_IT_WAS  # of the page, those that may have changed
+
+    def __iter__(self) -> Iterator[Files]:
+        """The files of each server, and those that are no server's."""
+        yield from (files for files in (*self.servers.values(), self.shared, self.page.files) if files is not None)
+
+    def shares(self, before: Mapping[str, Listed]) -> dict[str, Listed]:
+        """The files that are no server's from now on, by what they were."""
+        kept = {
+            path: each
+            for path, each in before.items()
+            if (self.shared is None and not is_of_page(path))
+            or (not self.page.is_whole and is_of_page(path) and path not in self.page.gone)
+        }
+        given = {**(self.shared or {}), **self.page.files}
+        return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in given.items()}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +165,8 @@ class _Decision:
                 self._take_leave(server)
             else:
                 self._look_at(server, files, digest)
-        if self._wanted.shared is not None:
-            self._look_at_shared(self._wanted.shared)
+        if self._wanted.shared is not None or not self._wanted.page.is_as_it_was:
+            self._look_at_shared({**(self._wanted.shared or {}), **self._wanted.page.files})
 
     def _listed(self) -> Iterator[tuple[str, str | None]]:
         """Each server in question, with the digest that the manifest has of its state."""
@@ -198,11 +215,12 @@ class _Decision:
 
     def _look_at_shared(self, files: Files) -> None:
         before = self._tree.shared()
-        now = {path: Listed(file.sha256, len(file.content)) for path, file in files.items()}
+        now = self._wanted.shares(before)
         if now != before:
             self._shared = now
         self._planned += len(files)
-        self._content[SHARED] = tuple(filter(is_content, files))
+        if self._wanted.shared is not None:
+            self._content[SHARED] = tuple(filter(is_content, files))
         self._owned.update(before)
         differing = files
         if self._wanted.complete:
@@ -253,11 +271,10 @@ class _Decision:
 
     def _left_over(self, paths: set[str]) -> set[str]:
         """Those of ``paths`` that nobody has from now on."""
-        for files in (*self._wanted.servers.values(), self._wanted.shared):
-            if files is not None:
-                paths -= files.keys()
-        if self._wanted.shared is None and paths:
-            shared = self._tree.shared()
+        for files in self._wanted:
+            paths -= files.keys()
+        if paths:
+            shared = self._wanted.shares(self._tree.shared())
             paths = {path for path in paths if path not in shared}
         return paths if self._wanted.complete else paths - self._named.by_others(self._content, paths)
 

@@ -24,6 +24,7 @@ from gitboot.publish.reindex import Pair
 from gitboot.publish.resuming import Inventory, now_named
 from gitboot.publish.room import check_room
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
+from gitboot.render.page import AS_IT_WAS, INDEX, SAID, PageFiles, script_of
 from gitboot.render.tree import File, Files
 
 
@@ -138,10 +139,12 @@ class Directory:
         complete: bool,
         commit: str,
         at: datetime,
+        page: PageFiles = AS_IT_WAS,
     ) -> Published:
         """Bring the files of these servers, and the shared ones, to what they are to be; say what was done.
 
-        A server's files hold its state; None is a server that is gone, or shared files that stay as they are. The
+        A server's files hold its state; None is a server that is gone, or shared files that stay as they are. ``page``
+        has what is shared by operators who look at the page, as far as it may have changed. The
         first publication of a process has to be ``complete``: these are then all servers, whatever the tree holds
         besides goes, and what does not have its size is made good. Later ones are given what may have changed, and no
         other server costs anything. Publishing the same files twice writes nothing.
@@ -158,7 +161,7 @@ class Directory:
             self._begin_anew()
         elif self._owed is not None and finish(self._disk):
             self._tree = Tree(self._disk)
-        wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete))
+        wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete, page=page))
         self._owed = wanted
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
         try:
@@ -192,9 +195,19 @@ class Directory:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
-            self._disk.stage(path, content, at)
-            self._disk.place(path)
+            for place, data in self._said(path, content).items():
+                if data is None:
+                    self._disk.remove(place)
+                else:
+                    self._disk.stage(place, data, at)
+                    self._disk.place(place)
         self._disk.rest()
+
+    def _said(self, path: str, content: bytes) -> dict[str, bytes | None]:
+        """Where a word on the tree is left; as a script too, where there is a page."""
+        name, on_page = SAID[path]
+        shown = script_of(name, content) if self._disk.look(INDEX) is not None else None
+        return {path: content, on_page: shown}
 
     def _carry_out(self, changes: TreeChanges, wanted: Publication, stamp: Stamp) -> None:
         tree = self._tree
@@ -218,12 +231,19 @@ class Directory:
 
 
 def would_change(
-    servers: Mapping[str, Files], shared: Files, root: Path, *, ledger: str, at: datetime, heir_of: str | None = None
+    servers: Mapping[str, Files],
+    shared: Files,
+    root: Path,
+    *,
+    ledger: str,
+    at: datetime,
+    heir_of: str | None = None,
+    page: PageFiles = AS_IT_WAS,
 ) -> Published:
     """What a complete publication would do, without doing any of it. Raises as it does."""
-    wanted = Publication(servers=servers, shared=shared, complete=True)
+    wanted = Publication(servers=servers, shared=shared, complete=True, page=page)
     if not root.exists():
-        paths = sorted(path for files in (*servers.values(), shared) for path in files)
+        paths = sorted(path for files in wanted for path in files)
         return Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
@@ -239,6 +259,7 @@ def _joined(owed: Publication | None, wanted: Publication) -> Publication:
         owed,
         servers={**owed.servers, **wanted.servers},
         shared=owed.shared if wanted.shared is None else wanted.shared,
+        page=owed.page.then(wanted.page),
     )
 
 
@@ -254,12 +275,7 @@ def _published(changes: TreeChanges) -> Published:
 def _content(changes: TreeChanges, wanted: Publication) -> dict[str, bytes]:
     """What is written, by path, in its order."""
     written = set(changes.written)
-    found = {
-        path: files[path].content
-        for files in (*wanted.servers.values(), wanted.shared)
-        if files is not None
-        for path in files.keys() & written
-    }
+    found = {path: files[path].content for files in wanted for path in files.keys() & written}
     return {path: found[path] for path in changes.written}
 
 
@@ -271,9 +287,7 @@ def _alike(changes: TreeChanges, wanted: Publication) -> dict[str, tuple[str, ..
     """
     written, taken = set(changes.written), set[str]()
     found: dict[str, tuple[str, ...]] = {}
-    for files in (*wanted.servers.values(), wanted.shared):
-        if files is None:
-            continue
+    for files in wanted:
         paths: dict[Digest, list[str]] = {}
         for path in sorted((files.keys() & written) - taken):
             paths.setdefault(files[path].sha256, []).append(path)

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gitboot.publish.directory import Published, would_change
+from gitboot.render.page import AS_IT_WAS, PageFiles
 from gitboot.render.tree import File, Files
 
 
@@ -17,6 +18,7 @@ class Looked:
         self._root, self._ledger, self._heir_of = root, ledger, heir_of
         self._servers: dict[str, Files] = {}
         self._shared: Files = {}
+        self._page = AS_IT_WAS
         self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
     @property
@@ -36,6 +38,7 @@ class Looked:
         complete: bool,
         commit: str,  # noqa: ARG002 - as a Directory has it
         at: datetime,
+        page: PageFiles,
     ) -> Published:
         """Say what all that was given so far would do."""
         if complete:
@@ -46,7 +49,14 @@ class Looked:
             else:
                 self._servers[server] = files
         self._shared = self._shared if shared is None else shared
+        self._page = self._page.then(page)
         self.seen = would_change(
-            self._servers, self._shared, self._root, ledger=self._ledger, at=at, heir_of=self._heir_of
+            self._servers,
+            self._shared,
+            self._root,
+            ledger=self._ledger,
+            at=at,
+            heir_of=self._heir_of,
+            page=self._page,
         )
         return self.seen

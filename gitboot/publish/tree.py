@@ -43,6 +43,7 @@ from gitboot.publish.manifest import (
     place_of,
 )
 from gitboot.publish.older import read_older
+from gitboot.render.page import SAID
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 
 OWN: Final = "ops/.gitboot"
@@ -50,6 +51,7 @@ LOCK: Final = f"{OWN}/lock"
 PENDING: Final = f"{OWN}/pending.json"
 _OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having been published
 _RETIRED: Final = f"{OWN}/retired"
+_SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in SAID.values())})
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -165,7 +167,7 @@ def is_bare(disk: Disk, tree: Tree) -> bool:
 
 def is_record(path: str) -> bool:
     """Whether ``path`` is taken by what is written about the tree."""
-    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path in (STATUS, UNKNOWN)
+    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path in _SAID
 
 
 def batch_path(since: datetime) -> str:

@@ -16,6 +16,7 @@ from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, Phase, Recor
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files, tombstones
 from gitboot.render.keyed import NO_KEYS, PublishedNames, TokenKeys
+from gitboot.render.page.details import server_file
 from gitboot.render.paths import (
     BOOT,
     HTTP_BOOT,
@@ -42,6 +43,7 @@ from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.instant import fallback, without_left
 from gitboot.resolve.records import drift, record_facts
+from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt
 
 
@@ -54,6 +56,7 @@ class About:
     addresses: tuple[str, ...] = ()
     idle: tuple[MacAddress, ...] = ()  # interfaces that it may not boot from
     machine: Machine | None = None  # who it is besides; None: what its decision says is all
+    written: Written | None = None  # where that is written, for the page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,20 +200,24 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     files = {**announced, **renderings[0].lying, **unused}
     turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
     named = _names_of_peers(decisions, decision.server, about, turns)
+    facts = {
+        **{name: value for name, value in summary(decision, now, {}).items() if name != "files"},
+        "site": about.site,
+        "role": about.labels.get("role"),
+        "labels": dict(about.labels),
+        "step": step_of(decision, record),
+        "provisioned": record_facts(record) if record is not None else None,
+        "drift": drift(decision, record),
+    }
+    said = document(decision, now)
+    if Output.PAGES in decisions.outputs:
+        files |= [server_file(facts, said, planned.later, about.machine, about.written)]
     published = PublishedServer(
         server=decision.server,
         identities=tuple(sorted({*_identities(decision, about), *named})),
         shows=_shows(decision, about.machine),
-        summary={
-            **{name: value for name, value in summary(decision, now, {}).items() if name != "files"},
-            "site": about.site,
-            "role": about.labels.get("role"),
-            "labels": dict(about.labels),
-            "step": step_of(decision, record),
-            "provisioned": record_facts(record) if record is not None else None,
-            "drift": drift(decision, record),
-        },
-        plan=document(decision, now),
+        summary=facts,
+        plan=said,
         files={path: Listed(file.sha256, len(file.content)) for path, file in sorted(files.items())},
         contents=_contents(renderings, announced) | {each.sha256: each.content.decode() for each in unused.values()},
         paths=turns,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.load import FleetRepository, Id
-from gitboot.model.fleet import Output, UnknownProfile
+from gitboot.model.fleet import UnknownProfile
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 
@@ -13,14 +13,11 @@ from gitboot.problems.problem import Problem
 def not_yet(repository: FleetRepository) -> Iterator[Problem]:
     """A problem for each use of something that comes with a later version."""
     fleet = repository.fleet
-    key = Id("Fleet", fleet.metadata.name)
-    for number, output in enumerate(fleet.spec.outputs):
-        if output is Output.PAGES:
-            yield _later(repository, f"the output {output}", key, "spec", "outputs", number)
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             what = "entries of one's own for unknown machines"
+            key = Id("Fleet", fleet.metadata.name)
             yield _later(repository, what, key, "spec", "unknownServers", "profile")
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gitboot.render.page import MADE_OF, static
+
 PAGE: Final = "/page/"
-_FILES: Final = Path(__file__).with_name("page")
-_TYPES: Final = {
-    "index.html": "text/html; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-}
 # Nothing but these files runs, whatever a fleet's names say, and the page talks with nobody but its endpoint.
 _HEADERS: Final = {
     "cache-control": "no-cache",
@@ -30,9 +25,9 @@ _HEADERS: Final = {
 
 def page_routes() -> list[Route]:
     """The page at `PAGE`, and what it is made of beside it."""
-    beside = [Route(f"{PAGE}{name}", partial(_file, name)) for name in _TYPES if name != "index.html"]
+    beside = [Route(f"{PAGE}{name}", partial(_file, name)) for name in MADE_OF if name != "index.html"]
     return [Route(PAGE, partial(_file, "index.html")), *beside]
 
 
 def _file(name: str, _: Request) -> Response:
-    return Response((_FILES / name).read_bytes(), headers={**_HEADERS, "content-type": _TYPES[name]})
+    return Response(static(name), headers={**_HEADERS, "content-type": MADE_OF[name]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gitboot.load import FleetRepository, Id
@@ -20,13 +20,11 @@ from gitboot.resolve.choice import (
     choose_image,
     choose_policy,
     maintenance_image,
-    pools,
 )
 from gitboot.resolve.decide import boot_source, candidates, site_of
 from gitboot.resolve.merging import merged_vars
+from gitboot.resolve.places import Places, Step
 from gitboot.resolve.source import BootSource
-
-Step = str | int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +39,7 @@ class Reason:
     path: str | None = None
     line: int | None = None
     column: int | None = None
+    under: str | None = None  # the maintenance under which it holds, where all are explained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,19 +55,30 @@ def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
     """Why ``plan`` is what ``decision`` comes to, knowing ``record``; both are of this repository."""
-    return _Explaining(repository, decision, plan, record).explained()
+    return _Explaining(Places(repository), decision, plan, record).explained()
+
+
+def explained_by_commit(places: Places, decision: Decision) -> Iterator[Reason]:
+    """What the commit alone says, whatever the instant: under the server's policy, and under each maintenance."""
+    explaining = _Explaining(places, decision, None)
+    yield from explaining.whose()
+    if decision.lifecycle is not Lifecycle.ACTIVE:
+        return
+    if (chosen := explaining.chosen_policy()) is not None:
+        yield from explaining.under_policy(chosen)
+    for each in decision.maintenances:
+        for reason in explaining.under_maintenance(places.repository.maintenances[each.name]):
+            yield replace(reason, under=each.name)
 
 
 class _Explaining:
-    def __init__(
-        self, repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None
-    ) -> None:
-        self._repository, self._decision, self._plan, self._record = repository, decision, plan, record
-        self._server = repository.servers[decision.server]
-        self._site = site_of(repository, self._server)
+    def __init__(self, places: Places, decision: Decision, plan: BootPlan | None, record: Record | None = None) -> None:
+        self._repository, self._decision, self._plan, self._record = places.repository, decision, plan, record
+        self._places, self._pools = places, places.pools
+        self._server = self._repository.servers[decision.server]
+        self._site = site_of(self._repository, self._server)
         self._id = Id("Server", decision.server)
         self._lost: list[Lost] = []
-        self._pools = pools(repository)[0]
 
     def explained(self) -> Explanation:
         reasons = tuple(self._reasons())
@@ -79,7 +89,7 @@ class _Explaining:
     ) -> Reason:
         if resource is None:
             return Reason(field=field, value=str(value), rule=rule, why=why)
-        file, place = self._repository.place(resource, *path)
+        file, place = self._places.of(resource, *path)
         return Reason(
             field=field,
             value=str(value),
@@ -92,8 +102,29 @@ class _Explaining:
         )
 
     def _reasons(self) -> Iterator[Reason]:
-        server, plan = self._server, self._plan
-        lifecycle = server.spec.lifecycle
+        plan = self._plan
+        yield from self.whose()
+        if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
+            return
+        chosen = self.chosen_policy()
+        if plan is None:
+            yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
+            return
+        yield self._reason("phase", plan.phase, "R5", plan.cause)
+        if (seen := what_was_seen(self._decision, self._record)) is not None:
+            yield self._reason("step", step_of(self._decision, self._record), "R5", seen)
+        self._maintenances_that_lost(plan)
+        if (made := what_was_seen_of_run(self._decision, plan.maintenance, self._record)) is not None:
+            yield self._reason("run", made[0], "R5", made[1])
+        if plan.maintenance is not None:
+            yield from self.under_maintenance(self._repository.maintenances[plan.maintenance])
+        else:
+            assert chosen is not None  # noqa: S101 - what else would the plan be of
+            yield from self.under_policy(chosen)
+
+    def whose(self) -> Iterator[Reason]:
+        """What is said of it whatever it boots."""
+        lifecycle = self._server.spec.lifecycle
         if lifecycle is not Lifecycle.ACTIVE:
             yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
             return
@@ -113,21 +144,6 @@ class _Explaining:
             )
         else:
             yield self._reason("baseURL", self._decision.base_url, "-", "no site selects it", fleet, "spec", "baseURL")
-        chosen = self._chosen_policy()
-        if plan is None:
-            yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
-            return
-        yield self._reason("phase", plan.phase, "R5", plan.cause)
-        if (seen := what_was_seen(self._decision, self._record)) is not None:
-            yield self._reason("step", step_of(self._decision, self._record), "R5", seen)
-        self._maintenances_that_lost(plan)
-        if (made := what_was_seen_of_run(self._decision, plan.maintenance, self._record)) is not None:
-            yield self._reason("run", made[0], "R5", made[1])
-        if plan.maintenance is not None:
-            yield from self._under_maintenance(plan, self._repository.maintenances[plan.maintenance])
-        else:
-            assert chosen is not None  # noqa: S101 - what else would the plan be of
-            yield from self._under_policy(plan, chosen)
 
     # R2
 
@@ -145,7 +161,7 @@ class _Explaining:
             policy = f"BootPolicy/{self._decision.policy.policy}"
             self._lost.append(Lost(policy, "R2", "an active maintenance beats every policy"))
 
-    def _under_maintenance(self, plan: BootPlan, maintenance: Maintenance) -> Iterator[Reason]:
+    def under_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
         yield self._reason("maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select")
         spec = maintenance.spec
@@ -165,11 +181,11 @@ class _Explaining:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
         source = boot_source(self._repository, self._server, profile, image, self._site, maintenance=maintenance)
-        yield from self._boot(plan, source)
+        yield from self._boot(source)
 
     # R3 and R4
 
-    def _chosen_policy(self) -> Won[Pool] | None:
+    def chosen_policy(self) -> Won[Pool] | None:
         named = self._server.spec.policy
         found = candidates(self._repository, self._pools, self._server)
         chosen = choose_policy(found, self._pools[named] if named is not None else None)
@@ -178,7 +194,7 @@ class _Explaining:
         self._lost += chosen.lost
         return chosen
 
-    def _under_policy(self, plan: BootPlan, chosen: Won[Pool]) -> Iterator[Reason]:
+    def under_policy(self, chosen: Won[Pool]) -> Iterator[Reason]:
         pool, server = chosen.winner, self._server
         key = Id("BootPolicy", pool.name)
         if server.spec.policy is not None:
@@ -200,7 +216,7 @@ class _Explaining:
         named = image.winner
         yield self._reason("image", named.image, "R4", image.why, named.said_by, *named.path)
         source = boot_source(self._repository, server, profile, named.image, self._site, pool=pool)
-        yield from self._boot(plan, source)
+        yield from self._boot(source)
 
     def _owner(self, pool: Pool, field: str) -> str:
         """The last policy of the chain that sets a field."""
@@ -209,13 +225,13 @@ class _Explaining:
 
     # R6 and R7
 
-    def _boot(self, plan: BootPlan, source: BootSource) -> Iterator[Reason]:
+    def _boot(self, source: BootSource) -> Iterator[Reason]:
         profile = source.profile_id
         yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
             http_boot = source.profile.spec.http_boot
             yield self._reason("httpBoot", http_boot, "R6", "the profile's", profile, "spec", "httpBoot")
-        boot = plan.boot or self._boot_of(source)
+        boot = (self._plan.boot if self._plan is not None else None) or self._boot_of(source)
         assert boot is not None  # noqa: S101 - the profile's method is not Disk
         composer = Composer(self._repository)
         places = composer.argument_places(boot, source)

@@ -6,11 +6,11 @@ from datetime import datetime
 
 import pytest
 
-from gitboot.audit.explain import Explanation, explain
 from gitboot.facts import facts
 from gitboot.plan import Record, Run
 from gitboot.resolve import plan
 from gitboot.resolve.decide import decide
+from gitboot.resolve.explain import Explanation, explain
 from tests.fleets import (
     SEED,
     at,

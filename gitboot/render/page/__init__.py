@@ -1,0 +1,71 @@
+"""The page for operators as static files: what it is made of, and the data of each server, which scripts bring to it.
+
+A page that was opened from a disk may fetch nothing, but it may run scripts that lie beside it: so all data are scripts
+that call one function with a name and a JSON value, and nothing of them is ever taken for markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gitboot.render.tree import Files
+
+PAGE: Final = "ops/pages/"
+DATA: Final = f"{PAGE}data/"
+INDEX: Final = f"{PAGE}index.html"
+# What no manifest lists: the instance's word on itself, and the machines that no document describes.
+SAID: Final[Mapping[str, tuple[str, str]]] = {
+    "ops/status.json": ("status", f"{DATA}status.js"),
+    "ops/unknown.json": ("seen", f"{DATA}seen.js"),
+}
+SCRIPT: Final = "text/javascript; charset=utf-8"
+FORMAT: Final = 1
+MADE_OF: Final[Mapping[str, str]] = {
+    "index.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": SCRIPT,
+}
+
+
+def static(name: str) -> bytes:
+    """One of the files that the page is made of."""
+    return Path(__file__).with_name(name).read_bytes()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageFiles:
+    """The page's files that are no server's own."""
+
+    files: Files = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()  # paths that there were
+    is_whole: bool = False  # whether it has no others
+
+    @property
+    def is_as_it_was(self) -> bool:
+        return not (self.files or self.gone or self.is_whole)
+
+    def then(self, later: PageFiles) -> PageFiles:
+        """Both of them, the later one last."""
+        if later.is_whole:
+            return later
+        return PageFiles(
+            files={path: file for path, file in {**self.files, **later.files}.items() if path not in later.gone},
+            gone=(self.gone - later.files.keys()) | later.gone,
+            is_whole=self.is_whole,
+        )
+
+
+AS_IT_WAS: Final = PageFiles()
+
+
+def is_of_page(path: str) -> bool:
+    """Whether a file that is no server's is the page's."""
+    return path.startswith(PAGE)
+
+
+def script_of(name: str, content: bytes) -> bytes:
+    """A JSON value as the page is given it, under a name of ASCII letters."""
+    return b'gitboot("%b",%b);\n' % (name.encode(), content.strip())

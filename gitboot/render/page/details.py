@@ -1,0 +1,46 @@
+"""All that the page shows of one server, as a file of its own among the server's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from gitboot.canonical import canonical
+from gitboot.load.machines import Machine
+from gitboot.model.scalars import format_instant
+from gitboot.plan import BootPlan
+from gitboot.render.page import DATA, SCRIPT, script_of
+from gitboot.render.tree import File
+from gitboot.resolve.written import Written
+
+
+def server_file(
+    summary: Mapping[str, Any],
+    document: Mapping[str, Any],
+    later: Iterable[tuple[datetime, BootPlan | None]],
+    machine: Machine | None,
+    written: Written | None,
+) -> tuple[str, File]:
+    """All that the page shows of one server."""
+    bmc = machine.bmc if machine is not None else None
+    name = f"server/{summary['server']}"
+    facts = {
+        **{key: value for key, value in summary.items() if key != "server"},
+        "name": summary["server"],
+        "bmc": {"address": bmc.address, "system": bmc.system} if bmc is not None else None,
+        "later": [_later(since, plan) for since, plan in later],
+        "written": {"commit": written.revision, "lines": written.lines} if written is not None else None,
+        "document": document,
+    }
+    return f"{DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
+
+
+def _later(since: datetime, plan: BootPlan | None) -> dict[str, Any]:
+    return {
+        "from": format_instant(since),
+        "phase": plan.phase if plan else None,
+        "image": plan.boot.image if plan and plan.boot else None,
+        "by": (plan.maintenance or plan.policy) if plan else None,
+        "cause": plan.cause if plan else None,
+    }

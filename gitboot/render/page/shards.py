@@ -1,0 +1,87 @@
+"""The page's data of the whole fleet: a row a server in shards, and one file of what is no server's.
+
+A shard is made anew where one of its servers is another, so that a commit costs what it changes and not the fleet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
+from zlib import crc32
+
+from gitboot.canonical import canonical
+from gitboot.model.scalars import format_instant
+from gitboot.render.page import DATA, FORMAT, MADE_OF, PAGE, SCRIPT, PageFiles, script_of, static
+from gitboot.render.schedule import ServerState
+from gitboot.render.tree import File
+from gitboot.resolve.attempts import step_of
+
+COLUMNS: Final = (
+    *("name", "uuid", "macs", "site", "labels", "phase", "image", "version", "policy", "maintenance"),
+    *("nextTransition", "step", "stream", "joins", "kept", "decided", "provisioned", "windows"),
+)
+
+
+def page_files(
+    servers: Mapping[str, ServerState],
+    revision: str,
+    shown: bytes | None,
+    changed: Collection[str] | None = None,
+) -> PageFiles:
+    """The page of these servers, as far as it is another where ``changed`` are; None: all of it.
+
+    ``shown`` is what the commit says of streams and windows, as JSON.
+    """
+    members = _members(servers)
+    wanted = members.keys() if changed is None else {_shard(name) for name in changed}
+    shards = {_path(each): _shard_file(each, servers, members[each]) for each in sorted(wanted) if each in members}
+    facts = {
+        "format": FORMAT,
+        "commit": revision,
+        "servers": len(servers),
+        "shards": sorted(members),
+        **(json.loads(shown) if shown is not None else {}),
+    }
+    made_of = {f"{PAGE}{name}": File(static(name), content_type) for name, content_type in MADE_OF.items()}
+    return PageFiles(
+        files={**made_of, f"{DATA}fleet.js": File(script_of("fleet", canonical(facts)), SCRIPT), **shards},
+        gone=frozenset(_path(each) for each in wanted if each not in members),
+        is_whole=changed is None,
+    )
+
+
+def _members(names: Iterable[str]) -> dict[str, list[str]]:
+    """Which servers are in which shard, in their order."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(_shard(name), []).append(name)
+    return found
+
+
+def _shard(name: str) -> str:
+    return f"{crc32(name.encode()) & 0xFF:02x}"
+
+
+def _path(shard: str) -> str:
+    return f"{DATA}shard/{shard}.js"
+
+
+def _shard_file(shard: str, servers: Mapping[str, ServerState], names: Iterable[str]) -> File:
+    rows = [list(_row(servers[name])) for name in names]
+    return File(script_of(f"shard/{shard}", canonical({"columns": COLUMNS, "rows": rows})), SCRIPT)
+
+
+def _row(state: ServerState) -> Iterator[Any]:
+    """One server, as `COLUMNS` says."""
+    decision, plan, about, written = state.decision, state.plan, state.about, state.about.written
+    boot, policy, record = plan.boot if plan else None, decision.policy, state.record
+    yield from (decision.server, decision.uuid, list(decision.macs), about.site, dict(about.labels))
+    yield from (plan.phase if plan else None, boot.image if boot else None, boot.version if boot else None)
+    yield from (policy.policy if policy else None, plan.maintenance if plan else None)
+    yield format_instant(plan.next_transition) if plan and plan.next_transition else None
+    yield step_of(decision, record)
+    yield from (written.stream, written.joins, written.kept) if written else (None, None, None)
+    yield policy.boot.image if policy and policy.boot else None
+    yield record.image if record else None
+    yield [each.name for each in decision.maintenances]

@@ -1,0 +1,31 @@
+"""In which file, and on which line, documents say what they say."""
+
+from __future__ import annotations
+
+from gitboot.document import Place
+from gitboot.load import FleetRepository, Id
+from gitboot.resolve.choice import pools
+
+Step = str | int
+
+
+class Places:
+    """Where the documents of a repository say what they say; what many servers share is looked up once.
+
+    Without ``lines`` no document is read: what is told is only in which file each is.
+    """
+
+    def __init__(self, repository: FleetRepository, *, lines: bool = True) -> None:
+        self.repository, self._lines = repository, lines
+        self.pools = pools(repository)[0]
+        self._known: dict[tuple[Id, tuple[Step, ...]], tuple[str, Place]] = {}
+
+    def of(self, resource: Id, *path: Step) -> tuple[str, Place]:
+        """The file of a resource, and the place in it of what ``path`` leads to."""
+        if not self._lines:
+            return self.repository.origins[resource].path, Place(0, 0)
+        if resource.kind == "Server":
+            return self.repository.place(resource, *path)
+        if (found := self._known.get((resource, path))) is None:
+            self._known[resource, path] = found = self.repository.place(resource, *path)
+        return found

@@ -1,0 +1,131 @@
+"""The page as files: what a server's commit rewrites, where fields are written, and what is left out without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.publish.tree import verify
+from gitboot.render.page import DATA, PAGE
+from tests.fleets import at, fleet, profile, server
+from tests.instance import Repository, git
+from tests.test_instance_reconcile import REPAIR, Instance, fleet_files
+
+BEFORE = at("20T21:00")
+SHOWN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")
+QUIET = "kernelArguments: [quiet]"
+MORE = {f"servers/web{number:02}.yaml": server(f"web{number:02}", "role: web") for number in range(2, 12)}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push({**fleet_files(REPAIR), "00.yaml": SHOWN, "04.yaml": profile("web", "flatcar-1", QUIET), **MORE})
+    return made
+
+
+@pytest.fixture
+def instance(tmp_path: Path, repository: Repository) -> Iterator[Instance]:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        yield instance
+
+
+def said(output: Path, name: str) -> Any:
+    """What a script brings to the page, as the page's function is called."""
+    called, value = json.loads("[" + (output / DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]")
+    assert called == name
+    return value
+
+
+def dates(output: Path) -> dict[str, int]:
+    folder = output / PAGE
+    return {str(each.relative_to(folder)): each.stat().st_mtime_ns for each in folder.rglob("*") if each.is_file()}
+
+
+def rows(output: Path) -> dict[str, dict[str, Any]]:
+    shards = [said(output, f"shard/{each}") for each in said(output, "fleet")["shards"]]
+    found = [dict(zip(shard["columns"], row, strict=True)) for shard in shards for row in shard["rows"]]
+    return {row["name"]: row for row in found}
+
+
+def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
+    """By field, and maintenance if it holds under one: where it is written."""
+    found = said(output, f"server/{name}")["written"]["lines"]
+    return {f"{under + ' ' if under else ''}{field}": (path, line) for field, _, _, _, under, _, path, line in found}
+
+
+def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(repository: Repository, instance: Instance) -> None:
+    before, shards = dates(instance.output), said(instance.output, "fleet")["shards"]
+    assert (len(rows(instance.output)), len(shards) > 5) == (11, True)
+    repository.push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
+    instance.reconcile(BEFORE)
+    now = dates(instance.output)
+    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    (shard,) = (path for path in others if path.startswith("data/shard/"))
+    assert others == {"data/server/web07.js", "data/fleet.js", shard}
+    assert "web07" in (instance.output / PAGE / shard).read_text()
+    assert lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
+    assert said(instance.output, "server/web07")["written"]["commit"] == git(repository.work, "rev-parse", "HEAD")
+    assert verify(instance.output) == ()
+
+
+def test_lines_that_only_moved_are_not_told_again(repository: Repository, instance: Instance) -> None:
+    first = git(repository.work, "rev-parse", "HEAD")
+    policy = (repository.work / "06.yaml").read_text()
+    before = dates(instance.output)
+    repository.push({"06.yaml": f"# moved\n{policy}"})
+    instance.reconcile(BEFORE)
+    now = dates(instance.output)
+    assert {path for path in now if before.get(path) != now[path]} == {"data/fleet.js"}
+    assert said(instance.output, "server/web01")["written"]["commit"] == first
+
+
+def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(
+    repository: Repository, instance: Instance
+) -> None:
+    assert lines(instance.output, "web01")["kernelArguments[0]"] == ("04.yaml", 4)
+    before = (instance.output / "ops/servers/web01.json").read_bytes()
+    repository.push({"01.yaml": server("web01", "role: web", QUIET)})
+    instance.reconcile(BEFORE)
+    assert lines(instance.output, "web01")["kernelArguments[0]"] == ("01.yaml", 4)
+    after = (instance.output / "ops/servers/web01.json").read_bytes()
+    assert json.loads(before)["plan"] == json.loads(after)["plan"]
+
+
+def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: Instance) -> None:
+    found = lines(instance.output, "web01")
+    assert (found["policy"], found["repair profile"]) == (("06.yaml", 4), ("07.yaml", 4))
+    assert rows(instance.output)["web01"]["windows"] == ["repair"]
+    (window,) = said(instance.output, "fleet")["maintenances"]
+    assert (window["name"], window["start"], window["end"]) == (
+        "repair",
+        "2026-11-20T22:00:00Z",
+        "2026-11-21T04:00:00Z",
+    )
+    assert [each["by"] for each in said(instance.output, "server/web01")["later"]] == ["repair", "web"]
+
+
+def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, instance: Instance) -> None:
+    git(repository.work, "rm", "-q", "servers/web07.yaml")
+    repository.push({"note.txt": ""})
+    instance.reconcile(BEFORE)
+    assert "web07" not in rows(instance.output)
+    assert not (instance.output / DATA / "server/web07.js").exists()
+    assert verify(instance.output) == ()
+
+
+def test_the_page_goes_and_comes_by_the_fleets_outputs(repository: Repository, instance: Instance) -> None:
+    whole = {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")}
+    repository.push({"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")})
+    instance.reconcile(BEFORE)
+    assert [*(instance.output / PAGE).rglob("*")] == []
+    repository.push({"00.yaml": SHOWN})
+    instance.reconcile(BEFORE)
+    assert {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")} == whole
+    assert lines(instance.output, "web11")["policy"] == ("06.yaml", 4)
+    assert verify(instance.output) == ()
