@@ -13,7 +13,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-boot test-packages bench check audit reference format clean
+.PHONY: help run test test-boot test-packages bench check docs audit reference format clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
@@ -48,6 +48,10 @@ check: $(READY) ## all else that CI checks: style, types, architecture, dependen
 	$(BIN)/python -m gitboot.model.schema --check schemas
 	$(BIN)/python scripts/reference.py --check
 	$(BIN)/gitboot validate example-repo
+
+docs: $(READY) ## build the documentation as a site, strictly: build/site
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python scripts/site.py
 
 audit: $(READY) ## ask for known vulnerabilities of what gitboot stands on; needs a network
 	$(BIN)/python scripts/audit.py

@@ -170,6 +170,7 @@ ACROSS = {
         "boots_page",
         "chain",
         "ci",
+        "docs",
         "drills",
         "faults",
         "flip",

@@ -1,0 +1,100 @@
+"""Build the documentation as a site, from the pages as a forge shows them: `scripts/site.py` (zensical.toml).
+
+What the pages link to is gathered in build/docs as the repository has it, so that one link does on a forge and here.
+Every link is followed before it is done: zensical knows pages and their anchors, and this the other files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
+SHOWN = (
+    "*.md",
+    "docs",
+    "example-repo",
+    "fuzz/README.md",
+    "packaging",
+    "tests/hardware",
+    "Containerfile",
+    "LICENSE",
+    "NOTICE",
+)
+NOT_SHOWN = (":!gitboot", ":!tests/*.md")
+
+
+def gather() -> None:
+    """Bring what is shown to build/docs: what Git has or is about to have."""
+    asked = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *SHOWN, *NOT_SHOWN)
+    listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shutil.rmtree(PAGES, ignore_errors=True)
+    for name in listed.split("\0"):
+        if name and (ROOT / name).is_file():
+            (PAGES / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, PAGES / name)
+
+
+def build() -> None:
+    shutil.rmtree(SITE, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
+
+
+def list_folders() -> None:
+    """Give each folder that has no page a list of its files: many servers of files show none themselves."""
+    for folder in (SITE, *(each for each in SITE.rglob("*") if each.is_dir())):
+        names = sorted(f"{each.name}/" if each.is_dir() else each.name for each in folder.iterdir())
+        if "index.html" not in names:
+            links = "\n".join(f'<li><a href="{escape(each)}">{escape(each)}</a>' for each in names)
+            (folder / "index.html").write_text(f"<!doctype html>\n<title>{folder.name}</title>\n<ul>\n{links}\n</ul>\n")
+
+
+class _References(HTMLParser):
+    """What a page names: its links, and what a browser fetches to show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if (value and name == "src") or (value and tag == "link" and name == "href"):
+                self.fetched.append(value)
+            elif value and name == "href":
+                self.links.append(value)
+
+
+def faults() -> Iterator[str]:
+    """Each link to a file that is not there, and whatever is fetched from elsewhere."""
+    for page in sorted(SITE.rglob("*.html")):
+        if page.name == "404.html":  # shown at any path, so by the site's root
+            continue
+        found = _References()
+        found.feed(page.read_text())
+        where = page.relative_to(SITE)
+        yield from (f"{where}: fetches {each}" for each in found.fetched if urlsplit(each).netloc)
+        for each in (*found.links, *found.fetched):
+            parts = urlsplit(each)
+            if not (parts.scheme or parts.netloc) and not (page.parent / unquote(parts.path)).exists():
+                yield f"{where}: links to {each}, which is not there"
+
+
+def main() -> int:
+    gather()
+    build()
+    list_folders()
+    found = list(faults())
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
