@@ -591,10 +591,15 @@ def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(
     (tmp_path / "mine" / "boot").write_text("mine")
     done = gitboot("render", fleet, "--out", tmp_path / "mine")
     assert (done.code, (tmp_path / "mine" / "boot").read_text()) == (Exit.PARTIAL, "mine")
+    before = sorted(fleet.rglob("*"))
+    for wrong, why in ((fleet, "a fleet's work tree"), (fleet.parent, "holds what is not gitboot's: ")):
+        done = gitboot("render", fleet, "--out", wrong)
+        assert (done.code, why in done.err, done.err.count("--out")) == (Exit.USAGE, True, 1)
+    assert sorted(fleet.rglob("*")) == before
 
 
 def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
-    gitboot("render", fleet, "--out", tmp_path / "out", "--at", NOON, "--records", "fresh")
+    (tmp_path / "out").mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "gitboot", "serve", "--output", str(tmp_path / "out"), "--listen", "127.0.0.1:0"],
         stderr=subprocess.PIPE,
@@ -602,8 +607,10 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
     )
     try:
         assert process.stderr is not None
-        listening, warned = (json.loads(process.stderr.readline()) for _ in range(2))
-        assert (listening["type"], warned["type"], warned["level"]) == ("Listening", "NotRecording", "warning")
+        listening, empty, warned = (json.loads(process.stderr.readline()) for _ in range(3))
+        told = [listening["type"], empty["type"], warned["type"]]
+        assert (told, warned["level"]) == (["Listening", "NothingPublished", "NotRecording"], "warning")
+        gitboot("render", fleet, "--out", tmp_path / "out", "--at", NOON, "--records", "fresh")
         with plain.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
             entry = client.get(f"/{ENTRY}")
             assert b"could not be recorded" in entry.content
@@ -776,6 +783,8 @@ def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed:
     assert done.code == Exit.FINE
     assert listing(followed.folder) == before
     assert f"would write {followed.folder / 'output' / 'boot' / ENTRY}\n" in done.out
+    told = {event["type"]: event["message"] for event in map(json.loads, done.err.splitlines())}
+    assert told["WouldAccept"].startswith("not done: ") and not {"Accepted", "Published"} & told.keys()
     followed.run()
     assert "memtest-7" in followed.published
 
@@ -834,7 +843,7 @@ def test_settings_come_from_flags_then_variables_then_the_file(
     assert output() == "variable"
     assert output("--output", tmp_path / "flag") == "flag"
     monkeypatch.setenv("GITBOOT_REPOSITORY", str(tmp_path / "missing"))
-    assert gitboot("run", "--dry-run").code == Exit.SOURCE
+    assert gitboot("run", "--dry-run").code == Exit.USAGE
 
 
 @pytest.mark.parametrize("name", ["run", "serve", "status", "events", "reconcile"])

@@ -11,6 +11,7 @@ from typing import Final
 import click
 import pytest
 
+from gitboot.cli.exit import Exit
 from gitboot.cli.telling import LogFormat, tell
 from gitboot.status import Event
 from tests.rack import typed
@@ -65,5 +66,10 @@ def test_a_file_has_whole_lines_of_text_where_that_is_asked_for(
 def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
     done = typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--output", tmp_path / "o",
                  "--once", "--log-format", "text")  # fmt: skip
-    assert os.environ[FORMAT] == "text" and done.code != 0
+    assert os.environ[FORMAT] == "text" and done.code == Exit.USAGE
+    assert (
+        done.err
+        == f"gitboot: there is no Git repository at {tmp_path}/nowhere.git: nothing was made; look how it is spelt\n"
+        and list(tmp_path.iterdir()) == []
+    )
     assert "Invalid value for '--log-format'" in typed("run", "x", "--log-format", "xml").err

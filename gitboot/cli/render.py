@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 import click
 
 from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import at_option, fleet_argument, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_held_back
+from gitboot.errors import UsageError
+from gitboot.phrases import some
 
 
 @click.command()
@@ -32,6 +35,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
     from gitboot.publish.directory import Directory
     from gitboot.render.formats import shared_files
 
+    _check_own(out, path)
     fleet = planned_fleet(path, rev, at or this_second(), records)
     states = fleet.states()
     target = Directory.open(out, ledger="render")
@@ -52,3 +56,19 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
         err=True,
     )
     tell_held_back(held_back({name: state.plan for name, state in states.items()}))
+
+
+def _check_own(out: Path, fleet: Path) -> None:
+    """Raise `UsageError` where files of somebody else lie: a fleet's, say, in which nobody finds the tree again."""
+    from gitboot.publish.manifest import MANIFEST
+
+    if not out.is_dir():
+        return
+    is_fleet = (out / ".git").exists() or out.samefile(fleet)
+    others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - _TREE)
+    if is_fleet or (others and not (out / MANIFEST).exists()):
+        what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {some(others, 3)}"
+        raise UsageError(f"{out} {what}; give --out a directory that is new, empty, or was rendered into before")
+
+
+_TREE: Final = frozenset({"boot", "ops"})

@@ -360,14 +360,27 @@ def _dry_run(settings: Settings) -> Exit:
     from gitboot.instance.build import tried_out
     from gitboot.instance.loop import Loop
 
-    with tried_out(settings, tell=tell, clock=_clock) as (instance, source, looked):
-        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell, keeping=keeping).once()
+    def told(event: Event) -> None:
+        tell(_would(event))
+
+    with tried_out(settings, tell=told, clock=_clock) as (instance, source, looked):
+        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=told, keeping=keeping).once()
         for what, paths in (("write", looked.seen.written), ("withdraw", looked.seen.withdrawn)):
             for path in paths:
                 click.echo(f"would {what} {settings.output / path}")
         for each in instance.reconciler.standing.schedule.appointments.values():
             click.echo(f"{each.name}: {each.message}")
         return _exit_of(instance.reconciler.status)
+
+
+def _would(event: Event) -> Event:
+    """An event as it is told where nothing is done."""
+    if event.type not in _DONE:
+        return event
+    return replace(event, type=_DONE[event.type], message=f"not done: {event.message}")
+
+
+_DONE: Final = {"Accepted": "WouldAccept", "Published": "WouldPublish"}
 
 
 def _exit_of(status: Status) -> Exit:

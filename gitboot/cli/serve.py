@@ -107,12 +107,16 @@ def command(
         sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
         _work(output, sockets, clients, spool, assets, stop, status, ledger, keys)
         return
+    from gitboot.publish.manifest import MANIFEST
     from gitboot.serve.server import listen_at, url_of
 
     listening = listen_at(listen)
     url = url_of(listen, listening)
     operators = operators_socket(access)
     tell(Event(at=_clock(), type="Listening", message=url, facts={"url": url}))
+    if not (output / MANIFEST).exists():
+        message = f"{output} holds nothing that was published: nobody is answered until it does"
+        tell(Event(at=_clock(), type="NothingPublished", message=message, warning=True))
     if spool is None:
         message = "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count"
         tell(Event(at=_clock(), type="NotRecording", message=message, warning=True))

@@ -62,8 +62,10 @@ from gitboot.resolve.decide import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
+from gitboot.source.bringing import CLONE
 from gitboot.source.clone import accepted_snapshot, tag_on
 from gitboot.source.keys import SignatureKeys
+from gitboot.source.repository import has_repository
 from gitboot.source.signatures import Signatures
 from gitboot.status import Event, Status
 from gitboot.storage import check_output, check_spool, check_state
@@ -212,6 +214,7 @@ def running(
     a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
     then. ``evaluation_of`` a clone is a process of its own, and so is what fetches, if not a test's.
     """
+    _look_for_repository(settings)
     with ExitStack() as stack:
         stack.enter_context(private(settings.state))
         if settings.spool is not None:
@@ -283,6 +286,7 @@ def _warned(tell: Tell, clock: Clock, message: str) -> None:
 @contextmanager
 def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple[Instance, Source, Looked]]:
     """An instance over a copy of the state, with a target and BMCs that are only looked at."""
+    _look_for_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
         if state.has_ledger(settings.state):
@@ -310,6 +314,15 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         settings = replace(settings, spool=_named_as(settings.spool_folder, copy / "spool"))
         instance = stack.enter_context(assembled(settings, store, outside, tell=tell, clock=clock, dry_run=True))
         yield instance, source, looked
+
+
+def _look_for_repository(settings: Settings) -> None:
+    """Raise `UsageError` where a first start names what is no repository here; a later one waits for it."""
+    local = remote_of(settings.git).local
+    with suppress(PermissionError):  # which is said where it is read
+        if local is None or (settings.state / CLONE).exists() or has_repository(local):
+            return
+        raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
 
 
 @contextmanager

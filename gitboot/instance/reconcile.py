@@ -17,6 +17,7 @@ from gitboot.instance.bookmark import Bookmark
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
+from gitboot.instance.folding import folded
 from gitboot.instance.following import Followed
 from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
@@ -226,7 +227,7 @@ class Reconciler:
         self, before: Standing, attempt: Attempt, heard: Intake, learnt: tuple[Learnt, ...], at: datetime
     ) -> Standing:
         """Where the instance stands once what was learnt is written down."""
-        for event in (event for each in learnt for event in each.news.events):
+        for event in folded(event for each in learnt for event in each.news.events):
             self._tell(event)
         knowledge, judged = learnt[-1].knowledge, learnt[-1].judged
         schedule = reported(before.schedule, heard.results, judged, knowledge, at)
@@ -349,7 +350,7 @@ class Reconciler:
             found = conditions(now, at)
         if now.unwritable is not None:
             events = (*events, Event(at=at, type="LedgerFailed", message=now.unwritable, warning=True))
-        for event in events:
+        for event in folded(events):
             self._tell(event)
         self.standing = replace(now, conditions=found, publication=replace(now.publication, events=()))
         self._report(replace(self.status, stages=self.laps.facts()), at)

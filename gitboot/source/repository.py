@@ -91,6 +91,11 @@ def containing(folder: Path) -> Iterator[pygit2.Repository | None]:
             yield repository
 
 
+def has_repository(folder: Path) -> bool:
+    """Whether a folder that is there is a repository, or a part of a work tree."""
+    return folder.is_dir() and pygit2.discover_repository(str(folder)) is not None
+
+
 def files_of(repository: pygit2.Repository) -> Path:
     """Where Git keeps its own files, ``.git`` or the bare repository itself."""
     return Path(str(repository.path))
