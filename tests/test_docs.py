@@ -1,17 +1,248 @@
-"""The documentation: its pages are all in the site, and each link of the site leads somewhere."""
+"""The documentation: what it types and writes is what gitboot takes, and its site has all pages and no dead link."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import dedent, indent
 from types import ModuleType
 from typing import Any, Final
 
+import click
 import pytest
+import yaml
 
-ROOT: Final = Path(__file__).parent.parent
+from gitboot.cli import cli
+from gitboot.load import parse_blob
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
+from tests.git_servers import program
+from tests.pages import ROOT, Block, commands, pages, read
+
+PAGES: Final = {name: read(name) for name in pages()}
+
+# Commands
+
+
+def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
+    """What click says of a command's words, or None; "…" stands for others, and half a command may lack some."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="gitboot")
+    words = [word for word in arguments if word != "…"]
+    whole = whole and len(words) == len(arguments)
+    while isinstance(command, click.Group):
+        if not words:
+            return "no command" if whole and not command.invoke_without_command else None
+        found = command.get_command(context, words[0])
+        if found is None and words[0] not in ("--help", "--version"):
+            return f"no command {words[0]}"
+        if found is None:
+            return None
+        context, command = click.Context(found, info_name=words.pop(0), parent=context), found
+    try:
+        values, more, _ = command.make_parser(context).parse_args(words)
+        for parameter in command.params:
+            given = values.get(parameter.name)
+            for each in given if isinstance(given, list | tuple) else [given]:
+                if isinstance(each, str) and isinstance(parameter.type, click.Choice) and not each.isupper():  # KIND
+                    parameter.type.convert(each, parameter, context)
+            if whole and parameter.required and not isinstance(given, str | tuple | list):
+                return f"without {parameter.human_readable_name}"
+    except click.BadOptionUsage as error:
+        return error.format_message() if whole else None
+    except click.UsageError as error:
+        return error.format_message()
+    return f"more than it takes: {more[0]}" if more else None
+
+
+def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """What gitboot is given by a command of a shell, if it is one of gitboot's."""
+    if words[0] == "gitboot":
+        return words[1:]
+    if words[0] in ("sudo", "podman") and "gitboot" in words and "build" not in words:
+        last = len(words) - words[::-1].index("gitboot")
+        return (*words[last:], "…") if words[0] == "podman" else words[last:]  # the image's environment has options
+    return None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("gitboot status --state STATE", None),
+        ("gitboot records begin fresh --state STATE && rm -r x", None),
+        ("sudo -u gitboot gitboot stop --reason x --state STATE", None),
+        ("gitboot run … --once", None),
+        ("gitboot statu", "no command statu"),
+        ("gitboot status --state STATE --nope", "No such option '--nope'"),
+        ("gitboot bmc power", "no command"),
+        ("gitboot bmc power wink web01", "no command wink"),
+        ("gitboot records set web01 perhaps --reason x", "'perhaps' is not one of"),
+        ("gitboot plan", None),
+        ("gitboot entry", "without"),
+        ("gitboot validate . more", "more than it takes: more"),
+    ],
+)
+def test_a_command_that_gitboot_does_not_take_is_noticed(line: str, said: str | None) -> None:
+    (arguments,) = filter(None, map(typed, commands(Block(page="x.md", line=1, language="sh", text=line))))
+    found = complaint(arguments)
+    assert found == said if found is None or said is None else said in found
+
+
+def test_each_command_that_a_page_types_is_one_that_gitboot_takes() -> None:
+    asked = [
+        (block, arguments)
+        for page in PAGES.values()
+        for block in page.shown
+        for words in commands(block)
+        if (arguments := typed(words)) is not None
+    ]
+    assert len(asked) > 90
+    assert [f"{block}: {said}: {arguments}" for block, arguments in asked if (said := complaint(arguments))] == []
+
+
+def test_each_command_that_a_page_names_is_one_that_gitboot_has() -> None:
+    named = [
+        (block, words)
+        for page in PAGES.values()
+        for block in page.inline
+        if re.match("gitboot [a-z]", block.text)
+        for words in commands(block)
+        if words[0] == "gitboot"
+    ]
+    assert len(named) > 200
+    assert [f"{block}: {said}: {words}" for block, words in named if (said := complaint(words[1:], whole=False))] == []
+
+
+OF_OTHERS: Final = {"--delete", "--inplace", "--lives", "--network"}  # of rsync, pytest, podman
+
+
+def test_each_option_that_a_page_names_by_itself_is_one_of_gitboot() -> None:
+    known = set(options(cli, click.Context(cli))) | OF_OTHERS
+    named = [
+        (block, option)
+        for page in PAGES.values()
+        for block in page.inline
+        if block.text.startswith("--")
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?![\w…-])", block.text)
+    ]
+    assert len(named) > 150
+    assert [f"{block}: {option}" for block, option in named if option not in known] == []
+
+
+def options(command: click.Command, context: click.Context) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found
+            yield from options(found, click.Context(found, parent=context))
+
+
+# YAML
+
+
+def fragment(of: str, text: str) -> str:
+    """A part of a document as one: ``of`` is its kind, and the field below which it stands."""
+    kind, _, path = of.partition(" ")
+    keys = path.split(".") if path else []
+    nested = "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))
+    return f"kind: {kind}\nmetadata: {{name: a}}\n{nested}{indent(dedent(text), '  ' * len(keys))}"
+
+
+def problems(block: Block) -> list[Problem]:
+    """What is wrong with what a fleet has, be it a whole document or a part, which lacks what is required elsewhere."""
+    text = fragment(block.of, block.text) if block.of else block.text
+    text = re.sub(r"\b([0-9a-f]{4})…", lambda found: found[1].ljust(64, "0"), text)  # a digest
+    documents = [
+        each if each.startswith("apiVersion:") else f"apiVersion: gitboot.dev/v1alpha1\n{each}"
+        for each in text.split("---\n")
+    ]
+    return [
+        problem
+        for each in documents
+        for problem in parse_blob(each.encode(), block.page).problems
+        if not (block.of and problem.code is Code.MISSING_FIELD)
+    ]
+
+
+def github_refuses(steps: Any, folder: Path) -> str:
+    """What GitHub's schema of workflows says of some steps."""
+    (folder / "workflow.json").write_text(json.dumps({"on": "push", "jobs": {"a": {"runs-on": "a", "steps": steps}}}))
+    check = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows")
+    done = subprocess.run((*check, folder / "workflow.json"), capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode else ""
+
+
+def prometheus_refuses(text: str, folder: Path) -> str:
+    for name in ("gitboot.token", "gitboot-ca.crt"):
+        (folder / name).write_text("x")
+    (folder / "prometheus.yml").write_text(text.replace("/etc/prometheus/", ""))
+    command = (program("promtool", "prometheus"), "check", "config", "--syntax-only", folder / "prometheus.yml")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def kustomize_refuses(text: str, folder: Path) -> str:
+    """What kustomize says, of the manifests that lie here."""
+    shutil.copytree(ROOT / "packaging" / "kubernetes", folder / "base")
+    for name in ("run.toml", "tokens"):
+        (folder / name).write_text("")
+    (folder / "kustomization.yaml").write_text(re.sub(r'resources: \[".*"\]', "resources: [base]", text))
+    command = (program("kubectl", "kubernetes-client"), "kustomize", folder)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def yaml_refused(block: Block, folder: Path) -> str:
+    """Why whoever reads a block of YAML would not take it: it says itself who that is, or a comment above it does."""
+    folder.mkdir()
+    if block.of == "a workflow":
+        return github_refuses(yaml.safe_load(dedent(block.text)), folder)
+    if block.of:
+        return "; ".join(f"{each.code}: {each.message}" for each in problems(block))
+    content = next(yaml.safe_load_all(block.text))
+    if "scrape_configs" in content:
+        return prometheus_refuses(block.text, folder)
+    if "repos" in content:  # of pre-commit
+        hooks = [each["id"] for each in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())]
+        return "" if [each["id"] for each in content["repos"][0]["hooks"]] == hooks else "no such hook"
+    if content["kind"] == "Kustomization":
+        return kustomize_refuses(block.text, folder)
+    return "; ".join(f"{each.code}: {each.message}" for each in problems(block))
+
+
+def test_each_block_of_yaml_is_taken_by_whoever_reads_it(tmp_path: Path) -> None:
+    blocks = [each for page in PAGES.values() for each in page.fenced if each.language == "yaml"]
+    assert len(blocks) > 12
+    assert all(each.language == "yaml" for page in PAGES.values() for each in page.fenced if each.of)
+    found = [(each, yaml_refused(each, tmp_path / str(number))) for number, each in enumerate(blocks)]
+    assert [f"{block}: {refused}" for block, refused in found if refused] == []
+
+
+@pytest.mark.parametrize(
+    ("of", "text", "said"),
+    [
+        pytest.param("Server spec", "provisoin: 1\n", "GB1022", id="a field misspelt in a part"),
+        pytest.param("BootImage spec.architectures.x86_64", "kernel: {url: 1, sha256: 7}\n", "GB10", id="a value"),
+        pytest.param(None, "kind: BootPolicy\nmetadata: {name: a}\nspec: {profiles: a}\n", "GB1022", id="a document"),
+        pytest.param(None, "kind: BootPolicy\nmetadata: {name: a}\n", "GB1023", id="a document that is not whole"),
+        pytest.param("a workflow", "- {name: a, runs: b}\n", "runs", id="a step"),
+        pytest.param(None, "scrape_configs:\n- {job_names: a}\n", "job_names", id="Prometheus"),
+        pytest.param(None, "repos: [{hooks: [{id: gitboot}]}]\n", "no such hook", id="pre-commit"),
+        pytest.param(None, 'kind: Kustomization\nresources: ["x"]\nimage: a\n', "image", id="kustomize"),
+    ],
+)
+def test_what_would_not_be_taken_is_noticed(tmp_path: Path, of: str | None, text: str, said: str) -> None:
+    block = Block(page="x.md", line=1, language="yaml", text=text, of=of)
+    assert said in yaml_refused(block, tmp_path / "x")
 
 
 # The site
