@@ -167,10 +167,20 @@ def _compared(
             if answer.kernel is None:
                 return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk")
             return Contrast(server=asker.name, verdict=Likeness.NOTHING, message="no policy boots it from the network")
+        if answer.kernel is None and answer.chain is None and not _installs(decision):
+            return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk, as it is installed")
         data = _user_data(opener, old, answer, timeout_s)
     except HostUnreachable as error:
         return Contrast(server=asker.name, verdict=Likeness.UNKNOWN, message=str(error))
     return contrasted(asker.name, answer, data, boot, old_url=old, base_url=decision.base_url)
+
+
+def _installs(decision: Decision) -> bool:
+    """Whether gitboot would boot it from the network, once its document is no longer Parked."""
+    from gitboot.model.policy import NetworkBoot
+
+    assert decision.policy is not None  # noqa: S101
+    return decision.provision > 0 or decision.policy.network_boot is NetworkBoot.ALWAYS
 
 
 def _asked(opener: OpenerDirector, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:

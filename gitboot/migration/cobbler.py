@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from shlex import split
 from typing import Any, Final
 
@@ -32,6 +32,8 @@ from gitboot.migration.foreign import (
 )
 
 _INHERIT: Final = "<<inherit>>"
+_DOMAIN: Final = "local.lan"  # what Debian's installer is told where a system's host name has none
+_OLD_REDHATS: Final = ("rhel4", "rhel5", "rhel6", "fedora16")
 _Objects = Mapping[str, Mapping[str, Any]]
 
 
@@ -62,17 +64,50 @@ def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
         name = str(profiles[name].get("parent") or "")
 
 
-def _options(value: object) -> list[str]:
+def _options(value: object) -> dict[str, Any]:
     """Kernel options, which Cobbler keeps as a mapping, and takes as a line."""
-    if isinstance(value, str):
-        return [] if value == _INHERIT else split(value)
-    if not isinstance(value, dict):
-        return []
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str) or value == _INHERIT:
+        return {}
+    found: dict[str, Any] = {}
+    for name, equals, each in (word.partition("=") for word in split(value)):
+        found.setdefault(name, []).append(each if equals else None)
+    return found
+
+
+def _blended(levels: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Options of several levels, each nearer than the one before: the nearer value stands, ``!NAME`` leaves one out."""
+    found: dict[str, Any] = {}
+    for level in levels:
+        found |= {name: value for name, value in level.items() if not name.startswith("!")}
+        for name in _left_out(level):
+            found.pop(name, None)
+    return _words(found)
+
+
+def _left_out(options: Mapping[str, Any]) -> list[str]:
+    return sorted(name[1:] for name in options if name.startswith("!") and name != "!")
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """As they stand on the kernel's command line: in the order in which they were said."""
     found = []
-    for name, each in sorted(value.items()):
+    for name, each in options.items():
         values = each if isinstance(each, list) else [each]
         found += [name if one in (None, "", "~") else f"{name}={one}" for one in values if name != _INHERIT]
     return found
+
+
+def _added(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
+    """What Cobbler adds for a distro of this kind (cobbler/tftpgen.py, build_kernel_options), but for its own URLs."""
+    breed, version = str(distro.get("breed") or ""), str(distro.get("os_version") or "")
+    if breed in ("debian", "ubuntu"):
+        leads = ["auto-install/enable=true", "priority=critical", "netcfg/choose_interface=auto"] if installs else []
+        return [*leads, "hostname=${hostname}", f"domain={_DOMAIN}", f"suite={version}"]
+    if breed == "redhat" and installs:
+        return ["kssendmac" if version in _OLD_REDHATS else "inst.ks.sendmac"]
+    return []
 
 
 def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
@@ -80,15 +115,17 @@ def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
     inherited = (words(each.get("distro")) for each in lineage)
     distro = distros.get(next((each for each in inherited if each and each != _INHERIT), ""), {})
     remarks: list[ImportRemark] = [kept(f"distro {distro['name']}")] if distro else [missing("its distro is not here")]
-    options = [option for each in (distro, *reversed(lineage)) for option in _options(each.get("kernel_options"))]
-    arguments, more = arguments_of(options)
+    options = _blended(_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
+    # Who says nothing inherits the template of Cobbler's settings; "" is none.
     autoinstall = next(
-        (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, "", _INHERIT)), None
+        (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, _INHERIT)), None
     )
-    if autoinstall:
-        remarks.append(
-            lost(f"its template {autoinstall} is not translated; Cobbler adds the argument that leads to it")
-        )
+    arguments, more = arguments_of([*options, *_added(distro, installs=autoinstall != "")])
+    if autoinstall != "" and distro.get("breed"):
+        template = autoinstall or "of Cobbler's settings"
+        remarks.append(lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"))
+    if distro.get("breed") == "suse":
+        remarks.append(lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"))
     kernel, initrd = (_served(distro, kind) for kind in ("kernel", "initrd"))
     if kernel and kernel.startswith("assets:"):
         remarks.append(guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"))
@@ -117,8 +154,10 @@ def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> Im
     remarks: list[ImportRemark] = [kept(f"system {name}")]
     nics, ignored = _nics(mapping(system.get("interfaces")))
     remarks += ignored
-    arguments, secret = arguments_of(_options(system.get("kernel_options")))
     boot = boots.get(profile or "")
+    options = _options(system.get("kernel_options"))
+    own = {name: value for name, value in options.items() if not name.startswith("!")}
+    arguments, secret = arguments_of([*_words(own), *_named_by(words(system.get("hostname")), boot), *_serial(system)])
     if boot is None:
         remarks.append(missing(f"its profile {profile} is not here"))
     for key in ("autoinstall", "autoinstall_meta"):
@@ -133,8 +172,25 @@ def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> Im
         bmc=bmc,
         boot=boot.name if boot else None,
         arguments=arguments,
+        without=tuple(_left_out(options)),
         remarks=(*remarks, *secret, *more),
     )
+
+
+def _named_by(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
+    """A host name of its own, where Cobbler gives its installer one."""
+    if hostname in (None, _INHERIT) or boot is None or f"domain={_DOMAIN}" not in boot.arguments:
+        return []
+    host, _, domain = hostname.partition(".")
+    return [f"hostname={host}", *([f"domain={domain}"] if domain else [])]
+
+
+def _serial(system: Mapping[str, Any]) -> list[str]:
+    """The console that Cobbler adds for a serial port of its own."""
+    device, baud = system.get("serial_device"), system.get("serial_baud_rate")
+    if not isinstance(device, int) or not isinstance(baud, int) or (device < 0 and baud < 0):
+        return []
+    return [f"console=ttyS{max(device, 0)},{baud if baud > 0 else 115200}"]
 
 
 def _nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:

@@ -85,6 +85,7 @@ class ImportedMachine:
     labels: Mapping[str, str] = field(default_factory=dict)
     boot: str | None = None  # the name of an `ImportedBoot`
     arguments: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # names of arguments that others have by the same boot
     vars: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[ImportRemark, ...] = ()
 

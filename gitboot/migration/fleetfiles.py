@@ -34,6 +34,7 @@ from gitboot.model.scalars import (
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems.codes import Code
 from gitboot.quote import Unquotable, ipxe_arguments
+from gitboot.resolve.arguments import merged
 
 PENDING: Final = "pending"  # documents that lack what only a person knows
 IGNORE: Final = (
@@ -162,7 +163,7 @@ def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str])
         "bmc": bmc,
         "lifecycle": "Parked",
         "policy": policy,
-        "kernelArguments": list(arguments),
+        "kernelArguments": [*(f"-{each}" for each in machine.without), *arguments],
         "vars": dict(sorted(machine.vars.items())),
     }
     pending = machine.uuid is None or not machine.nics
@@ -307,7 +308,13 @@ def _sound(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark
             remarks.append(lost(f"kernel argument {argument}: {error.message}"))
         else:
             fine.append(argument)
-    return tuple(fine), remarks
+    stays = merged([fine])
+    remarks += [
+        lost(f"kernel argument {each}: another of its name stands after it, and gitboot gives the last")
+        for each in fine
+        if each not in stays
+    ]
+    return stays, remarks
 
 
 # Texts

@@ -70,11 +70,13 @@ class OldBoot:
 # Arguments by which a first boot is led to its user data.
 LEADS: Final = frozenset(
     {
+        "autoyast",
         "ignition.config.url",
         "coreos.config.url",
         "coreos.inst.ignition_url",
         "ds",
         "flatcar.config.url",
+        "inst.auto",
         "inst.ks",
         "ks",
         "url",
@@ -98,11 +100,16 @@ def boot_of(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
         elif command == "chain" and kernel is None and chain is None and words:
             chain = words[0]
     return OldBoot(
-        kernel=urljoin(url, kernel) if kernel else None,
-        initrds=tuple(urljoin(url, each) for each in initrds),
+        kernel=_absolute(url, kernel) if kernel else None,
+        initrds=tuple(_absolute(url, each) for each in initrds),
         arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
-        chain=urljoin(url, chain) if chain and not kernel else None,
+        chain=_absolute(url, chain) if chain and not kernel else None,
     )
+
+
+def _absolute(base: str, url: str) -> str:
+    """A script's URL, also as GRUB spells it, which Cobbler gives iPXE as well for what lies at another server."""
+    return urljoin(base, re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url))
 
 
 def _commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
