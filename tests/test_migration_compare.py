@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.migration.former import Asker, boot_of
+from gitboot.migration.former import Asker, OldBoot, boot_of
 from tests.artifact_servers import ArtifactServer, artifact_server
 from tests.rack import typed
 from tests.redfish.certificates import Authority
@@ -235,3 +235,41 @@ def test_a_script_is_read_as_ipxe_does(
 )
 def test_each_system_is_asked_by_its_own_path(shape: str, url: str) -> None:
     assert WEB01.urls("http://old/", shape) == (f"http://old/{url}",)
+
+
+# As Ironic 39's conductor wrote it for a node of the ramdisk deploy interface, without what is never come to.
+IRONIC = """\
+#!ipxe
+set i:int32 0
+goto boot_ramdisk
+:deploy
+imgfree
+kernel  selinux=0 quiet BOOTIF=${mac} initrd=deploy_ramdisk || goto retry
+initrd  || goto retry
+boot
+:retry
+iseq ${i} 10 && goto fail ||
+inc i
+goto boot_ramdisk
+:boot_ramdisk
+imgfree
+kernel http://old/NODE/kernel root=/dev/ram0 text quiet ipa-global-request-id=req-1 initrd=ramdisk || goto boot_ramdisk
+initrd http://old/NODE/ramdisk || goto boot_ramdisk
+boot
+:boot_whole_disk
+sanboot --no-describe || exit 0
+"""
+
+
+def test_a_script_is_read_from_where_it_goes_to() -> None:
+    found = boot_of(IRONIC, "http://old/pxelinux.cfg/x", {})
+    assert (found.kernel, found.initrds) == ("http://old/NODE/kernel", ("http://old/NODE/ramdisk",))
+    assert found.arguments == ("root=/dev/ram0", "text", "quiet", "ipa-global-request-id=req-1")
+    assert (
+        boot_of(IRONIC.replace("goto boot_ramdisk\n:deploy", "goto boot_whole_disk\n:deploy"), "http://old/", {})
+        == OldBoot()
+    )
+
+
+def test_a_script_that_goes_round_in_circles_ends() -> None:
+    assert boot_of("#!ipxe\n:a\ngoto b\n:b\ngoto a\nkernel /k\nboot\n", "http://old/", {}).kernel == "http://old/k"

@@ -388,6 +388,17 @@ def test_firmware_that_is_known_is_not_guessed(system: str, fleets: Callable[[st
     assert "guessed**: firmware" not in (fleet / "import-report.md").read_text()
 
 
+def test_ironics_ramdisks_have_the_arguments_that_ironic_adds(tmp_path: Path) -> None:
+    files = {
+        name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')
+        for name, text in SOURCES["ironic"].items()
+    }
+    fleet = imported(tmp_path, "ironic", *known(tmp_path), files=files)
+    assert yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]["kernelArguments"] == [
+        *("root=/dev/ram0", "text", "quiet")
+    ]
+
+
 def test_ironics_own_number_of_a_node_is_not_taken_for_its_boards(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "ironic")
     assert not (fleet / "servers").exists()

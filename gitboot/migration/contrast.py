@@ -24,6 +24,9 @@ class Likeness(StrEnum):
     UNKNOWN = "unknown"  # the old system did not answer
 
 
+_OF_A_REQUEST = frozenset({"ipa-global-request-id"})  # Ironic's, another at each deployment
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contrast:
     """One server's comparison; values that look like secrets are not shown."""
@@ -61,8 +64,9 @@ def _differences(
 
 
 def _without_leads(arguments: tuple[str, ...]) -> list[str]:
-    """The arguments but for where user data is: that is compared by what it says."""
-    return [each for each in arguments if each.partition("=")[0] not in LEADS or "://" not in each]
+    """The arguments but for where user data is, which is compared by what it says, and for numbers of one request."""
+    named = ((each.partition("=")[0], each) for each in arguments)
+    return [each for name, each in named if name not in _OF_A_REQUEST and (name not in LEADS or "://" not in each)]
 
 
 def _file(url: str | None, base: str) -> str | None:

@@ -113,13 +113,23 @@ def _absolute(base: str, url: str) -> str:
 
 
 def _commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """A script's commands and their words, without options, and without what follows ``||``."""
-    for line in script.replace("\\\n", "").splitlines()[:_STEPS]:
+    """A script's commands and their words, without options, and without what follows ``||``.
+
+    A ``goto`` that nothing depends on is followed, to each label once.
+    """
+    lines = script.replace("\\\n", "").splitlines()[:_STEPS]
+    labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}
+    at = 0
+    while at < len(lines):
+        line, at = lines[at], at + 1
         line = re.sub(r"\$\{([^}]*)\}", lambda match: variables.get(match[1], match[0]), line)
         words = re.split(r"\s(?:\|\||&&)(?:\s|$)", line.strip(), maxsplit=1)[0].split()
         if not words or words[0].startswith(("#", ":")):
             continue
         command, rest = words[0], words[1:]
+        if command == "goto" and rest:
+            at = labels.pop(rest[0], at)
+            continue
         if command == "set" and rest:
             variables[rest[0].partition(":")[0]] = " ".join(rest[1:])
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gitboot.migration.estate import (
     Estate,
@@ -32,6 +32,8 @@ from gitboot.migration.foreign import (
     uuid_of,
     words,
 )
+
+_OF_A_RAMDISK: Final = ("root=/dev/ram0", "text")  # what Ironic puts before them (drivers/modules/ipxe_config.template)
 
 
 def read(files: Texts) -> Estate:
@@ -79,7 +81,8 @@ def _boot(node: Mapping[str, Any]) -> ImportedBoot | None:
     info = _mapping(node.get("instance_info"))
     if not (kernel := words(info.get("kernel"))):
         return None
-    arguments, remarks = arguments_of(str(info.get("kernel_append_params") or "").split())
+    given = str(info.get("kernel_append_params") or "").split()
+    arguments, remarks = arguments_of([*(_OF_A_RAMDISK if node.get("deploy_interface") == "ramdisk" else ()), *given])
     url = kernel if "://" in kernel else None
     if url is None:
         remarks += (missing(f"its kernel {kernel} is an image of Glance: say where machines find it"),)
