@@ -171,6 +171,29 @@ def test_diff_says_where_dhcp_names_what_was_wanted_by_its_uri(rack: Rack) -> No
     assert "web03: Set: wanted for provision/1; the BMC has no UefiHttp, so DHCP names the loader\n" in said
 
 
+def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
+    rack.pool = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once", spec="power: On"))
+    web, busy = rack.add("web01", provision=1), rack.add("web02", provision=1)
+    busy.bmc.fault(Status(status=503), on="PATCH", times=9)
+    rack.push()
+    rack.once(*LOOSE, *rack.spooling, records="fresh")
+    assert "web01" not in diff(rack).out, "it is on"
+    for blade in (web, busy):
+        blade.machine.reset("ForceOff")
+    resets = web.machine.resets
+    done = diff(rack, "--detailed-exitcode")
+    assert done.code == Exit.CHANGES
+    assert "web01: Power: On for provision/1, at once\n" in done.out
+    patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}}'
+    waits = "  then On for provision/1 waits: its override is not known to stand\n"
+    assert (
+        f"web02: Set: wanted for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
+    )
+    (item,) = get(rack, "web01", "-o", "json").json["items"]
+    assert (item["next"], item["power"]) == ("Power", "On for provision/1, at once")
+    assert web.machine.resets == resets, "nothing was sent"
+
+
 def test_a_role_that_may_not_read_secure_boot_reads_the_rest(night: Rack) -> None:
     night.blades["db01"].machine.secure_boot = None
     assert "db01: Secure Boot is not shown; " in get(night, "db01").out

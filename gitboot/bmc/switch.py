@@ -180,6 +180,14 @@ def come_back(records: Iterable[SwitchRecord], observed: Observed) -> tuple[Swit
     )
 
 
+def marks_that_move(
+    observed: Observed, overrides: Iterable[OverrideRecord], switches: Iterable[SwitchRecord]
+) -> frozenset[str]:
+    """The marks that a machine's resets are known to move: those that have, since anything was written down of it."""
+    before = (*(each.marks for each in overrides), *(each.marks for each in switches))
+    return frozenset[str]().union(*(observed.marks.moved_since(marks) for marks in before))
+
+
 def held_back(
     wanted: Switching, observed: Observed, overrides: Collection[OverrideRecord], at: datetime, identified: Identified
 ) -> str | None:

@@ -19,6 +19,7 @@ from gitboot.bmc.switch import (
     SwitchRecord,
     SwitchState,
     come_back,
+    marks_that_move,
     next_switch,
 )
 
@@ -57,8 +58,7 @@ def throw(
     record = _recorded(job, wanted.reason)
     if record is None or record.state in (SwitchState.RECORDED, SwitchState.ASKED):
         seen = bmc.with_clock(seen, clock)
-    before = (*(each.marks for each in overrides), *(each.marks for each in job.switches))
-    moving = frozenset[str]().union(*(seen.marks.moved_since(marks) for marks in before))
+    moving = marks_that_move(seen, overrides, job.switches)
     if not (job.dry_run or job.only_read):
         for each in come_back((each for each in job.switches if each.reason != wanted.reason), seen):
             write(each)

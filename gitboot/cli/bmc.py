@@ -90,6 +90,8 @@ def diff(
 ) -> None:
     """Show each PATCH or POST that would be sent now to the BMCs of SERVERS, or of all, and why; send none.
 
+    So it is with the resets to come where a policy or a maintenance has `power`: which, why, and what they wait for.
+
     With --assets it warns where Secure Boot is on, and what the plan boots has no signature. Whose signature firmware
     trusts is not known here, nor what lies in an ISO.
 
@@ -349,6 +351,8 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
         if one.patch is not None:
             address, method = one.subject.bmc.address, " ".join(one.method)
             lines.append(f"  {method} {address}{one.patch}" if method else f"  {address}: {one.patch}")
+            if one.reset_to_come is not None:
+                lines.append(f"  then {printable(one.reset_to_come)}")
         lines += [click.style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.apply import look, method_of, would_send
 from gitboot.bmc.crew import Crew, Task
-from gitboot.bmc.identity import Described, Pinned, identify, known_at
+from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
 from gitboot.bmc.override import (
     AskOperator,
     Confirm,
@@ -36,11 +36,22 @@ from gitboot.bmc.override import (
 )
 from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.pool import Connections
+from gitboot.bmc.switch import (
+    AskForReset,
+    DoubtSwitch,
+    HoldSwitch,
+    SwitchRecord,
+    SwitchStep,
+    marks_that_move,
+    next_switch,
+)
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import shared_values, wanted_by
+from gitboot.instance.planning import about
 from gitboot.instance.stops import stop_of
+from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot
 from gitboot.model.scalars import SystemUuid, format_instant
@@ -80,6 +91,8 @@ class Subject:
     shared: frozenset[str] = frozenset()
     known: bool = False  # whether the ledger lets its BMC have the credentials
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
+    power: PowerAsk | None = None  # what its plan wants of the machine's power
+    switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
 
     @property
     def evidence(self) -> str:
@@ -119,6 +132,7 @@ class Inspection:
     step: Step | None
     failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None
     unsigned: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
+    switch: SwitchStep | None = None  # what would be done to its power, were it its turn; None: nothing is wanted
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -129,11 +143,25 @@ class Inspection:
 
     @property
     def needs_a_person(self) -> bool:
-        return isinstance(self.step, AskOperator) or self.subject.doubt is not None
+        asks = isinstance(self.step, AskOperator) or isinstance(self.switch, DoubtSwitch)
+        return asks or self.subject.doubt is not None
 
     @property
     def is_settled(self) -> bool:
-        return isinstance(self.step, Leave)
+        return isinstance(self.step, Leave) and self.reset_to_come is None
+
+    @property
+    def reset_to_come(self) -> str | None:
+        """What will be done to its power, when and why, or what holds that up; None: nothing is to come."""
+        power = self.subject.power
+        match self.switch:
+            case AskForReset(record=record) if power is not None:
+                return f"{record.type} for {record.reason}, {power.turn}"
+            case HoldSwitch(why=why) if power is not None:
+                return f"{power.switching.manner} for {power.switching.reason} waits: {why}"
+            case DoubtSwitch(condition=condition, message=message):
+                return f"{condition}: {message}"
+        return None
 
     @property
     def patch(self) -> str | None:
@@ -168,6 +196,7 @@ class Inspection:
             "hint": self.hint,
             "needsAPerson": self.needs_a_person,
             "patch": self.patch,
+            "power": self.reset_to_come,
             "warnings": list(self.warnings),
         }
 
@@ -192,6 +221,8 @@ class Inspection:
                 return f"{record.reason} is {record.state.lower()}"
             case Set(record=record):
                 return f"wanted for {record.reason}{self._otherwise}"
+            case Leave() if self.reset_to_come is not None:
+                return self.reset_to_come
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
 
     @property
@@ -216,6 +247,8 @@ class Inspection:
                 return None
         if isinstance(self.step, AskOperator):
             return remedy(f"Bmc/{name}", self.step.condition)
+        if isinstance(self.switch, DoubtSwitch):
+            return remedy(f"Bmc/{name}", self.switch.condition)
         return remedy(*doubt, {"SERVERS": name}) if doubt is not None else None
 
     @property
@@ -230,6 +263,8 @@ class Inspection:
                 return "refused"
             case UsageError():
                 return "no access"
+        if isinstance(self.step, Leave) and self.reset_to_come is not None:
+            return "Power"
         return type(self.step).__name__
 
 
@@ -256,6 +291,15 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
             shared=values,
             known=pair_of(machine.bmc) in knowledge.known_pairs,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
+            power=power_wanted(
+                decision,
+                planned,
+                record,
+                knowledge.switches.get(decision.uuid, {}),
+                stop=stop,
+                about=about(commit, decision.server),
+            ),
+            switches=knowledge.switches_of(decision.uuid),
         )
     for uuid in sorted(knowledge.overrides):
         overrides, described = knowledge.overrides_of(uuid), commit.machines.get(uuid)
@@ -347,7 +391,27 @@ def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -
         identified=identified,
         keeps=subject.plan.medium if subject.plan is not None else None,
     )
-    return Inspection(subject=subject, seen=seen, step=step, failure=None)
+    try:
+        switch = _switch(subject, bmc, seen, identified, at)
+    except (BmcUnreachable, BmcBusy, BmcRejected) as error:
+        return Inspection(subject=subject, seen=None, step=None, failure=error)
+    return Inspection(subject=subject, seen=seen, step=step, failure=None, switch=switch)
+
+
+def _switch(subject: Subject, bmc: Driver, seen: Observed, identified: Identified, at: datetime) -> SwitchStep | None:
+    """What would be done to its power, were it its turn."""
+    wanted = subject.power.asked(subject.switches, now=True) if subject.power is not None else None
+    if wanted is None:
+        return None
+    return next_switch(
+        wanted=wanted,
+        record=next((each for each in subject.switches if each.reason == wanted.reason), None),
+        observed=bmc.with_reset_types(seen),
+        overrides=subject.overrides,
+        at=at,
+        identified=identified,
+        moving=marks_that_move(seen, subject.overrides, subject.switches),
+    )
 
 
 def shown(override: Override | None) -> str:

@@ -23,7 +23,7 @@ from gitboot.bmc.override import (
     left_to_dhcp,
 )
 from gitboot.bmc.sharing import Sharing
-from gitboot.bmc.switch import Switching, SwitchRecord, SwitchState
+from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import awaits_progress, wants_reading
@@ -250,7 +250,7 @@ def _ask(
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return None
     wanted, records = wanted_by(state.plan), knowledge.overrides_of(uuid)
-    power = power_wanted(state, knowledge.switches.get(uuid, {})) if may_set else None
+    power = _power_wanted(state, knowledge.switches.get(uuid, {})) if may_set else None
     if wanted is not None and _waits_for_off(state):
         wanted = replace(wanted, only_off=True)
     if not may_set and not any(each.state.is_open and _is_for(each, wanted) for each in records):
@@ -273,6 +273,10 @@ def _ask(
         power=power,
         switches=knowledge.switches_of(uuid),
     )
+
+
+def _power_wanted(state: ServerState, switches: Mapping[str, SwitchRecord]) -> PowerAsk | None:
+    return power_wanted(state.decision, state.plan, state.record, switches, stop=state.stop, about=state.about)
 
 
 def _waits_for_off(state: ServerState) -> bool:
@@ -560,18 +564,9 @@ def _job(ask: Ask, knowledge: Knowledge, schedule: Schedule) -> Job:
         pinned=knowledge.pins.get(ask.uuid),
         known=pair_of(ask.bmc) in knowledge.known_pairs,
         shared=schedule.sharing.values,
-        switching=_switching(ask, now=ask.uuid in schedule.going),
+        switching=ask.power.asked(ask.switches, now=ask.uuid in schedule.going) if ask.power is not None else None,
         switches=ask.switches,
     )
-
-
-def _switching(ask: Ask, *, now: bool) -> Switching | None:
-    """What is wanted of a machine's power now; or it is to be seen what became of that."""
-    power = ask.power
-    if power is None:
-        return None
-    is_open = any(each.reason == power.switching.reason and each.state.is_open for each in ask.switches)
-    return replace(power.switching, now=now) if power.is_due or is_open else None
 
 
 def _shown(override: Override | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -11,8 +11,8 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.model.policy import MaintenancePower, OverrideMode, PolicyPower
 from gitboot.model.scalars import SystemUuid, format_instant
-from gitboot.plan import Boot, BootPlan, Cause, MaintenanceDecision, Phase, PolicyDecision, Record
-from gitboot.render.schedule import ServerState
+from gitboot.plan import Boot, BootPlan, Cause, Decision, MaintenanceDecision, Phase, PolicyDecision, Record
+from gitboot.render.schedule import About
 from gitboot.stoppage import Halt
 
 SITE = "Site"  # maxUnavailablePer, where it names no label
@@ -29,18 +29,38 @@ class PowerAsk:
     limit: str = ""
     run_at: datetime | None = None  # when its run was seen to be made
 
+    def asked(self, switches: Iterable[SwitchRecord], *, now: bool) -> Switching | None:
+        """What is wanted at this moment, or is to be seen to have become of that; ``now``: its turn has come."""
+        is_open = any(each.reason == self.switching.reason and each.state.is_open for each in switches)
+        return replace(self.switching, now=now) if self.is_due or is_open else None
 
-def power_wanted(state: ServerState, switches: Mapping[str, SwitchRecord]) -> PowerAsk | None:
+    @property
+    def turn(self) -> str:
+        """When its turn comes, in words."""
+        if self.maintenance is None:
+            return "at once"
+        among = f" in {self.group}" if self.group is not None else ""
+        return f"in its turn: {self.limit} of maintenance {self.maintenance}{among} may be down at a time"
+
+
+def power_wanted(
+    decision: Decision,
+    plan: BootPlan | None,
+    record: Record | None,
+    switches: Mapping[str, SwitchRecord],
+    *,
+    stop: Halt,
+    about: About,
+) -> PowerAsk | None:
     """What a server's plan wants of its power; None: nothing.
 
     So it is with a machine of which nothing is known, and while anything is stopped, whatever the plan.
     """
-    plan, record, decision = state.plan, state.record, state.decision
-    if plan is None or record is None or decision.stopped or state.stop is not Halt.NONE:
+    if plan is None or record is None or decision.stopped or stop is not Halt.NONE:
         return None
     if plan.maintenance is not None:
         found = next(each for each in decision.maintenances if each.name == plan.maintenance)
-        return _by_maintenance(found, plan, record, state, switches)
+        return _by_maintenance(found, plan, record, about, switches)
     return _by_policy(decision.policy, plan) if decision.policy is not None else None
 
 
@@ -59,7 +79,7 @@ def _by_maintenance(
     maintenance: MaintenanceDecision,
     plan: BootPlan,
     record: Record,
-    state: ServerState,
+    about: About,
     switches: Mapping[str, SwitchRecord],
 ) -> PowerAsk | None:
     if maintenance.power is MaintenancePower.NONE:
@@ -76,7 +96,7 @@ def _by_maintenance(
         ),
         is_due=_asks_for_a_boot(maintenance.boot, plan) and _is_reached(maintenance.override, plan),
         maintenance=maintenance.name,
-        group=state.about.site if per == SITE else state.about.labels.get(per) if per is not None else None,
+        group=about.site if per == SITE else about.labels.get(per) if per is not None else None,
         limit=maintenance.max_unavailable,
         run_at=made.at if made is not None and made.run >= maintenance.run else None,
     )
