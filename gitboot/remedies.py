@@ -70,6 +70,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "UnknownFormat": "gitboot version  # here, and where the instance runs: they have to be the same",
         "Unreadable": _RETRY,
     },
+    "NoticesSent": {ANY: "gitboot events --state STATE | tail  # it is tried again; what is noted waits"},
     "VerdictTold": {ANY: "gitboot run … --forge-token FILE  # read anew at each try"},
     BMC: {
         "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'",

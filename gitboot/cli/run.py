@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,6 +169,17 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="Where the forge's API is, if it is not at the root of its host: https://HOST/PATH/api/v4. Default: by KIND.",
 )
 @click.option(
+    "--push-secret",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with the secret of a forge's webhook: POST /hooks/push, where operators ask, then lets the instance "
+    "fetch at once. Default: no webhook is heard.",
+)
+@click.option(
+    "--notify",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file (TOML, mode 0600) that names who is sent notices: docs/monitoring.md. Default: nobody.",
+)
+@click.option(
     "--step-minutes",
     type=_SECONDS,
     default=30,
@@ -220,6 +232,10 @@ def command(**given: Any) -> None:
     check(access)
     raise_limits()  # each BMC has a connection
     settings = _settings(**given)
+    if settings.push_secret is not None:
+        from gitboot.serve.pushes import PushSecret
+
+        PushSecret(settings.push_secret).check()
     if dry_run:
         sys.exit(_dry_run(settings))
     sys.exit(_once(settings) if once else _run(settings, access))
@@ -291,7 +307,8 @@ def _forge_settings(
 def _run(settings: Settings, access: AccessSettings) -> Exit:
     """Reconcile until a signal ends it."""
     from gitboot.instance.build import running
-    from gitboot.instance.loop import Bell, Loop
+    from gitboot.instance.loop import Audience, Bell, Loop
+    from gitboot.instance.notifying import notifying
     from gitboot.instance.verdicts import Witness, telling
 
     bell = Bell()
@@ -299,8 +316,11 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
     with (
         telling(settings, bell.ring, patience_s=_LAST_TELLING_S) as verdicts,
         running(settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts)) as (instance, source),
+        ExitStack() as stack,
     ):
-        forge = Witness(verdicts, source, instance.store.progress[0]) if verdicts is not None else None
+        identity = instance.store.progress[0]
+        forge = Witness(verdicts, source, identity) if verdicts is not None else None
+        notices = stack.enter_context(notifying(settings, identity, _clock, bell.ring, patience_s=_LAST_TELLING_S))
         loop = Loop(
             *(instance.reconciler, source),
             poll_s=settings.poll_s,
@@ -308,7 +328,7 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
             tell=tell,
             bell=bell,
             keeping=keeping,
-            forge=forge,
+            audience=Audience(forge=forge, notices=notices),
         )
         reap_orphans(loop.wait)
         end_by_signal(loop.stop, within_s=_LONGEST_END_S)
@@ -336,22 +356,25 @@ def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | Non
 def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
     from gitboot.instance.build import running
-    from gitboot.instance.loop import Loop
+    from gitboot.instance.loop import Audience, Loop
+    from gitboot.instance.notifying import notifying
     from gitboot.instance.verdicts import Witness, telling
 
     with (
         telling(settings, lambda: None, patience_s=_LONGEST_TELLING_S) as verdicts,
         running(settings, tell=tell, clock=_clock, wait=True, judged=_judged_by(verdicts)) as (instance, source),
     ):
-        forge = Witness(verdicts, source, instance.store.progress[0]) if verdicts is not None else None
-        Loop(
-            *(instance.reconciler, source),
-            poll_s=settings.poll_s,
-            clock=_clock,
-            tell=tell,
-            keeping=keeping,
-            forge=forge,
-        ).once()
+        identity = instance.store.progress[0]
+        forge = Witness(verdicts, source, identity) if verdicts is not None else None
+        with notifying(settings, identity, _clock, lambda: None, patience_s=_LONGEST_TELLING_S) as notices:
+            Loop(
+                *(instance.reconciler, source),
+                poll_s=settings.poll_s,
+                clock=_clock,
+                tell=tell,
+                keeping=keeping,
+                audience=Audience(forge=forge, notices=notices),
+            ).once()
         return _exit_of(instance.reconciler.status)
 
 

@@ -9,6 +9,7 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gitboot.age import Keys
     from gitboot.serve.app import Clients, Endpoint
     from gitboot.serve.certificate import Certificate
+    from gitboot.serve.pushes import Pushes
     from gitboot.serve.server import EndpointServer
 
 
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
 @click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
 @click.option("--parent", type=int, hidden=True, help="That process.")
 @click.option("--status", type=click.Path(path_type=Path), hidden=True, help="Where the instance leaves its status.")
+@click.option("--push-secret", type=click.Path(path_type=Path), hidden=True, help="What webhooks are signed by.")
 @click.option("--ledger", hidden=True, help="The identity of the instance's ledger.")
 def command(
     output: Path,
@@ -79,6 +82,7 @@ def command(
     operators_fd: int | None,
     parent: int | None,
     status: Path | None,
+    push_secret: Path | None,
     ledger: str | None,
     **given: Any,
 ) -> None:
@@ -105,6 +109,7 @@ def command(
     if fd is not None:
         operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
         sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
+        clients = replace(clients, pushes=_pushes(push_secret, parent))
         _work(output, sockets, clients, spool, assets, stop, status, ledger, keys)
         return
     from gitboot.publish.manifest import MANIFEST
@@ -133,6 +138,15 @@ def command(
     tell(Event(at=_clock(), type="Stopped", message="the tree stays as it is"))
 
 
+def _pushes(secret: Path | None, parent: int | None) -> Pushes | None:
+    """Who hears webhooks, and lets the instance that has started this process fetch."""
+    if secret is None or parent is None:
+        return None
+    from gitboot.serve.pushes import Pushes, PushSecret
+
+    return Pushes(PushSecret(secret), partial(os.kill, parent, signal.SIGHUP))  # as `gitboot reconcile` asks for it
+
+
 def _warn(message: str) -> None:
     tell(Event(at=_clock(), type="StateMayBeLost", message=message, warning=True))
 
@@ -158,10 +172,12 @@ def worker_command(
     secret_keys: Path | None = None,
     *,
     access: AccessSettings,
+    push_secret: Path | None = None,
 ) -> list[str]:
     """The command line of a process that serves at a socket which this one hands down."""
     arguments = ["--output", str(output.absolute()), "--parent", str(os.getpid())]
-    paths = (("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys))
+    paths = [("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys)]
+    paths.append(("--push-secret", push_secret))
     for name, path in paths:
         if path is not None:
             arguments += [name, str(path.absolute())]

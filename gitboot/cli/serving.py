@@ -50,6 +50,7 @@ def serving(
     command = worker_command(
         *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
         access=access,
+        push_secret=settings.push_secret,
     )
     with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))

@@ -59,6 +59,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_waves(standing, at),
         *_of_endpoints(standing.serving, at),
         *_of_the_forge(standing.telling, at),
+        *_of_notices(standing.unsent, at),
         *_of_targets(standing.following, at),
         *_of_what_was_asked_for(standing, at),
     ]
@@ -133,6 +134,11 @@ def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition
         if serving.certificate is not None:
             message = f"{serving.certificate}: operators are shown the certificate of before, as long as there is one"
             yield _condition("CertificateRead", False, "Unusable", message, at)
+
+
+def _of_notices(unsent: tuple[str, str] | None, at: datetime) -> Iterator[Condition]:
+    if unsent is not None:
+        yield _condition("NoticesSent", False, *unsent, at)
 
 
 def _of_the_forge(telling: Telling | None, at: datetime) -> Iterator[Condition]:
@@ -455,6 +461,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "WaveStopped"
         case "ArtifactsPresent", _:
             return "BootsWithheld" if before is None or before.status else None  # once: each file is its own event
+        case "NoticesSent", _:
+            return "NoticesFailing" if before is None or before.status else None  # once, not with each other error
         case "Published", _:
             return "PublishFailed"
         case "TargetsCurrent", _:

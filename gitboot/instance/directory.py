@@ -23,6 +23,7 @@ PLANNED: Final = "planned.snapshot"  # where the instance stood; it can be delet
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
 ARTIFACTS: Final = "artifacts.json"  # what was seen of artifacts; it can be deleted
+NOTIFIED: Final = "notified.json"  # how far receivers of notices have been told
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 
 

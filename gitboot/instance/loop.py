@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -61,6 +62,25 @@ class Vouching(Protocol):
         """How it fares, and what it knew."""
 
 
+class Notifying(Protocol):
+    """Whoever sends what the ledger notes to receivers."""
+
+    def ring(self) -> None:
+        """Something may be new in it; nothing is waited for."""
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Why a receiver is not told: a word, and in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audience:
+    """Who is told beside the reconciling, where there is anybody."""
+
+    forge: Vouching | None = None
+    notices: Notifying | None = None
+
+
 class Loop:
     """Fetches beside the reconciling, so that a remote that hangs delays no window."""
 
@@ -74,9 +94,10 @@ class Loop:
         tell: Callable[[Event], None],
         bell: Bell | None = None,
         keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
-        forge: Vouching | None = None,
+        audience: Audience = Audience(),
     ) -> None:
-        self._reconciler, self._source, self._forge = reconciler, source, forge
+        self._reconciler, self._source = reconciler, source
+        self._forge, self._notices = audience.forge, audience.notices
         self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
         self._wakes = bell or Bell()  # the next reconcile is due now
         self._fetches = Bell()  # the next fetch is due now
@@ -126,9 +147,18 @@ class Loop:
 
     def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
         fetched, telling = self._how_fetched(), self._forge.telling if self._forge is not None else None
-        return self._reconciler.reconcile(
-            self._clock(), fetched=fetched, serving=serving, telling=telling, keeping=self._keeping(), wait=wait
+        due = self._reconciler.reconcile(
+            self._clock(),
+            fetched=fetched,
+            serving=serving,
+            telling=telling,
+            unsent=self._notices.failure if self._notices is not None else None,
+            keeping=self._keeping(),
+            wait=wait,
         )
+        if self._notices is not None:
+            self._notices.ring()
+        return due
 
     def _how_fetched(self) -> Fetched | None:
         if self._fetched is None:

@@ -106,14 +106,16 @@ class Reconciler:
         fetched: Fetched | None = None,
         serving: Endpoints | None = None,
         telling: Telling | None = None,
+        unsent: tuple[str, str] | None = None,
         keeping: Keeping = Keeping.UNKNOWN,
         wait: bool = False,
     ) -> datetime | None:
         """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
 
         ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare, ``telling`` how the
-        forge does, ``keeping`` how the clock is kept. With ``wait`` what comes of the jobs at BMCs is learned before it
-        ends. A ledger that cannot be written keeps no window open: what was known before is planned.
+        forge does, ``unsent`` why a notice did not arrive, ``keeping`` how the clock is kept. With ``wait`` what comes
+        of the jobs at BMCs is learned before it ends. A ledger that cannot be written keeps no window open: what was
+        known before is planned.
         """
         lap = self.laps.start()
         before = replace(
@@ -121,6 +123,7 @@ class Reconciler:
             fetched=fetched or self.standing.fetched,
             serving=serving,
             telling=telling,
+            unsent=unsent,
             keeping=keeping,
             unwritable=None,
         )

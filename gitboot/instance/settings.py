@@ -95,6 +95,8 @@ class Settings:
     poll_s: float = 60
     accepted_filesystems: tuple[str, ...] = ()  # on which state may lie although it may be lost there
     forge: ForgeSettings | None = None
+    push_secret: Path | None = None  # the file with what webhooks of forges are signed by
+    notify: Path | None = None  # the file that names receivers of notices
     targets: tuple[BranchAddress | BucketAddress, ...] = ()  # that follow what is published
     step_minutes: float = 30  # how long a step of an installation may last, until somebody should look
 

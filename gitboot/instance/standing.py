@@ -69,6 +69,7 @@ class Standing:
     longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
     serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
     telling: Telling | None = None  # how it fares to tell the forge; None: there is none
+    unsent: tuple[str, str] | None = None  # why a receiver of notices is not told: a word, and in words
     following: tuple[Following, ...] = ()  # how the targets fare that follow what is published
     opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
     was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from gitboot.ledger import rows
-from gitboot.ledger.store import Store, Transaction
+from gitboot.ledger.store import Store, Transaction, reading
 from gitboot.model.scalars import format_instant
 from gitboot.status import Event
 
@@ -14,8 +17,12 @@ from gitboot.status import Event
 def write(tx: Transaction, events: Iterable[Event]) -> None:
     tx.executemany(
         "INSERT INTO events (at, type, message, facts) VALUES (?, ?, ?, ?)",
-        [(format_instant(each.at), each.type, each.message, rows.json_of(each.facts)) for each in events],
+        [(format_instant(each.at), each.type, each.message, rows.json_of(_facts(each))) for each in events],
     )
+
+
+def _facts(event: Event) -> dict[str, Any]:
+    return {**event.facts, "level": "warning"} if event.warning else dict(event.facts)
 
 
 def read(store: Store) -> Iterator[dict[str, Any]]:
@@ -23,3 +30,27 @@ def read(store: Store) -> Iterator[dict[str, Any]]:
     for at, type, message, facts in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
         with store.reading():
             yield {"at": at, "type": type, "message": message, **rows.json_value(facts)}
+
+
+def last(path: Path) -> int:
+    """The number of the newest event in the ledger at ``path``; 0 where there is none."""
+    with _beside(path) as connection:
+        (found,) = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+        return int(found)
+
+
+def after(path: Path, number: int, most: int) -> list[tuple[int, dict[str, Any]]]:
+    """At most so many events behind event ``number``, with their own numbers, oldest first."""
+    query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
+    with _beside(path) as connection:
+        return [
+            (int(id), {"at": at, "type": type, "message": message, **rows.json_value(facts)})
+            for id, at, type, message, facts in connection.execute(query, (number, most))
+        ]
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection of its own, which only reads: whoever writes waits for it as little as it for them."""
+    with reading(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        yield connection

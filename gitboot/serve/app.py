@@ -39,6 +39,7 @@ from gitboot.serve.named import NamedAnswers, query_of
 from gitboot.serve.noticing import UnknownClients
 from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
 from gitboot.serve.operatorspage import PAGE, page_routes
+from gitboot.serve.pushes import PUSHED, Pushes
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.reply import (
@@ -85,6 +86,7 @@ class Clients:
     operators_at: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
     certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
     most_idle: int = MOST_IDLE  # connections of one address that wait for their client
+    pushes: Pushes | None = None  # who hears webhooks of forges
     asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing
 
 
@@ -121,7 +123,7 @@ class Endpoint:
             at=clients.operators_at,
         )
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
-        self.metrics, self._certificate = Metrics(), clients.certificate
+        self.metrics, self._certificate, self._pushes = Metrics(), clients.certificate, clients.pushes
         self._unknown = UnknownClients(tree, clients.asked)
         self._inventories = Inventories(self._unknown)
         self._pages = Router(
@@ -190,7 +192,11 @@ class Endpoint:
         return self._counted(Answered.NOTHING, NOT_FOUND)
 
     async def _heard(self, scope: Scope, receive: Receive) -> Response | None:
-        """The reply to an installer that is done or has failed, or to an inventory; nothing else is sent to here."""
+        """The reply to an installer that is done or has failed, to an inventory, or to a forge that was pushed to."""
+        if scope["path"] == PUSHED and self._pushes is not None:
+            if self.door.is_elsewhere(scope.get("server")):
+                return self._counted(Answered.NOTHING, NOT_FOUND)
+            return self._counted(Answered.PAGE, await self._pushes.heard(scope, receive))
         if self.door.is_at(scope.get("server")):  # machines are answered elsewhere
             return self._counted(Answered.NOTHING, NOT_FOUND)
         at = self._clock()

@@ -245,6 +245,31 @@ class SeenMachines(_Document):
     unkept: int  # requests of machines for which there was no room
 
 
+class NoticedEvent(_Model):
+    """An event as the ledger has it."""
+
+    sequence: int  # its number there
+    at: datetime
+    type: str
+    message: str
+    level: Literal["info", "warning"]
+    servers: tuple[str, ...]
+    site: str | None  # of the server, where it is of one
+    commit: str | None
+
+
+class NoticeItem(_Document):
+    """What a receiver of notices is sent: events of one type, the oldest first."""
+
+    kind: Literal["Notice"]
+    id: str  # the same where it is sent again
+    ledger: str
+    type: str
+    level: Literal["info", "warning"]  # the highest
+    number: int  # of all events; the first of them are shown
+    events: tuple[NoticedEvent, ...]
+
+
 class _Operation(NamedTuple):
     summary: str
     answer: type[_Document]
@@ -262,7 +287,7 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
 @cache
 def openapi() -> dict[str, Any]:
     """The API's description as an OpenAPI 3.1 document."""
-    answers = [operation.answer for operation in _OPERATIONS.values()]
+    answers: list[type[_Document]] = [*(each.answer for each in _OPERATIONS.values()), NoticeItem]
     _, schemas = models_json_schema(
         [(answer, "serialization") for answer in answers], ref_template="#/components/schemas/{model}"
     )
@@ -270,6 +295,7 @@ def openapi() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "gitboot", "version": __version__},
         "paths": {path: {"get": _described(path, operation)} for path, operation in _OPERATIONS.items()},
+        "webhooks": {"notice": {"post": _NOTICE}},
         "components": {"schemas": schemas["$defs"]},
     }
 
@@ -293,6 +319,12 @@ def _described(path: str, operation: _Operation) -> dict[str, Any]:
     return described
 
 
+_NOTICE: Final = {
+    "operationId": "Notice",
+    "summary": "What a receiver is sent that `gitboot run --notify` names",
+    "requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/NoticeItem"}}}},
+    "responses": {"2XX": {"description": "It was taken, and is not sent again"}},
+}
 _TEXT: Final = {"type": "string"}
 _LABELS: Final = {"type": "array", "items": {"type": "string", "pattern": "^[^=]+="}}
 _PARAMETERS: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (

@@ -85,9 +85,13 @@ class OperatorsDoor:
         at = self._at
         return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
+    def is_elsewhere(self, server: tuple[str, int | None] | None) -> bool:
+        """Whether operators ask at another socket than this one."""
+        return self._at is not None and not self.is_at(server)
+
     def stranger(self, scope: Scope, client: str | None) -> Stranger | None:
         """Why a request, of a client as proxies say, is no operator's; None: it is."""
-        if self._at is not None and not self.is_at(scope.get("server")):
+        if self.is_elsewhere(scope.get("server")):
             return Stranger.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if (token := _bearer(headers)) is not None:

@@ -1,0 +1,258 @@
+"""What the ledger notes, sent to receivers beside the reconciling: each has a thread, and a place in the ledger."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from gitboot import files
+from gitboot.errors import HostUnreachable, LedgerError
+from gitboot.instance.directory import LEDGER, NOTIFIED
+from gitboot.instance.settings import Settings
+from gitboot.ledger import events
+from gitboot.notices.delivery import Send, sender_of
+from gitboot.notices.notice import MOST, NotedEvent, Notice, noted
+from gitboot.notices.receivers import Receiver, read_receivers
+from gitboot.publish.tree import read_state
+
+_FIRST_RETRY_S: Final = 5.0
+_LONGEST_RETRY_S: Final = 600.0
+_LOOK_S: Final = 30.0  # what rings is quicker
+_MOST_READ: Final = 500  # events at a time
+
+
+class Bookmarks:
+    """How far each receiver has been told, in a file that survives: what was sent is noted after it was.
+
+    Who is new begins where the ledger is; so does everybody whose place lies beyond its end, for it is an older copy.
+    """
+
+    def __init__(self, file: Path, ledger: str, last: int) -> None:
+        self._file, self._ledger, self._last, self._lock = file, ledger, last, threading.Lock()
+        self._places: dict[str, int] = {}
+        with suppress(OSError, ValueError, AttributeError):
+            known = json.loads(file.read_bytes())
+            self._places = dict(known["places"]) if known.get("ledger") == ledger else {}
+
+    def of(self, receiver: str) -> int:
+        """The number of the last event that it was told, or that is not its business."""
+        with self._lock:
+            found = self._places.get(receiver)
+            return found if isinstance(found, int) and 0 <= found <= self._last else self._last
+
+    def note(self, receiver: str, place: int) -> None:
+        with self._lock:
+            if self._places.get(receiver) == place:
+                return
+            self._places[receiver] = place
+            content = {"ledger": self._ledger, "places": dict(sorted(self._places.items()))}
+            with suppress(OSError):  # then it is told again after a restart
+                files.write_whole(self._file, json.dumps(content).encode() + b"\n")
+
+
+@dataclass(slots=True)
+class _Pile:
+    """Events of one type that wait to be told together."""
+
+    due: float  # by the monotonic clock
+    first: int
+    shown: list[NotedEvent] = field(default_factory=list)
+    number: int = 0
+
+    def add(self, event: NotedEvent) -> None:
+        self.number += 1
+        if len(self.shown) < MOST:
+            self.shown.append(event)
+
+    def notice(self, ledger: str) -> Notice:
+        level = max(each.level for each in self.shown)
+        return Notice(ledger=ledger, type=self.shown[0].type, events=tuple(self.shown), number=self.number, level=level)
+
+
+class Messenger:
+    """One receiver, told what it wants of the ledger, in its order, until it is there.
+
+    The first event of a type is told at once; those that follow within `Receiver.fold` together, at its end.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        send: Send,
+        places: Bookmarks,
+        *,
+        ledger: str,
+        read: Callable[[int], list[NotedEvent]],
+        clock: Callable[[], datetime],
+        wake: Callable[[], None],
+        first_retry_s: float = _FIRST_RETRY_S,
+    ) -> None:
+        self._receiver, self._send, self._places, self._ledger = receiver, send, places, ledger
+        self._read, self._clock, self._wake, self._first_retry_s = read, clock, wake, first_retry_s
+        self._place = places.of(receiver.name)  # of the last event that was read
+        self._piles: dict[str, _Pile] = {}
+        self._quiet_until: dict[str, float] = {}
+        self._changed = threading.Condition()
+        self._rung, self._ending, self._idle = True, False, False
+        self.failure: tuple[str, str] | None = None  # of the last try: a word, and in words
+        self._thread = threading.Thread(target=self._keep_telling, name=f"notify-{receiver.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Something may be new."""
+        with self._changed:
+            self._rung, self._idle = True, False
+            self._changed.notify_all()
+
+    def close(self, until: float) -> None:
+        """End; what is new is told before that, if it is by then (of the monotonic clock)."""
+        self.ring()
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self.failure is not None, max(until - time.monotonic(), 0))
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join(timeout=0.1)  # one that hangs in the network ends with the process
+
+    def _keep_telling(self) -> None:
+        failures = 0
+        while not self._ending:
+            with self._changed:
+                self._rung = False
+            try:
+                self._take_in()
+                self._tell_due()
+            except (HostUnreachable, LedgerError) as error:
+                self._failed((type(error).__name__, f"{self._receiver.name}: {error}"))
+                wait_s = min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S)
+                failures += 1
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ending, wait_s)
+            else:
+                failures = 0
+                self._failed(None)
+                self._wait()
+
+    def _wait(self) -> None:
+        """Wait until something is new, or due."""
+        due = min((each.due for each in self._piles.values()), default=float("inf"))
+        with self._changed:
+            self._idle = not self._rung
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._rung or self._ending, min(max(due - time.monotonic(), 0), _LOOK_S))
+
+    def _take_in(self) -> None:
+        while found := self._read(self._place):
+            for event in found:
+                self._place = event.sequence
+                if self._receiver.wants(event):
+                    due = max(self._quiet_until.get(event.type, 0), time.monotonic())
+                    self._piles.setdefault(event.type, _Pile(due, event.sequence)).add(event)
+        self._note()
+
+    def _tell_due(self) -> None:
+        for type, pile in sorted(self._piles.items(), key=lambda each: each[1].first):
+            if pile.due <= time.monotonic():
+                self._send(pile.notice(self._ledger), self._clock())
+                del self._piles[type]
+                self._quiet_until[type] = time.monotonic() + self._receiver.fold.total_seconds()
+                self._note()
+
+    def _note(self) -> None:
+        """What is still to be told is read again after a restart, and so is what came after it."""
+        waiting = min((each.first for each in self._piles.values()), default=self._place + 1)
+        self._places.note(self._receiver.name, waiting - 1)
+
+    def _failed(self, failure: tuple[str, str] | None) -> None:
+        with self._changed:
+            turned, self.failure = failure != self.failure, failure
+            self._changed.notify_all()
+        if turned:
+            self._wake()
+
+
+class Notices:
+    """All receivers of an instance; nothing that they do holds it up."""
+
+    def __init__(self, messengers: tuple[Messenger, ...]) -> None:
+        self._followers = messengers
+
+    def start(self) -> None:
+        for each in self._followers:
+            each.start()
+
+    def ring(self) -> None:
+        """Something may be new in the ledger."""
+        for each in self._followers:
+            each.ring()
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Why somebody is not told: a word, and in words."""
+        found = [each.failure for each in self._followers if each.failure is not None]
+        return (found[0][0], "; ".join(words for _, words in found)) if found else None
+
+    def close(self, *, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        for each in self._followers:
+            each.close(until)
+
+
+@contextmanager
+def notifying(
+    settings: Settings,
+    ledger: str,
+    clock: Callable[[], datetime],
+    wake: Callable[[], None],
+    *,
+    patience_s: float = 0,
+) -> Iterator[Notices | None]:
+    """Whoever tells receivers, as long as the block runs, and so many seconds longer for what is new then."""
+    if settings.notify is None:
+        yield None
+        return
+    file = settings.state / LEDGER
+    places = Bookmarks(settings.state / NOTIFIED, ledger, events.last(file))
+    read = _LedgerReading(file, settings.output)
+    notices = Notices(
+        tuple(
+            Messenger(
+                each, sender_of(each, settings.git.ca_bundle), places, ledger=ledger, read=read, clock=clock, wake=wake
+            )
+            for each in read_receivers(settings.notify)
+        )
+    )
+    notices.start()
+    try:
+        yield notices
+    finally:
+        notices.close(patience_s=patience_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _LedgerReading:
+    """Reads the ledger beside whoever writes to it, and the site of each server as it stands published."""
+
+    ledger: Path
+    output: Path
+
+    def __call__(self, place: int) -> list[NotedEvent]:
+        return [
+            noted(sequence, event, self._site(event.get("server")))
+            for sequence, event in events.after(self.ledger, place, _MOST_READ)
+        ]
+
+    def _site(self, server: object) -> str | None:
+        with suppress(ValueError, OSError):
+            state = read_state(self.output, server) if isinstance(server, str) else None
+            site = state.summary.get("site") if state is not None else None
+            return site if isinstance(site, str) else None
+        return None

@@ -1,0 +1,73 @@
+"""One notice sent to one receiver: as a signed webhook, or by apprise; nothing that is raised has a URL in it."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from gitboot.canonical import canonical
+from gitboot.errors import HostUnreachable, UsageError
+from gitboot.notices.notice import Level, Notice
+from gitboot.notices.receivers import Receiver
+from gitboot.web import opened, opener
+
+Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` where it did not arrive
+
+_TIMEOUT_S: Final = 10.0
+
+
+def sender_of(receiver: Receiver, ca_bundle: Path | None) -> Send:
+    """What sends to a receiver; raises `UsageError` where it cannot be used."""
+    return _Webhook(receiver, ca_bundle) if receiver.secret is not None else _ByApprise(receiver)
+
+
+def signature(secret: bytes, timestamp: str, body: bytes) -> str:
+    """What a webhook is signed with: an HMAC over when it was sent, and what."""
+    return "sha256=" + hmac.digest(secret, timestamp.encode() + b"." + body, "sha256").hex()
+
+
+class _Webhook:
+    def __init__(self, receiver: Receiver, ca_bundle: Path | None) -> None:
+        self._receiver, self._opener = receiver, opener(ca_bundle)
+
+    def __call__(self, notice: Notice, at: datetime) -> None:
+        body, timestamp = canonical(notice.facts()), str(int(at.timestamp()))
+        headers = {
+            "Content-Type": "application/json",
+            "X-Gitboot-Delivery": notice.id,
+            "X-Gitboot-Timestamp": timestamp,
+            "X-Gitboot-Signature-256": signature(self._receiver.secret or b"", timestamp, body),
+        }
+        with opened(self._opener, self._receiver.url, headers=headers, data=body, timeout_s=_TIMEOUT_S) as answer:
+            if not 200 <= answer.status < 300:
+                raise HostUnreachable(f"it answered {answer.status}")
+
+
+class _ByApprise:
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._apprise: Any = None
+        if find_spec("apprise") is None:
+            raise UsageError(f"receivers.{receiver.name}: apprise is not installed: pip install 'gitboot[notify]'")
+
+    def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - as a webhook has it
+        if self._apprise is None:  # by the thread that sends: it takes its time
+            self._apprise = _apprise(self._receiver)
+        kind = "warning" if notice.level is Level.WARNING else "info"
+        if not self._apprise.notify(title=notice.title, body=notice.text, notify_type=kind, body_format="text"):
+            raise HostUnreachable("apprise could not deliver it")
+
+
+def _apprise(receiver: Receiver) -> Any:
+    import apprise
+
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it would tell of URLs
+    found = apprise.Apprise()
+    if not found.add(receiver.url):
+        raise HostUnreachable("apprise does not know such a URL")
+    return found

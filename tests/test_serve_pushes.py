@@ -1,0 +1,125 @@
+"""Webhooks of forges let an instance fetch at once; whoever has not the secret moves nothing."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from gitboot.errors import UsageError
+from gitboot.serve.pushes import PushSecret
+from tests.fleets import SEED, server
+from tests.git_servers import git_daemon
+from tests.instance import Instance, Repository, eventually, running
+from tests.notified import write_private
+
+SECRET = b"correct-horse-staple"
+BODY = b'{"ref": "refs/heads/main"}'
+
+
+def signed(secret: bytes = SECRET, body: bytes = BODY) -> str:
+    return hmac.new(secret, body, "sha256").hexdigest()
+
+
+class Site(NamedTuple):
+    """An instance that fetches once an hour by itself, from a remote that it cannot watch."""
+
+    repository: Repository
+    instance: Instance
+    operators: str  # the URL at which they ask
+
+    def push(self, **headers: str) -> int:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(f"{self.operators}/hooks/push", content=BODY, headers=names).status_code
+
+    def fetches(self) -> int:
+        """How often it has fetched."""
+        found = httpx.get(f"{self.operators}/metrics").text
+        line = 'gitboot_stage_duration_seconds_count{stage="fetch"}'
+        return int(float(found.partition(line)[2].partition("\n")[0]))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("pushes")
+    repository = Repository.create(folder / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    secret = write_private(folder / "push.secret", f"{SECRET.decode()}\n")
+    options = ["--push-secret", str(secret), "--operators-listen", "127.0.0.1:0", "--max-small-group", "9"]
+    with git_daemon(folder / "git") as url:
+        options += ["--poll", "3600", "--check-assets", "off"]
+        with running(f"{url}/fleet.git", folder, *options, records="fresh") as instance:
+            operators = next(each["url"] for each in instance.events if each["type"] == "ListeningForOperators")
+            yield Site(repository, instance, operators)
+
+
+def test_what_a_forge_signs_lets_the_instance_fetch(site: Site) -> None:
+    for number, headers in enumerate(
+        [
+            {"X_Hub_Signature_256": f"sha256={signed()}"},  # GitHub
+            {"X_Gitlab_Token": SECRET.decode()},
+            {"X_Gitea_Signature": signed(), "X_Hub_Signature_256": f"sha256={signed()}"},
+        ]
+    ):
+        commit = site.repository.push({f"more-{number}.yaml": server(f"more{number}", "role: web")})
+        assert site.push(**headers) == 204
+        eventually(
+            lambda commit=commit: any(  # type: ignore[misc]
+                each["type"] == "Fetched" and each["commit"] == commit for each in site.instance.events
+            ),
+            15,
+        )
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"X_Hub_Signature_256": f"sha256={signed(b'another-secret-of-16')}"},
+        {"X_Hub_Signature_256": f"sha256={signed(body=b'{}')}"},
+        {"X_Hub_Signature_256": ""},
+        {"X_Gitlab_Token": "another-secret-of-16"},
+        {"X_Gitlab_Token": ""},
+        {"X_Gitlab_Token": SECRET.decode(), "X_Gitea_Signature": "0"},  # one of two is wrong
+        {"X_Hub_Signature": signed()},  # SHA-1's, which nobody looks at
+    ],
+)
+def test_who_has_not_the_secret_moves_nothing(site: Site, headers: dict[str, str]) -> None:
+    before = site.fetches()
+    assert site.push(**headers) == 403
+    assert site.fetches() == before
+
+
+def test_it_is_heard_where_operators_ask_and_by_post_alone(site: Site) -> None:
+    right = {"X-Gitlab-Token": SECRET.decode()}
+    assert httpx.post(f"{site.instance.url}/hooks/push", content=BODY, headers=right).status_code == 404
+    assert httpx.get(f"{site.operators}/hooks/push", headers=right).status_code == 404
+
+
+def test_a_body_without_end_is_not_read(site: Site) -> None:
+    right = {"X-Gitlab-Token": SECRET.decode()}
+    large = httpx.post(f"{site.operators}/hooks/push", content=b"x" * (5 << 20) + b"x", headers=right)
+    assert large.status_code == 413
+
+
+def test_many_pushes_are_few_fetches(site: Site) -> None:
+    time.sleep(2.1)  # after what others have asked for
+    before, began = site.fetches(), time.monotonic()
+    assert {site.push(X_Gitlab_Token=SECRET.decode()) for _ in range(50)} == {204}
+    eventually(lambda: site.fetches() > before)
+    time.sleep(2.5)
+    assert 1 <= site.fetches() - before <= (time.monotonic() - began) / 2 + 1
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "cannot be read"), ("short", "16 characters")])
+def test_a_secret_that_cannot_be_used_is_said_at_the_start(tmp_path: Path, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / "secret").write_text(content)
+    with pytest.raises(UsageError, match=said):
+        PushSecret(tmp_path / "secret").check()
+    assert PushSecret(tmp_path / "secret").read() is None
