@@ -98,6 +98,17 @@ class Project:
         """The page of a commit."""
         return f"{self.page}/{'-/' if self.kind is ForgeKind.GITLAB else ''}commit/{commit}"
 
+    def links(self) -> dict[str, str]:
+        """Its pages of a commit, of a line and who wrote it, and of a file's history: {commit}, {path}, {line}."""
+        root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
+        at, of = ("commit/", "src") if self.kind is ForgeKind.GITEA else ("", "blob")
+        return {
+            "commit": f"{root}/commit/{{commit}}",
+            "line": f"{root}/{of}/{at}{{commit}}/{{path}}#L{{line}}",
+            "blame": f"{root}/blame/{at}{{commit}}/{{path}}#L{{line}}",
+            "history": f"{root}/commits/{at}{{commit}}/{{path}}",
+        }
+
     def writes(self, commit: str) -> str:
         """Where a status of a commit is posted."""
         if self.kind is ForgeKind.GITLAB:

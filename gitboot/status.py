@@ -65,6 +65,21 @@ class Held:
     commit: str
     digest: Digest  # of what it changes
     guards: tuple[str, ...]
+    lines: tuple[str, ...] = ()  # that acknowledge it in a commit's message; none where no line does
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangedArea:
+    """How much of a group of servers an accepted commit has changed."""
+
+    commit: str
+    label: str  # site=fra1; "" is the whole fleet
+    size: int
+    changed: int
+    less: int  # servers that offer nothing that they did not offer before
+    removed: int
+    added: int
+    reinstalled: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +111,7 @@ class Status:
     accepted: str | None = None  # the commit that the next one is compared with
     signer: Signer | None = None  # whose trusted key vouches for it
     acknowledged: tuple[Heeded, ...] = ()  # by whom what it changes, or what led to it, was let pass
+    changed: tuple[ChangedArea, ...] = ()  # by the commits that were accepted last; none before any was
     applied: str | None = None  # the commit that what is answered comes from
     planned_at: datetime | None = None
     next_transition: datetime | None = None
@@ -119,12 +135,15 @@ class Status:
             "attempted": {
                 "commit": self.attempted,
                 "problems": facts(self.problems),
-                "held": {"digest": self.held.digest, "guards": list(self.held.guards)} if self.held else None,
+                "held": {"digest": self.held.digest, "guards": list(self.held.guards), "lines": list(self.held.lines)}
+                if self.held
+                else None,
             },
             "accepted": {
                 "commit": self.accepted,
                 "signer": facts(self.signer),
                 "acknowledged": facts(self.acknowledged),
+                "changed": facts(self.changed),
             },
             "applied": {"commit": self.applied},
             "plannedAt": format_instant(self.planned_at) if self.planned_at else None,

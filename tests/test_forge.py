@@ -91,6 +91,22 @@ def test_a_refusal_is_for_a_person_and_tells_no_secret(host: ForgeHost, token: P
 
 
 @pytest.mark.parametrize(
+    ("text", "line", "history"),
+    [
+        ("github=https://github.com/o/n", "https://github.com/o/n/blob/{0}#L3", "https://github.com/o/n/commits/{0}"),
+        ("gitlab=https://g.test/a/o/n", "https://g.test/a/o/n/-/blob/{0}#L3", "https://g.test/a/o/n/-/commits/{0}"),
+        ("gitea=https://g.test/o/n", "https://g.test/o/n/src/commit/{0}#L3", "https://g.test/o/n/commits/commit/{0}"),
+    ],
+)
+def test_a_line_of_a_commit_has_a_page(text: str, line: str, history: str) -> None:
+    links, facts = Project.parse(text).links(), {"commit": ONE, "path": "web.yaml", "line": 3}
+    assert links["line"].format(**facts) == line.format(f"{ONE}/web.yaml")
+    assert links["history"].format(**facts) == history.format(f"{ONE}/web.yaml")
+    assert links["blame"].format(**facts).count("/blame/") == 1
+    assert links["commit"].format(**facts) == Project.parse(text).shows(ONE)
+
+
+@pytest.mark.parametrize(
     ("status", "headers", "wait"),
     [(503, {}, None), (502, {}, None), (429, {"Retry-After": "61"}, 61), (403, {"Retry-After": "5"}, 5)],
 )

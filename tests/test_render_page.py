@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from gitboot.instance.directory import LeftStatus
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA, PAGE
+from gitboot.status import ChangedArea, Status
 from tests.fleets import at, fleet, profile, server
 from tests.instance import Repository, git
 from tests.test_instance_reconcile import REPAIR, Instance, fleet_files
@@ -108,6 +110,32 @@ def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: I
         "2026-11-21T04:00:00Z",
     )
     assert [each["by"] for each in said(instance.output, "server/web01")["later"]] == ["repair", "web"]
+
+
+def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowledged_before(
+    repository: Repository, instance: Instance
+) -> None:
+    repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [debug]")})
+    instance.reconcile(BEFORE)
+    told = instance.reconciler.status.changed
+    assert [(each.label, each.changed, each.size) for each in told] == [("", 1, 11), ("role=web", 1, 11)]
+    repository.push({"04.yaml": profile("web", "flatcar-1")})
+    instance.reconcile(BEFORE)
+    status = instance.reconciler.status
+    assert status.held is not None and status.changed == told
+    assert status.held.lines == (f"Gitboot-Ack: {status.held.digest} maxUpdatePercent",)
+    git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Go\n\n{status.held.lines[0]}")
+    repository.push({"note.txt": ""})
+    instance.reconcile(BEFORE)
+    assert {each.changed for each in instance.reconciler.status.changed} == {0, 11}
+
+
+def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
+    changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=1)
+    LeftStatus(tmp_path, lambda: BEFORE).write(Status(accepted="c0ffee", changed=(changed,)).facts())
+    again = LeftStatus(tmp_path, lambda: BEFORE)
+    assert [each["changed"] for each in again.write(Status(accepted="c0ffee").facts())["accepted"]["changed"]] == [2]
+    assert again.write(Status(accepted="deadbeef").facts())["accepted"]["changed"] == []
 
 
 def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, instance: Instance) -> None:

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
 
+import axe_core_python
 import pytest
 
+from gitboot.publish.tree import verify
+from gitboot.render.page import DATA, MADE_OF
+from gitboot.render.page import PAGE as FOLDER
 from gitboot.serve.operatorspage import PAGE
 from gitboot.serve.pages import MOST
 from tests import plain
+from tests.browser import Browser, browser, browsers
 from tests.fleets import server
 from tests.serving import ALWAYS, Site, get, planned, site
+from tests.shownfleet import HOSTILE, STATUS, shown_fleet
 
-FILES = ("", "page.css", "page.js")
-HOSTILE = "<img src=x onerror=\"document.title='run'\">"
-
-browsers = pytest.mark.skipif(
-    shutil.which("chromium") is None and "CI" not in os.environ, reason="needs chromium: scripts/install-packages"
-)
+FILES = ("", *sorted(MADE_OF.keys() - {"index.html"}))
+VIEWS = {
+    "": "",
+    "images": "Images and streams",
+    "timeline": "Windows and rollouts",
+    "changes": "Changes",
+    "unknown": "Unknown machines",
+    "servers/web001": "web001",
+}
 
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Site]:
-    with site() as found:
-        found.say(
-            {
-                "at": "2026-11-20T20:59:00Z",
-                "attempted": {
-                    "commit": "4f2ab9917c03d5e1",
-                    "problems": [],
-                    "held": {"digest": "8c1f27ab", "guards": ["maxReinstalls"]},
-                },
-                "applied": {"commit": "c0ffee"},
-                "conditions": [
-                    *(
-                        {"type": f"Bmc/{name}", "status": False, "reason": "Stalled", "message": "none", "remedy": "do"}
-                        for name in ("web01", "web02")
-                    ),
-                    {"type": "BmcReached", "status": False, "reason": "Silent", "message": HOSTILE, "remedy": "look"},
-                ],
-            }
-        )
+    with site(shown_fleet()) as found:
+        found.say(STATUS)
         yield found
 
 
@@ -56,63 +47,152 @@ def url(made: Site) -> Iterator[str]:
         yield found
 
 
-def shown(address: str, folder: Path) -> str:
-    """The document as it is once its script has asked for all that it wants."""
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=5000")
-    command = ("chromium", *options, f"--user-data-dir={folder}", "--dump-dom", address)
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture(params=["from a folder", "served"])
+def address(request: pytest.FixtureRequest, made: Site) -> str:
+    """Where the page is, as it lies published and as an endpoint serves it."""
+    if request.param == "served":
+        return f"{request.getfixturevalue('url')}{PAGE}"
+    return f"file://{made.root}/{FOLDER}index.html"
 
 
 def test_all_that_the_page_is_made_of_is_given_to_operators_alone(made: Site, url: str) -> None:
-    assert [get(f"{url}{PAGE}{name}").status_code for name in FILES] == [200, 200, 200]
+    names = (*FILES, "data/fleet.js", "data/server/web001.js")
+    assert {get(f"{url}{PAGE}{name}").status_code for name in names} == {200}
     with made.serve(operators=[ip_network("192.0.2.1/32")]) as elsewhere:
-        assert [get(f"{elsewhere}{PAGE}{name}").status_code for name in FILES] == [404, 404, 404]
+        assert {get(f"{elsewhere}{PAGE}{name}").status_code for name in names} == {404}
 
 
 def test_nothing_runs_on_the_page_but_its_own_files(url: str) -> None:
-    for name in FILES:
+    for name in (*FILES, "data/fleet.js"):
         answer = get(f"{url}{PAGE}{name}")
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; ")
         assert "unsafe" not in policy and answer.headers["x-content-type-options"] == "nosniff"
     markup = get(f"{url}{PAGE}").text
-    assert set(re.findall(r'(?:src|href)="([^"#]+)', markup)) == {"data:,", "page.css", "page.js"}
+    assert set(re.findall(r'(?:src|href)="([^"#]+)', markup)) == {"data:,", *FILES} - {""}
     assert not re.search(r"<style|<script>| style=| on[a-z]+=", markup)
 
 
-@pytest.mark.parametrize("path", ["app.py", "..%2fapp.py", "../app.py", "index.html/", "x"])
+@pytest.mark.parametrize(
+    "path",
+    ["app.py", "..%2fapp.py", "../app.py", "index.html/", "x", "data/x.js", "data/..%2fpage.js", "data/server/.js"],
+)
 def test_the_page_has_nothing_else_beside_it(url: str, path: str) -> None:
     assert get(f"{url}{PAGE}{path}").status_code == 404
 
 
-def test_the_page_is_only_read(url: str) -> None:
+def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
     assert plain.post(f"{url}{PAGE}").status_code == 405
+    etag = get(f"{url}{PAGE}data/fleet.js").headers["etag"]
+    again = get(f"{url}{PAGE}data/fleet.js", headers={"if-none-match": etag})
+    assert (again.status_code, again.content) == (304, b"")
 
 
 @browsers
-def test_a_browser_shows_the_fleet_what_is_held_and_markup_as_text(url: str, tmp_path: Path) -> None:
-    found = shown(f"{url}{PAGE}", tmp_path)
-    assert 'href="#/servers/web01"' in found and "1 of 1 servers" in found
-    assert "commit 4f2ab9917c03, by maxReinstalls" in found and "Digest 8c1f27ab" in found
-    assert found.index("BmcReached: Silent") < found.index("2 × Bmc: Stalled") < found.index("web01, web02")
-    assert "&lt;img src=x onerror=" in found and "<img" not in found and "<title>gitboot</title>" in found
+def test_the_page_shows_the_fleet_and_runs_nothing_of_it(chromium: Browser, address: str) -> None:
+    chromium.open(address)
+    assert chromium.run("document.title") == "gitboot"
+    shown = chromium.text
+    assert "60 of 60 servers" in shown and "web000" in shown
+    assert "commit 4f2ab9917c03, by maxReinstalls" in shown and "Gitboot-Ack: 8c1f27ab maxReinstalls" in shown
+    assert shown.index("BmcReached: Silent") < shown.index("2 × Bmc: Stalled") < shown.index("web001, web002")
+    assert HOSTILE in shown and chromium.run("document.images.length") == 0
+    chromium.run("search.value = 'site=fra1'; search.dispatchEvent(new Event('input'))")
+    assert "20 of 60 servers" in chromium.text
+    assert chromium.faults == []
 
 
 @browsers
-def test_a_browser_shows_one_server(url: str, tmp_path: Path) -> None:
-    found = shown(f"{url}{PAGE}#/servers/web01", tmp_path)
-    assert "<title>web01 – gitboot</title>" in found and "<dt>Because</dt>" in found and "decisionDigest" in found
+def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
+    expected = {
+        "images": ("the pin of web004", "overdue", "GPU driver", "flatcar-3", "58 %"),
+        "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Who is next in flatcar-stable", "ams1-repair", "lon1-firm"),
+        "changes": ("c0ffee00c0ff", "site=ams1", "12", "reinstalled"),
+        "unknown": ("No machine asked",),
+        "servers/web001": (
+            *("the policy always boots", "debug", "002.yaml:4", "who and when", "Under the maintenance fra1-repair"),
+            *("Changes without another commit", "bmc001.test", "Stalled: none", "gitboot history web001"),
+        ),
+        "servers/nobody": ("Not known",),
+        "servers/%zz": ("60 of 60 servers",),
+    }
+    chromium.open(address)
+    for view, words in expected.items():
+        chromium.run(f"location.hash = '#/{view}'")
+        for each in words:
+            chromium.until(f"document.body.innerText.includes({json.dumps(each)})")
+    assert chromium.faults == []
 
 
 @browsers
-def test_a_server_that_there_is_not_is_said_to_be_none(url: str, tmp_path: Path) -> None:
-    assert "the endpoint answers 404" in shown(f"{url}{PAGE}#/servers/nobody", tmp_path)
+def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site, url: str) -> None:
+    chromium.open(f"{url}{PAGE}#/servers/web001")
+    chromium.until("document.body.innerText.includes('who and when')")
+    links = set(chromium.run("[...document.querySelectorAll('#view a')].map((each) => each.href)"))
+    outside = {each for each in links if not each.startswith(url)}
+    assert "https://git.test/ops/fleet/blob/test/002.yaml#L4" in outside
+    assert {each.partition("/fleet/")[0] for each in outside} == {"https://git.test/ops"}
 
 
 @browsers
-def test_a_browser_reads_all_pages_and_holds_the_rows_that_are_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing(chromium: Browser, made: Site, *, dark: bool) -> None:
+    axe = Path(axe_core_python.__file__).with_name("axe.min.js").read_text()
+    rules = "{runOnly: ['color-contrast']}" if dark else "{}"  # the others see no colours
+    chromium.looks(dark=dark)
+    chromium.open(f"file://{made.root}/{FOLDER}index.html")
+    chromium.run(axe + "; 0")
+    for view, title in VIEWS.items():
+        chromium.run(f"location.hash = '#/{view}'")
+        chromium.until(f"(document.querySelector('#view:not([hidden]) h2')?.textContent ?? '') === '{title}'")
+        found = f"axe.run({rules}).then((found) => found.violations.map((each) => [each.id, each.nodes[0].html]))"
+        assert chromium.run(found) == [], view
+    chromium.looks()
+
+
+@browsers
+def test_the_page_is_used_by_keys_alone_and_prints_all_of_its_table(chromium: Browser, made: Site) -> None:
+    chromium.open(f"file://{made.root}/{FOLDER}index.html")
+    chromium.run("document.querySelector('.skip').focus()")
+    chromium.press("Enter")
+    assert chromium.run("document.activeElement.id") == "main"
+    for _ in range(6):  # search, three filters, the table
+        chromium.press("Tab")
+    assert chromium.run("document.activeElement.textContent") == "web000"
+    assert chromium.run("fleet.chosen.length > document.querySelectorAll('#fleet tbody a').length") is True
+    chromium.press("Enter")
+    chromium.until("document.activeElement.textContent === 'web000' && document.activeElement.tagName === 'H2'")
+    chromium.run("location.hash = '#/'; dispatchEvent(new Event('beforeprint'))")
+    chromium.until("document.querySelectorAll('#fleet tbody a').length === 60")
+    chromium.run("dispatchEvent(new Event('afterprint'))")
+    assert chromium.printed().startswith(b"%PDF")
+
+
+@browsers
+def test_without_the_output_the_api_is_read_page_by_page(chromium: Browser) -> None:
     more = [server(f"web{number:03}", "role: web") for number in range(2, MOST + 2)]
     with site(planned(*ALWAYS, *more)) as large, large.serve() as url:
-        found = shown(f"{url}{PAGE}", tmp_path)
-    assert f"{MOST + 1} of {MOST + 1} servers" in found
-    assert 10 < found.count("aria-rowindex=") < 100 and f'aria-rowcount="{MOST + 2}"' in found
+        assert not (large.root / FOLDER).exists()
+        chromium.open(f"{url}{PAGE}")
+        assert f"{MOST + 1} of {MOST + 1} servers" in chromium.text
+        assert 10 < chromium.run("document.querySelectorAll('#fleet tbody a').length") < 100
+        assert chromium.run("document.querySelector('#fleet').getAttribute('aria-rowcount')") == str(MOST + 2)
+        chromium.run("location.hash = '#/images'")
+        chromium.until("document.body.innerText.includes('outputs: [ipxe, grub, pages]')")
+        shutil.rmtree(large.root)  # what is read last stays
+        chromium.run("location.hash = '#/'; refresh()")
+        assert "what is below may be old" in chromium.text
+
+
+def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None:
+    with site(shown_fleet()) as other:
+        files = {path.relative_to(other.root): path.read_bytes() for path in (other.root / FOLDER).rglob("*.*")}
+    assert len(files) > 60
+    assert files == {path: (made.root / path).read_bytes() for path in files}
+    assert verify(made.root) == () and (made.root / DATA / "status.js").exists()

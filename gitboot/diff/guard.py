@@ -88,6 +88,7 @@ class Verdict:
     digest: Digest
     limits: Limits
     trips: tuple[Trip, ...]
+    areas: tuple[Area, ...] = ()  # how much of which group of servers it changes, the whole fleet first
 
     @property
     def held(self) -> bool:
@@ -137,7 +138,7 @@ def judge(
     )
     order = list(Guard)
     ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
-    return Verdict(digest=extent.digest, limits=limits, trips=tuple(ordered))
+    return Verdict(digest=extent.digest, limits=limits, trips=tuple(ordered), areas=extent.areas)
 
 
 def _of_branch(limits: Limits, rewound: bool, takeover: bool) -> Iterator[Trip]:

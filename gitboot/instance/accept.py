@@ -23,7 +23,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count, more, some
 from gitboot.problems.problem import Problem
 from gitboot.review import words
-from gitboot.status import Event, Heeded, Held, PassedMerge
+from gitboot.status import ChangedArea, Event, Heeded, Held, PassedMerge
 from gitboot.stoppage import Halt
 
 
@@ -99,6 +99,7 @@ class Attempt:
     trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
     signer: Signer | None = None  # whose trusted key vouches for the accepted commit
     acknowledged: tuple[Heeded, ...] = ()  # on the way to the accepted one since the start
+    changed: tuple[ChangedArea, ...] = ()  # likewise
     keys: str = ""  # what is another since the attempted one was judged, where keys are
 
     @property
@@ -113,7 +114,8 @@ class Attempt:
             return None
         verdict = self.candidate.verdict
         guards = tuple(str(guard) for guard in verdict.holding)
-        return Held(commit=self.candidate.commit.revision, digest=verdict.digest, guards=guards)
+        lines = _lines(verdict, self.candidate.need) if self.candidate.heeds_lines else ()
+        return Held(commit=self.candidate.commit.revision, digest=verdict.digest, guards=guards, lines=lines)
 
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
@@ -204,7 +206,12 @@ class Accepting:
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
             attempt = self._accepted(found.reached, digests, found.introduced, events, at)
-            attempt = replace(attempt, let_in=found.let_in, acknowledged=tuple(_heeded(found.hops)))
+            attempt = replace(
+                attempt,
+                let_in=found.let_in,
+                acknowledged=tuple(_heeded(found.hops)),
+                changed=tuple(_changed(found.hops)),
+            )
             events += _acknowledged(found.hops, at)
         attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
         if found.invalid is not None:
@@ -335,6 +342,21 @@ def _heeded(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[Heeded]:
             yield Heeded(commit=revision, guard=trip.guard.value, by=trip.by)
 
 
+def _changed(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[ChangedArea]:
+    for revision, verdict in hops:
+        for area in verdict.areas:
+            yield ChangedArea(
+                commit=revision,
+                label="=".join(area.label) if area.label is not None else "",
+                size=area.size,
+                changed=area.changed,
+                less=area.less,
+                removed=area.removed,
+                added=area.added,
+                reinstalled=area.reinstalled,
+            )
+
+
 def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
     """Whether a held commit may be judged otherwise by now."""
     held = attempt.candidate
@@ -373,7 +395,7 @@ def held_message(held: Candidate) -> str:
     message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
     if not held.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
-    if lines := _lines(verdict, held.need):
+    if lines := _quoted(verdict, held.need):
         where = (
             "in the message of a commit that you sign" if _wants_key(verdict, held.need) else "in a commit's message"
         )
@@ -384,17 +406,21 @@ def held_message(held: Candidate) -> str:
         message = f"{message}. {count(len(held.released), 'server')} would boot by it at once: {some(held.released)}"
     if len(held.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in held.steps):
         each = "; ".join(
-            f"{revision[:12]} with {_lines(step, held.need) or 'gitboot approve'}" for revision, step in held.steps
+            f"{revision[:12]} with {_quoted(step, held.need) or 'gitboot approve'}" for revision, step in held.steps
         )
         message = f"{message}. Or each merge by itself: {each}"
     unheeded = tuple(f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in held.unheeded)
     return f"{message} ({some(unheeded)})" if unheeded else message
 
 
-def _lines(verdict: Verdict, need: ReinstallsNeed | None) -> str:
-    """The lines that acknowledge all that holds; "" where no line does."""
-    found = [repr(text) for _, text in trailers(verdict, need)]
-    return " and ".join(found) if len(found) == len(verdict.holding) else ""
+def _lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
+    """The lines that acknowledge all that holds; none where no line does."""
+    found = tuple(text for _, text in trailers(verdict, need))
+    return found if len(found) == len(verdict.holding) else ()
+
+
+def _quoted(verdict: Verdict, need: ReinstallsNeed | None) -> str:
+    return " and ".join(map(repr, _lines(verdict, need)))
 
 
 def _wants_key(verdict: Verdict, need: ReinstallsNeed | None) -> bool:

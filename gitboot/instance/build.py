@@ -19,6 +19,7 @@ from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
+from gitboot.forge import Project
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.bookkeeping import known, looked_around, write, write_events
@@ -524,7 +525,8 @@ def _leave_status(
     It has how far the ledger has come: an older copy of it is noticed by that.
     """
     identity, changes = store.progress
-    facts_at = left.write({**status.facts(), "at": format_instant(at), "changes": changes})
+    links = Project.parse(settings.forge.project, settings.forge.api).links() if settings.forge is not None else None
+    facts_at = left.write({**status.facts(), "at": format_instant(at), "changes": changes, "links": links})
     tree.write_status(status_file(facts_at), at)
     if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
         with suppress(OSError):  # it says less then, and is trusted less

@@ -78,7 +78,7 @@ class LeftStatus:
     def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Leave a new status, and return it with the time by the clock."""
         with self._lock:
-            self._facts = facts
+            self._facts = _with_changes_of(self._facts, facts)
             return self._write(None)
 
     def note(self, underway: Underway | None) -> None:
@@ -92,6 +92,14 @@ class LeftStatus:
         with suppress(OSError):
             files.write_whole(self._directory / STATUS, laid_out(facts) + b"\n")
         return facts
+
+
+def _with_changes_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What an accepted commit has changed, which an instance that starts over it does not find out again."""
+    then, accepted = before.get("accepted", {}), now["accepted"]
+    if accepted["changed"] or then.get("commit") != accepted["commit"]:
+        return {**now}
+    return {**now, "accepted": {**accepted, "changed": then.get("changed", [])}}
 
 
 def read_status(directory: Path) -> dict[str, Any]:

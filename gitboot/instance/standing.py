@@ -106,6 +106,7 @@ class Standing:
             accepted=self.attempt.accepted.revision if self.attempt.accepted is not None else None,
             signer=self.attempt.signer,
             acknowledged=self.attempt.acknowledged,
+            changed=self.attempt.changed,
             applied=self.publication.applied,
             planned_at=self.publication.at,
             next_transition=self.plans.transitions.next,

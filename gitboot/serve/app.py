@@ -129,7 +129,7 @@ class Endpoint:
         self._pages = Router(
             [
                 *Api(tree, root, clock).routes,
-                *page_routes(),
+                *page_routes(tree),
                 Route("/metrics", self._metrics_page),
                 Route("/healthz", _healthz),
                 Route("/readyz", self._readyz),

@@ -101,6 +101,7 @@ class HeldItem(_Model):
 
     digest: str
     guards: tuple[str, ...]
+    lines: tuple[str, ...] = ()  # that acknowledge it in a commit's message; none where no line does
 
 
 class Attempted(_Model):
@@ -127,12 +128,26 @@ class HeededItem(_Model):
     by: str
 
 
+class ChangedItem(_Model):
+    """How much of a group of servers an accepted commit has changed."""
+
+    commit: str
+    label: str  # site=fra1; empty: the whole fleet
+    size: int
+    changed: int
+    less: int
+    removed: int
+    added: int
+    reinstalled: int
+
+
 class Accepted(_Model):
     """The commit that the next one is compared with, by the guards and in CI."""
 
     commit: str | None
     signer: SignerItem | None = None
     acknowledged: tuple[HeededItem, ...] = ()
+    changed: tuple[ChangedItem, ...] = ()  # by the commits that were accepted last
 
 
 class Applied(_Model):
@@ -170,6 +185,15 @@ class Progress(_Model):
     message: str  # the same in words
 
 
+class LinksItem(_Model):
+    """URLs of a forge's pages, with {commit}, {path} and {line} to be filled in."""
+
+    commit: str
+    line: str
+    blame: str
+    history: str
+
+
 class InstanceStatus(_Document):
     """An instance at a glance."""
 
@@ -180,6 +204,7 @@ class InstanceStatus(_Document):
     at: datetime | None = None  # when the instance said so last; absent where only a tree is served
     clock: datetime | None = None  # its clock, which endpoints compare with theirs
     changes: int | None = None  # of its ledger, since there is one
+    links: LinksItem | None = None  # to the forge that it tells of commits
     progress: Progress | None = None  # of long work that is being done; null: none is
     planned_at: datetime | None
     next_transition: datetime | None

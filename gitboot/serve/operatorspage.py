@@ -1,17 +1,22 @@
-"""The page that operators look at: three files of the package, which read the API and nothing else."""
+"""The page that operators look at: files of the package, and the data that was published for it beside the API."""
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from hashlib import sha256
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gitboot.render.page import MADE_OF, static
+from gitboot.render.page import DATA, MADE_OF, SCRIPT, static
+from gitboot.serve.reply import NOT_FOUND
+from gitboot.serve.tree import PublishedTree
 
 PAGE: Final = "/page/"
+_DATA: Final = re.compile(r"fleet|shard/[0-9a-f]{2}|server/[a-z0-9][a-z0-9.-]*")
 # Nothing but these files runs, whatever a fleet's names say, and the page talks with nobody but its endpoint.
 _HEADERS: Final = {
     "cache-control": "no-cache",
@@ -23,10 +28,22 @@ _HEADERS: Final = {
 }
 
 
-def page_routes() -> list[Route]:
-    """The page at `PAGE`, and what it is made of beside it."""
+def page_routes(tree: PublishedTree) -> list[Route]:
+    """The page at `PAGE`, and what it is made of beside it; its data is there where the Fleet's outputs have it."""
+
+    def data(request: Request) -> Response:
+        name = request.path_params["name"]
+        found = tree.read(f"{DATA}{name}.js") if _DATA.fullmatch(name) else None
+        if found is None:
+            return NOT_FOUND
+        etag = f'"{sha256(found.content).hexdigest()}"'
+        headers = {**_HEADERS, "content-type": SCRIPT, "etag": etag}
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(found.content, headers=headers)
+
     beside = [Route(f"{PAGE}{name}", partial(_file, name)) for name in MADE_OF if name != "index.html"]
-    return [Route(PAGE, partial(_file, "index.html")), *beside]
+    return [Route(PAGE, partial(_file, "index.html")), *beside, Route(f"{PAGE}data/{{name:path}}.js", data)]
 
 
 def _file(name: str, _: Request) -> Response:

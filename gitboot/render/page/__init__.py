@@ -25,6 +25,8 @@ SCRIPT: Final = "text/javascript; charset=utf-8"
 FORMAT: Final = 1
 MADE_OF: Final[Mapping[str, str]] = {
     "index.html": "text/html; charset=utf-8",
+    "data.js": SCRIPT,
+    "draw.js": SCRIPT,
     "page.css": "text/css; charset=utf-8",
     "page.js": SCRIPT,
 }

@@ -1,73 +1,74 @@
-// The operators' page: what the API tells, as text. Whatever comes from a fleet is set as textContent and never as markup.
+// The operators' page: its views, and which of them is asked for.
 "use strict";
 
-const API = "../api/v1";
 const ROW = 36; // as --row in page.css
 const MARGIN = 20; // rows above and below what is seen
 const REFRESH_MS = 15000;
-const NAMED = 12; // servers that one note names
+const NAMED = 12; // servers that one line names
 const $ = (id) => document.getElementById(id);
 
-const fleet = { all: [], chosen: [], printing: false, version: null };
+const fleet = { all: [], chosen: [], printing: false, version: null, shared: null, status: null };
 
 // What a phase means to somebody in a hurry: a colour, always with its word.
 const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
 
-function element(tag, text, className) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  return made;
+function some(names) {
+  return names.slice(0, NAMED).join(", ") + (names.length > NAMED ? ` and ${names.length - NAMED} more` : "");
 }
 
-async function ask(path) {
-  const answer = await fetch(`${API}/${path}`, { cache: "no-store" });
-  if (!answer.ok) throw new Error(answer.status === 503 ? "nothing is published yet" : `the endpoint answers ${answer.status}`);
-  return answer.json();
+// The forge's pages, where the instance tells one of its commits
+
+function forge(page, facts) {
+  const template = fleet.status?.links?.[page];
+  if (!template) return null;
+  const filled = Object.entries(facts).reduce(
+    (text, [name, value]) => text.replace(`{${name}}`, String(value).split("/").map(encodeURIComponent).join("/")), template);
+  return /^https?:/.test(filled) ? filled : null;
 }
 
-// Instants
-
-function away(instant) {
-  const minutes = Math.round((Date.parse(instant) - Date.now()) / 60000);
-  const size = Math.abs(minutes);
-  if (size === 0) return "now";
-  const words = size < 60 ? `${size} min` : size < 2880 ? `${Math.round(size / 60)} h` : `${Math.round(size / 1440)} days`;
-  return minutes >= 0 ? `in ${words}` : `${words} ago`;
+function commit(revision) {
+  const address = forge("commit", { commit: revision });
+  const shown = element(address ? "a" : "span", revision.slice(0, 12), "mono");
+  if (address) shown.href = address;
+  return shown;
 }
 
-function instant(value) {
-  if (!value) return element("span", "–");
-  const made = element("time", `${away(value)} · ${value.slice(0, 16).replace("T", " ")}Z`);
-  made.dateTime = made.title = value;
+function line(revision, path, number) {
+  if (!path) return element("span", "a rule adds it", "quiet");
+  const address = forge("line", { commit: revision, path, line: number });
+  const made = element("span");
+  made.append(address ? link(`${path}:${number}`, address) : `${path}:${number}`);
+  const blame = forge("blame", { commit: revision, path, line: number });
+  if (blame) made.append(" · ", link("who and when", blame));
   return made;
 }
 
 // How the instance fares
 
-function note(tone, word, text, more) {
-  const made = element("div", undefined, `note ${tone}`);
-  made.append(element("span", word, "word"), ` ${text}`);
-  for (const line of more) if (line) made.append(element("p", line));
-  return made;
+function held(attempted) {
+  const { digest, guards, lines } = attempted.held;
+  const ways = [`Digest ${digest}`];
+  if (lines?.length) {
+    ways.push("Acknowledge it by these lines in a commit's message:", element("pre", lines.join("\n")), "or in a shell:");
+  } else {
+    ways.push("No line of a commit acknowledges it; in a shell:");
+  }
+  ways.push(element("pre", `gitboot approve ${digest} ${guards.map((each) => `--guard ${each}`).join(" ")} --reason … --state …`));
+  return note("bad", "Held", `commit ${(attempted.commit ?? "").slice(0, 12)}, by ${guards.join(", ")}`, ...ways);
 }
 
 function notes(status) {
   const found = [];
   const { attempted, conditions, progress } = status;
-  if (attempted?.held) {
-    const held = attempted.held;
-    found.push(note("bad", "Held", `commit ${(attempted.commit ?? "").slice(0, 12)}, by ${held.guards.join(", ")}`,
-      [`Digest ${held.digest}`])); // which lines acknowledge it, if any do, the condition says
-  }
+  if (attempted?.held) found.push(held(attempted));
   for (const each of attempted?.problems ?? []) {
-    found.push(note(each.severity === "error" ? "bad" : "busy", each.code, `${each.path}:${each.line}: ${each.message}`, [each.hint]));
+    found.push(note(each.severity === "error" ? "bad" : "busy", each.code, `${each.path}:${each.line}: ${each.message}`, each.hint));
   }
   found.push(...failing(conditions ?? []));
-  if (progress) found.push(note("busy", progress.work, progress.message, []));
+  if (progress) found.push(note("busy", progress.work, progress.message));
   if (!found.length) {
     const told = conditions?.length > 0 && status.applied?.commit;
-    found.push(told ? note("good", "Well", "every condition holds", []) : note("busy", "Unknown", "no instance has said yet how it fares", []));
+    found.push(told ? note("good", "Well", "every condition holds") : note("busy", "Unknown", "no instance has said yet how it fares"));
   }
   return found;
 }
@@ -81,36 +82,37 @@ function failing(conditions) {
     groups.set(key, [...(groups.get(key) ?? []), { ...each, kind, server }]);
   }
   return [...groups.entries()].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, [first, ...more]]) => {
-    if (!more.length) return note("bad", `${first.type}: ${first.reason}`, first.message, [first.remedy]);
+    if (!more.length) return note("bad", `${first.type}: ${first.reason}`, first.message, first.remedy);
     const names = [first, ...more].map((each) => each.server);
-    const rest = names.length > NAMED ? ` and ${names.length - NAMED} more` : "";
-    return note("bad", `${names.length} × ${first.kind}: ${first.reason}`, first.message,
-      [names.slice(0, NAMED).join(", ") + rest, first.remedy]);
+    return note("bad", `${names.length} × ${first.kind}: ${first.reason}`, first.message, some(names), first.remedy);
   });
 }
 
-function showStatus(status) {
-  const applied = status.applied?.commit;
-  $("commit").textContent = applied ? `boots commit ${applied.slice(0, 12)}` : "no commit is applied";
-  $("at").replaceChildren(...(status.at ? ["as of ", instant(status.at)] : []));
-  $("state").replaceChildren(...notes(status));
+// What other views say of it.
+function brief(wrong) {
+  const made = element("p", undefined, "note bad");
+  made.append(link(`${wrong} ${wrong === 1 ? "thing needs" : "things need"} attention`, "#/"));
+  return made;
 }
 
-// The fleet: only the rows that are seen are in the document
-
-function words(item) {
-  const labels = Object.entries(item.labels).map(([key, value]) => `${key}=${value}`);
-  return [item.name, item.uuid, ...item.macs, ...item.macs.map((mac) => mac.replaceAll("-", ":")), item.image, item.version, ...labels].join("\n").toLowerCase();
+function showStatus() {
+  const { status, shared } = fleet;
+  const applied = status?.applied?.commit ?? shared?.commit;
+  $("commit").replaceChildren(...(applied ? ["boots commit ", commit(applied)] : ["no commit is applied"]));
+  $("at").replaceChildren(...(status?.at ? ["as of ", instant(status.at)] : []));
+  const told = status ? notes(status) : [note("busy", "Files", "as they were rendered: no instance runs by them")];
+  const wrong = told.filter((each) => each.classList.contains("bad")).length;
+  $("state").replaceChildren(...(asked().title === null ? told : wrong ? [brief(wrong)] : []));
 }
 
-function row(item, number) {
+// The table of servers: only the rows that are seen are in the document
+
+function row(server, number) {
   const made = element("tr");
   made.setAttribute("aria-rowindex", number + 2);
-  const link = element("a", item.name);
-  link.href = `#/servers/${encodeURIComponent(item.name)}`;
-  const phase = element("span", item.phase ?? "undecided", `word ${TONES[item.phase] ?? "busy"}`);
-  const image = [item.image, item.version].filter(Boolean).join(" ") || "local disk";
-  for (const content of [link, item.site ?? "–", phase, image, item.maintenance ?? item.policy ?? "–", instant(item.nextTransition)]) {
+  const phase = element("span", server.phase ?? "undecided", `word ${TONES[server.phase] ?? "busy"}`);
+  const image = [server.image, server.version].filter(Boolean).join(" ") || "local disk";
+  for (const content of [toServer(server.name), server.site ?? "–", phase, image, server.maintenance ?? server.policy ?? "–", instant(server.nextTransition)]) {
     const cell = element("td");
     cell.append(content);
     if (typeof content === "string") cell.title = content;
@@ -135,18 +137,18 @@ function drawRows() {
   const top = Math.max(0, Math.floor($("window").scrollTop / ROW) - MARGIN);
   const first = printing ? 0 : Math.min(top, Math.max(0, chosen.length - seen));
   const end = printing ? chosen.length : Math.min(chosen.length, first + seen + MARGIN);
-  const rows = chosen.slice(first, end).map((item, number) => row(item, first + number));
-  const focused = document.activeElement?.closest("#servers a")?.hash;
-  $("servers").tBodies[0].replaceChildren(gap(first), ...rows, gap(chosen.length - end));
-  $("servers").setAttribute("aria-rowcount", chosen.length + 1);
-  if (focused) [...$("servers").querySelectorAll("a")].find((link) => link.hash === focused)?.focus({ preventScroll: true });
+  const rows = chosen.slice(first, end).map((server, number) => row(server, first + number));
+  const focused = document.activeElement?.closest("#fleet a")?.hash;
+  $("fleet").tBodies[0].replaceChildren(gap(first), ...rows, gap(chosen.length - end));
+  $("fleet").setAttribute("aria-rowcount", chosen.length + 1);
+  if (focused) [...$("fleet").querySelectorAll("a")].find((each) => each.hash === focused)?.focus({ preventScroll: true });
 }
 
 function choose() {
   const wanted = $("search").value.trim().toLowerCase();
   const fields = ["site", "phase", "image"].map((name) => [name, $(name).value]).filter(([, value]) => value);
-  fleet.chosen = fleet.all.filter((item) =>
-    fields.every(([name, value]) => item[name] === value) && (!wanted || item.words.includes(wanted)));
+  fleet.chosen = fleet.all.filter((server) =>
+    fields.every(([name, value]) => server[name] === value) && (!wanted || server.words.includes(wanted)));
   $("count").textContent = `${fleet.chosen.length} of ${fleet.all.length} servers`;
   drawRows();
 }
@@ -154,119 +156,287 @@ function choose() {
 function offer(name) {
   const select = $(name);
   const kept = select.value;
-  const values = [...new Set(fleet.all.map((item) => item[name]).filter(Boolean))].sort();
+  const values = [...new Set(fleet.all.map((server) => server[name]).filter(Boolean))].sort();
   if (kept && !values.includes(kept)) values.push(kept);
   select.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(value, value)));
   select.value = kept;
 }
 
 // What differs once servers may boot something else; null: no instance says so, and the fleet is read each time.
-function version({ at, applied, changes, nextTransition, phases }) {
-  return at ? JSON.stringify([applied, changes, nextTransition, phases]) : null;
+function version(status) {
+  if (!status?.at) return null;
+  const { applied, changes, nextTransition, phases } = status;
+  return JSON.stringify([applied, changes, nextTransition, phases]);
 }
 
-async function readFleet(status) {
-  if (fleet.version !== null && fleet.version === version(status)) return drawRows();
-  const all = [];
-  let last = null;
-  do {
-    const page = await ask(`servers${last === null ? "" : `?continue=${encodeURIComponent(last)}`}`);
-    for (const item of page.items) all.push({ ...item, words: words(item) });
-    last = page.continue;
-    if (fleet.all.length === 0 && last !== null) $("count").textContent = `${all.length} servers read`;
-  } while (last !== null);
-  fleet.all = all;
-  fleet.version = version(status);
+async function readFleet() {
+  if (fleet.version !== null && fleet.version === version(fleet.status)) return;
+  const was = fleet.all.length;
+  fleet.shared = await readShared();
+  fleet.all = await readServers(fleet.shared, (read) => { if (was === 0) $("count").textContent = `${read} servers read`; });
+  fleet.version = version(fleet.status);
   ["site", "phase", "image"].forEach(offer);
   choose();
-}
-
-// Machines that no document describes
-
-function showSeen({ items }) {
-  $("seen").hidden = items.length === 0 || !$("server").hidden;
-  $("seen").querySelector("tbody").replaceChildren(...items.map((item) => {
-    const made = element("tr");
-    for (const content of [item.macs.join(" ") || "–", item.uuid ?? "–", item.client, instant(item.last), String(item.times)]) {
-      const cell = element("td");
-      cell.append(content);
-      made.append(cell);
-    }
-    return made;
-  }));
 }
 
 // One server
 
 function facts(server) {
   const labels = Object.entries(server.labels).map(([key, value]) => `${key}=${value}`).join("  ");
-  const known = Object.entries(server.provisioned ?? {})
-    .filter(([, value]) => value && (typeof value !== "object" || Object.keys(value).length))
-    .map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
   return [
     ["Phase", server.phase], ["Because", server.cause], ["Image", [server.image, server.version].filter(Boolean).join(" ")],
     ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
-    ["Installation", server.step], ["Site", server.site], ["Labels", labels], ["UUID", server.uuid],
-    ["MAC", server.macs.join(" ")], ["Kernel arguments", server.kernelArguments.join(" ")],
-    ["BMC is to boot", server.override && `${server.override.enabled} ${server.override.target}, for ${server.override.reason}`],
-    ["Record", known], ["Differs", Object.values(server.drift).join("; ")], ["Plan's digest", server.digest],
-  ].filter(([, value]) => value);
+    ["Installation", server.step], ["Next change", instant(server.nextTransition)], ["Site", server.site], ["Labels", labels],
+    ["UUID", server.uuid], ["MAC", server.macs.join(" ")], ["Kernel arguments", server.kernelArguments.join(" ")],
+    ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Plan's digest", server.digest],
+  ];
 }
 
-async function showServer(name) {
-  const path = `servers/${encodeURIComponent(name)}`;
-  const article = $("server");
-  $("server-title").textContent = name;
-  const list = article.querySelector("dl");
-  try {
-    const [server, plan] = await Promise.all([ask(path), ask(`${path}/plan`)]);
-    if (asked() !== name) return; // another was asked for meanwhile
-    const rows = facts(server).flatMap(([key, value]) => [element("dt", key), element("dd", value)]);
-    const next = element("dd");
-    next.append(instant(server.nextTransition));
-    list.replaceChildren(...rows, element("dt", "Next change"), next);
-    article.querySelector("pre").textContent = JSON.stringify(plan, null, 2);
-  } catch (error) {
-    if (asked() !== name) return;
-    list.replaceChildren(element("dt", "Not known"), element("dd", error.message));
-    article.querySelector("pre").textContent = "";
+function described(pairs) {
+  const list = element("dl");
+  for (const [key, value] of pairs) {
+    if (!value) continue;
+    const said = element("dd");
+    said.append(value);
+    list.append(element("dt", key), said);
   }
+  return list;
+}
+
+function why(server) {
+  const { commit: revision, lines } = server.written;
+  const groups = [...new Set(lines.map((each) => each[4]))].sort((one) => (one === (server.maintenance ?? null) ? -1 : 1));
+  const tables = groups.map((under) => {
+    const caption = under ? `Under the maintenance ${under}` : "Under its policy";
+    const rows = lines.filter((each) => each[4] === under)
+      .map(([field, value, rule, reason, , resource, path, number]) =>
+        [field, element("span", value, "mono"), line(revision, path, number), resource, `${reason} (${rule})`]);
+    return table(caption, ["Field", "Value", "Written at", "In", "Why"], rows);
+  });
+  const as = element("p", "Lines as of commit ", "quiet");
+  as.append(commit(revision), ", by which this was told last; later ones may have moved them.");
+  return part("Why", as, ...tables);
+}
+
+function history(server) {
+  const own = server.written?.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
+  const told = element("p");
+  const address = own ? forge("history", { commit: server.written.commit, path: own }) : null;
+  if (address) told.append("Who changed its document when: ", link(own, address), ". ");
+  told.append("All that changed what it boots, whichever document that was in: ", element("code", `gitboot history ${server.name}`));
+  return part("History", told);
+}
+
+function record(known) {
+  const pairs = Object.entries(known).filter(([, value]) => value && typeof value !== "object");
+  const attempts = (known.attempts ?? []).map((each) => [each.key, String(each.attempt), each.step, each.image]);
+  const content = pairs.length ? [described(pairs.map(([key, value]) => [key, String(value)]))] : [element("p", "Nothing was seen of it yet.")];
+  if (attempts.length) content.push(table("Attempts", ["Key", "Attempt", "Step", "Image"], attempts));
+  return part("Record", ...content);
+}
+
+function bmc(server) {
+  const says = fleet.status?.conditions?.find((each) => each.type === `Bmc/${server.name}`);
+  const wanted = server.override && `${server.override.enabled} ${server.override.target}, for ${server.override.reason}`;
+  return part("BMC", described([
+    ["Address", server.bmc?.address], ["System", server.bmc?.system], ["Is to boot", wanted ?? "nothing but what it is set to"],
+    ["Condition", says && `${says.reason}: ${says.message}`], ["Way out", says && !says.status && says.remedy],
+  ]));
+}
+
+function later(server) {
+  const rows = server.later.map((each) => [instant(each.from), each.phase ?? "no plan", each.image ?? "local disk", each.by, each.cause]);
+  return part("Next", rows.length ? table("Changes without another commit", ["From", "Phase", "Boots", "By", "Because"], rows)
+    : element("p", "Nothing changes without another commit."));
+}
+
+async function showServer(asked) {
+  const server = await readServer(asked);
+  const more = element("details");
+  const said = element("pre", JSON.stringify(server.document, null, 2));
+  said.tabIndex = 0;
+  more.append(element("summary", "Decision and plan"), said);
+  return [
+    described(facts(server)),
+    ...(server.written ? [why(server)] : []),
+    ...(server.later ? [later(server)] : []),
+    ...(server.bmc || server.override ? [bmc(server)] : []),
+    ...(server.provisioned ? [record(server.provisioned)] : []),
+    ...(server.written ? [history(server)] : []),
+    more,
+  ];
+}
+
+// What needs the published page
+
+function unpublished() {
+  return [note("busy", "Not published", "the Fleet's outputs have no pages: outputs: [ipxe, grub, pages] in its document shows this")];
+}
+
+function count(name) {
+  const found = new Map();
+  for (const server of fleet.all) {
+    for (const each of [server[name]].flat()) if (each) found.set(each, (found.get(each) ?? 0) + 1);
+  }
+  return found;
+}
+
+function joining(stream) {
+  const found = new Map();
+  for (const { name, stream: own, joins } of fleet.all) {
+    if (own === stream.name && joins) found.set(joins, [...(found.get(joins) ?? []), name]);
+  }
+  return [...found].sort(([a], [b]) => a - b);
+}
+
+function next(stream) {
+  const [first] = joining(stream);
+  return first ? `at ${first[0]} %: ${some(first[1])}` : "nobody waits";
+}
+
+async function showImages() {
+  const { shared } = fleet;
+  if (shared === null) return unpublished();
+  const [decided, provisioned, kept] = ["decided", "provisioned", "kept"].map(count);
+  const streams = (image) => shared.streams.filter((each) => [each.current, each.rollout].includes(image)).map((each) => each.name).join(", ");
+  const images = Object.entries(shared.images).map(([image, version]) =>
+    [image, version, String(decided.get(image) ?? 0), String(provisioned.get(image) ?? 0), streams(image) || null]);
+  const behind = [...shared.optOuts].sort((a, b) => ((a.until ?? "9") < (b.until ?? "9") ? -1 : 1)).map((each) => {
+    const overdue = each.until && Date.parse(each.until) <= Date.now();
+    const until = element("span");
+    until.append(overdue ? element("span", "overdue ", "word bad") : "", instant(each.until));
+    return [each.what, each.image, until, String(kept.get(each.id) ?? 0), each.reason];
+  });
+  return [
+    part("Images", table("Who boots which", ["Image", "Version", "Decided for", "Provisioned with", "In streams"], images)),
+    part("Streams", shared.streams.length ? table("Where each stream is", ["Stream", "Current", "Rollout", "Percent", "Next", "Written at"],
+      shared.streams.map((each) => [each.name, each.current, each.rollout, each.rollout && `${each.percent} %`, each.rollout && next(each), line(shared.commit, each.path, each.line)]))
+      : element("p", "There is no stream.")),
+    part("Pins and holds", behind.length ? table("Who stays where it is, and until when", ["What", "At", "Until", "Servers", "Reason"], behind)
+      : element("p", "Nobody is kept back.")),
+  ];
+}
+
+async function showTimeline() {
+  const { shared } = fleet;
+  if (shared === null) return unpublished();
+  const servers = count("windows");
+  const rows = [...shared.maintenances].sort((a, b) => ((a.start ?? "") < (b.start ?? "") ? -1 : 1));
+  const rollouts = shared.streams.filter((each) => each.rollout).flatMap((each) => {
+    const waits = joining(each);
+    const upcoming = waits.slice(0, 8).map(([percent, names]) => [`${percent} %`, String(names.length), some(names)]);
+    return [
+      element("h4", `${each.name}: ${each.rollout} at ${each.percent} %`),
+      ladder(`${each.name} is at ${each.percent} percent; ${next(each)}`, each.percent, waits),
+      upcoming.length ? table(`Who is next in ${each.name}`, ["From", "Servers", "Which"], upcoming) : element("p", "Nobody waits for it."),
+    ];
+  });
+  return [
+    part("Windows", ...(rows.length ? [windows("Windows of maintenances in time; the table below says the same", rows),
+      table("Windows of maintenances", ["Maintenance", "From", "Until", "Servers", "Profile", "Priority", "Written at"], rows.map((each) =>
+        [each.name, instant(each.start), instant(each.end), String(servers.get(each.name) ?? 0), each.profile, String(each.priority), line(shared.commit, each.path, each.line)]))]
+      : [element("p", "There is no maintenance.")])),
+    part("Rollouts", ...(rollouts.length ? rollouts : [element("p", "No stream rolls anything out.")])),
+  ];
+}
+
+const KINDS = [["reinstalled", "reinstalled"], ["changed", "changed otherwise"], ["less", "offer less"], ["added", "added"], ["removed", "removed or retired"]];
+
+async function showChanges() {
+  const { status } = fleet;
+  if (!status) return [note("busy", "Not known", "no instance has accepted these files")];
+  const areas = status.accepted?.changed ?? [];
+  const commits = [...new Set(areas.map((each) => each.commit))];
+  const legend = element("p", undefined, "legend");
+  for (const [kind, words] of KINDS) legend.append(element("span", "■ ", `key ${kind}`), words, " ");
+  return [
+    part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")])),
+    part("Accepted last", ...(commits.length ? [legend] : [element("p", "What it changed is not known: nothing was accepted since this instance began.")]),
+      ...commits.flatMap((each) => extent(each, areas.filter((area) => area.commit === each)))),
+  ];
+}
+
+function extent(revision, areas) {
+  const sizes = (area) => KINDS.map(([kind]) => [kind, kind === "changed" ? Math.max(0, area.changed - area.reinstalled) : area[kind]]);
+  const rows = areas.map((area) => [area.label || "whole fleet", sizes(area)]);
+  const touched = (sizes) => sizes.reduce((sum, [, size]) => sum + size, 0);
+  const title = element("h4", "Commit ");
+  title.append(commit(revision));
+  return [
+    title,
+    bars("How many servers the commit changed, by group and kind; the table below says the same",
+      rows.map(([label, parts], place) => [label, parts, `${touched(parts)} of ${areas[place].size}`])),
+    table("The same in numbers", ["Group", "Servers", ...KINDS.map(([, words]) => words)],
+      rows.map(([label, parts], place) => [label, String(areas[place].size), ...parts.map(([, size]) => String(size))])),
+  ];
+}
+
+async function showUnknown() {
+  const found = await readSeen();
+  if (!found.length) return [element("p", "No machine asked for a boot that no document describes.")];
+  return [table("Machines that no document describes", ["MAC", "UUID", "Address", "Last asked", "Times"], found.map((each) =>
+    [each.macs.join(" ") || null, each.uuid, each.client, instant(each.last), String(each.times)]))];
 }
 
 // What is asked for stands in the address
 
+const VIEWS = { images: ["Images and streams", showImages], timeline: ["Windows and rollouts", showTimeline], changes: ["Changes", showChanges], unknown: ["Unknown machines", showUnknown] };
+
 function asked() {
-  const found = /^#\/servers\/(.+)$/.exec(location.hash);
+  const [, view, rest] = /^#\/([a-z]*)(?:\/(.+))?$/.exec(location.hash) ?? [];
   try {
-    return found ? decodeURIComponent(found[1]) : null;
+    if (view === "servers" && rest) return { title: decodeURIComponent(rest), show: () => showServer(decodeURIComponent(rest)) };
   } catch {
-    return null;
+    return { title: null };
+  }
+  return view in VIEWS ? { title: VIEWS[view][0], show: VIEWS[view][1] } : { title: null };
+}
+
+async function show() {
+  const wanted = location.hash;
+  const { title, show: made } = asked();
+  $("servers").hidden = title !== null;
+  $("view").hidden = title === null;
+  document.title = title === null ? "gitboot" : `${title} – gitboot`;
+  for (const each of document.querySelectorAll("nav a")) {
+    each.toggleAttribute("aria-current", each.hash === (wanted || "#/"));
+    if (each.hasAttribute("aria-current")) each.setAttribute("aria-current", "page");
+  }
+  showStatus();
+  if (title === null) return drawRows();
+  const heading = element("h2", title);
+  heading.tabIndex = -1;
+  const content = await made().catch((error) => [note("bad", "Not known", error.message)]);
+  if (location.hash === wanted) fill($("view"), heading, content); // another was asked for meanwhile
+}
+
+// Put a view in its place, as it is; what is looked at and opened in it stays so.
+function fill(view, heading, content) {
+  const open = view.querySelector("details")?.open && view.querySelector("h2")?.textContent === heading.textContent;
+  view.replaceChildren(heading, ...content);
+  const details = view.querySelector("details");
+  if (details && open) details.open = true;
+}
+
+async function refresh() {
+  try {
+    fleet.status = await readStatus();
+    if (document.documentElement.dataset.read === undefined) showStatus();
+    await readFleet();
+    await show();
+    document.documentElement.dataset.read = ""; // for whoever waits for it
+  } catch (error) {
+    $("state").replaceChildren(note("bad", "Not read", `${error.message}; what is below may be old`));
   }
 }
 
 async function go() {
-  const name = asked();
-  $("server").hidden = name === null;
-  $("fleet").hidden = name !== null;
-  document.title = name === null ? "gitboot" : `${name} – gitboot`;
-  await refresh();
-  if (name !== null) $("server-title").focus();
-}
-
-async function refresh() {
-  const name = asked();
-  try {
-    const [status, seen] = await Promise.all([ask("status"), ask("seen")]);
-    showStatus(status);
-    showSeen(seen);
-    await (name === null ? readFleet(status) : showServer(name));
-  } catch (error) {
-    $("state").replaceChildren(note("bad", "Not read", `${error.message}; what is below may be old`, []));
-  }
+  await show();
+  ($("view").hidden ? $("servers-title") : $("view").querySelector("h2"))?.focus();
 }
 
 async function watch() {
-  if (!document.hidden) await refresh();
+  if (!document.hidden && source.live && !$("view").contains(document.activeElement)) await refresh();
   setTimeout(watch, REFRESH_MS);
 }
 
@@ -280,5 +450,5 @@ addEventListener("hashchange", go);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
 addEventListener("beforeprint", () => { fleet.printing = true; drawRows(); });
 addEventListener("afterprint", () => { fleet.printing = false; drawRows(); });
-go();
+refresh();
 setTimeout(watch, REFRESH_MS);

@@ -1,0 +1,150 @@
+// Elements and pictures. Whatever comes from a fleet is set as textContent and never as markup.
+"use strict";
+
+function element(tag, text, className) {
+  const made = document.createElement(tag);
+  if (text !== undefined && text !== null) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function link(text, address) {
+  const made = element("a", text);
+  made.href = address;
+  return made;
+}
+
+function toServer(name) {
+  return link(name, `#/servers/${encodeURIComponent(name)}`);
+}
+
+// A heading and what stands under it.
+function part(title, ...content) {
+  const made = element("section");
+  made.append(element("h3", title), ...content);
+  return made;
+}
+
+function note(tone, word, text, ...more) {
+  const made = element("div", undefined, `note ${tone}`);
+  made.append(element("span", word, "word"), ` ${text}`);
+  for (const each of more) if (each) made.append(typeof each === "string" ? element("p", each) : each);
+  return made;
+}
+
+// A table; cells are text, elements, or null for none. A wide one scrolls by itself, also by the keyboard.
+function table(caption, heads, rows) {
+  const made = element("table");
+  made.append(element("caption", caption));
+  const head = made.createTHead().insertRow();
+  for (const each of heads) {
+    const cell = element("th", each);
+    cell.scope = "col";
+    head.append(cell);
+  }
+  const body = made.createTBody();
+  for (const row of rows) {
+    const line = body.insertRow();
+    for (const each of row) line.insertCell().append(each ?? "–");
+  }
+  const wide = element("div", undefined, "wide");
+  wide.tabIndex = 0;
+  wide.setAttribute("role", "region");
+  wide.setAttribute("aria-label", caption);
+  wide.append(made);
+  return wide;
+}
+
+function away(instant) {
+  const minutes = Math.round((Date.parse(instant) - Date.now()) / 60000);
+  const size = Math.abs(minutes);
+  if (size === 0) return "now";
+  const words = size < 60 ? `${size} min` : size < 2880 ? `${Math.round(size / 60)} h` : `${Math.round(size / 1440)} days`;
+  return minutes >= 0 ? `in ${words}` : `${words} ago`;
+}
+
+function instant(value) {
+  if (!value) return element("span", "–");
+  const made = element("time", `${away(value)} · ${value.slice(0, 16).replace("T", " ")}Z`);
+  made.dateTime = made.title = value;
+  return made;
+}
+
+// Pictures
+
+function shape(tag, facts, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(facts)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const WIDTH = 1000;
+const NAMES = 240; // of that, to the left
+const BAR = 30;
+
+// A picture that is told in words too: a table beside it says the same.
+function picture(says, height, shapes) {
+  const made = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": says });
+  made.append(...shapes);
+  return made;
+}
+
+function name(text, row) {
+  const shown = text.length > 30 ? `${text.slice(0, 29)}…` : text;
+  return shape("text", { x: NAMES - 12, y: row * BAR + 20, "text-anchor": "end" }, shown);
+}
+
+// Rows of bars side by side: [name, [[class, size], …], words]; scaled by what the largest row comes to.
+function bars(says, rows) {
+  const most = Math.max(1, ...rows.map(([, parts]) => parts.reduce((sum, [, size]) => sum + size, 0)));
+  const scale = (WIDTH - NAMES - 160) / most;
+  const shapes = rows.flatMap(([text, parts, words], row) => {
+    let x = NAMES;
+    const drawn = parts.filter(([, size]) => size > 0).map(([kind, size]) => {
+      const wide = Math.max(2, size * scale);
+      x += wide;
+      return shape("rect", { class: kind, x: x - wide, y: row * BAR + 4, width: wide, height: BAR - 8 });
+    });
+    return [name(text, row), ...drawn, shape("text", { x: x + 8, y: row * BAR + 20 }, words)];
+  });
+  return picture(says, rows.length * BAR, shapes);
+}
+
+// Windows on an axis of time, with a line for now. Ends that are open reach to the edge.
+function windows(says, rows) {
+  const now = Date.now();
+  const known = rows.flatMap(({ start, end }) => [start, end]).filter(Boolean).map((each) => Date.parse(each));
+  const first = Math.min(now, ...known);
+  const last = Math.max(now, ...known);
+  const margin = Math.max(3600000, (last - first) * 0.05);
+  const place = (at) => NAMES + ((at - first + margin) / (last - first + 2 * margin)) * (WIDTH - NAMES);
+  const shapes = rows.flatMap((each, row) => {
+    const from = each.start ? place(Date.parse(each.start)) : NAMES;
+    const to = each.end ? place(Date.parse(each.end)) : WIDTH;
+    const open = (!each.start || Date.parse(each.start) <= now) && (!each.end || now < Date.parse(each.end));
+    return [name(each.name, row), shape("rect", { class: open ? "open" : "window", x: from, y: row * BAR + 4, width: Math.max(3, to - from), height: BAR - 8 })];
+  });
+  const height = rows.length * BAR + 44;
+  const line = shape("line", { class: "now", x1: place(now), x2: place(now), y1: 0, y2: height - 40 });
+  const days = [0, 1, 2, 3].map((each) => first + ((last - first) * each) / 3).map((at, number) =>
+    shape("text", { x: place(at), y: height - 4, "text-anchor": number === 3 ? "end" : "middle", class: "axis" }, new Date(at).toISOString().slice(0, 16).replace("T", " ")));
+  return picture(says, height, [...shapes, line, shape("text", { x: place(now), y: height - 24, "text-anchor": "middle" }, "now"), ...days]);
+}
+
+// How far a rollout has come, and at which percentages servers wait for it: [[percent, servers], …].
+function ladder(says, percent, joining) {
+  const place = (at) => NAMES + (at / 100) * (WIDTH - NAMES - 20);
+  const most = Math.max(1, ...joining.map(([, servers]) => servers.length));
+  return picture(says, 74, [
+    shape("rect", { class: "window", x: NAMES, y: 44, width: place(100) - NAMES, height: 8 }),
+    shape("rect", { class: "open", x: NAMES, y: 44, width: place(percent) - NAMES, height: 8 }),
+    ...joining.map(([at, servers]) => {
+      const high = 6 + (34 * servers.length) / most;
+      return shape("rect", { class: "waits", x: place(at) - 3, y: 44 - high, width: 5, height: high });
+    }),
+    shape("text", { x: NAMES, y: 70 }, "0 %"),
+    shape("text", { x: place(percent), y: 70, "text-anchor": "middle" }, `${percent} %`),
+    shape("text", { x: place(100), y: 70, "text-anchor": "end" }, percent < 95 ? "100 %" : ""),
+  ]);
+}
