@@ -244,6 +244,50 @@ spec: {{systemUUID: {UUID.upper()}, kernelURL: old.example.net/os/vmlinuz-1.2, i
         f'{{"hw-address": "{MAC}", "ip-address": "10.0.0.13", "hostname": "web01"}}]}}]}}}}'
     },
 }
+# The same machine in other forms that the projects' own examples have.
+FORMS: dict[str, tuple[str, dict[str, str]]] = {
+    # As in Kea's doc/examples/kea4/all-keys.json.
+    "kea with a bare fraction": (
+        "kea",
+        {"k.json": SOURCES["kea"]["kea.conf"].replace('{"subnet4"', '{"t1-percent": .5, "user": "1, .5", "subnet4"')},
+    ),
+    # As in Tinkerbell's pkg/backend/file/testdata/example.yaml.
+    "tinkerbell's list of a file": (
+        "tinkerbell",
+        {
+            "file.yaml": f"- kind: Hardware\n  metadata: {{name: web01}}\n  spec:\n    interfaces:\n"
+            f"    - dhcp: {{mac: '{MAC}', arch: x86_64, ip: {{address: 10.0.0.13, netmask: 255.255.255.0}}}}\n"
+        },
+    ),
+    # As in Tinkerbell's docs/technical/v1alpha2/hardware.yaml.
+    "tinkerbell v1alpha2": (
+        "tinkerbell",
+        {
+            "hardware.yaml": f"""\
+apiVersion: tinkerbell.org/v1alpha2
+kind: Hardware
+metadata: {{name: web01}}
+spec:
+  arch: x86_64
+  bmc: {{bootMode: UEFI, connection: {{host: 10.9.0.13, credentialsRef: {{name: bm-cred}}, insecureTLS: true}}}}
+  instance:
+    osie: {{kernelURL: "{KERNEL}", initrdURL: "{INITRD}", kernelParams: [console=ttyS2, "pw.password={PASSWORD}"]}}
+    userdata: "password: {PASSWORD}"
+    vars: {{secret: {PASSWORD}}}
+  networkInterfaces:
+    "{MAC}": {{ipam: {{ipv4: {{address: 10.0.0.13, prefix: "24"}}}}, netboot: {{disabled: false}}}}
+""",
+        },
+    ),
+    # As in xCAT's xcatstanzafile(5).
+    "xcat with defaults": (
+        "xcat",
+        {
+            "x": "default-node:\n    arch=x86_64\n    ip=10.0.0.13\n"
+            f"web01:\n    objtype=node\n    MAC={MAC.replace(':', '')}\n"
+        },
+    ),
+}
 NAMES = {"openchami": "x0c0s1b0n0"}  # web01 elsewhere
 BOOTS = {"matchbox", "cobbler", "openchami", "tinkerbell", "boot-operator", "ironic"}
 
@@ -316,6 +360,21 @@ def test_each_system_becomes_a_fleet_that_validates_and_installs_nothing(
         assert planned is None or planned.boot is None, "no longer Parked, it boots its disk: nobody asked for more"
     if decision.policy is not None:
         assert decision.policy.boot is not None and decision.policy.boot.loaded_kernel.url == KERNEL
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_a_source_say_the_same(tmp_path: Path, form: str) -> None:
+    system, files = FORMS[form]
+    fleet = imported(tmp_path, system, *known(tmp_path), files=files)
+    spec = server_of(fleet, system)
+    assert (spec["uuid"], spec["architecture"], spec["interfaces"][0]["mac"]) == (UUID, "x86_64", MAC)
+    assert spec["interfaces"][0]["addresses"][0].startswith("10.0.0.13")
+    assert typed("validate", fleet).code == 0
+    assert not any(PASSWORD.encode() in content for content in written(fleet).values())
+    if form == "tinkerbell v1alpha2":
+        assert spec["bmc"] == {"address": "https://10.9.0.13", "credentials": "bm-cred", "tls": {"verify": "false"}}
+        profile = yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]
+        assert profile["kernelArguments"] == ["console=ttyS2"]
 
 
 @pytest.mark.parametrize("system", SOURCES)

@@ -14,6 +14,7 @@ from gitboot.migration.foreign import Texts, address_of, mac_of, sequence, words
 _HOST: Final = re.compile(r"\bhost\s+\"?([^\s\"{]+)\"?\s*\{(.*?)\}", re.DOTALL)
 _ETHERNET: Final = re.compile(r"hardware\s+ethernet\s+([0-9A-Fa-f:.-]+)\s*;")
 _FIXED: Final = re.compile(r"fixed-address6?\s+([0-9A-Fa-f:.]+)\s*[;,]")
+_BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\])*")|(?<=[\s:\[,])(?=\.[0-9])')  # .5, which JSON writes as 0.5
 _COMMENT: Final = re.compile(r'("(?:\\.|[^"\\])*")|/\*.*?\*/|(?://|#)[^\n]*', re.DOTALL)
 
 
@@ -79,7 +80,8 @@ def _isc(text: str) -> Iterator[_Row]:
 
 def _kea(path: str, text: str) -> Iterator[_Row]:
     try:
-        config = json.loads(_COMMENT.sub(lambda match: match[1] or "", text))
+        plain = _COMMENT.sub(lambda match: match[1] or "", text)
+        config = json.loads(_BARE_FRACTION.sub(lambda match: match[1] or "0", plain))
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is no configuration of Kea: it is no JSON") from None
     for row in _reservations(config):

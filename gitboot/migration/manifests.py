@@ -21,12 +21,14 @@ from gitboot.migration.foreign import (
     Texts,
     address_of,
     architecture_of,
+    arguments_of,
     at,
     bmc_of,
     firmware_of,
     items,
     mac_of,
     mapping,
+    sequence,
     uuid_of,
     words,
     yaml_of,
@@ -53,7 +55,7 @@ def read(files: Texts) -> Estate:
     by_kind: dict[str, dict[str, _Object]] = {}
     for path, text in sorted(files.items()):
         for document in yaml_of(path, text):
-            for each in items(at(document, "items")) or items([document]):
+            for each in items(at(document, "items")) or items(document) or items([document]):
                 if (kind := words(each.get("kind"))) and (name := words(at(each, "metadata", "name"))):
                     by_kind.setdefault(kind, {})[name] = each
     objects = _Objects(by_kind)
@@ -79,6 +81,8 @@ def read(files: Texts) -> Estate:
 
 
 def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
+    if at(each, "spec", "networkInterfaces"):
+        return _hardware_v1alpha2(name, each)
     interfaces = [mapping(at(interface, "dhcp")) for interface in items(at(each, "spec", "interfaces"))]
     allowed = [
         str(at(interface, "netboot", "allowPXE")) != "false" for interface in items(at(each, "spec", "interfaces"))
@@ -115,6 +119,44 @@ def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
         bmc=bmc,
         labels=_labels(each),
         boot=name,
+        remarks=(kept(f"Hardware {name}"), *remarks),
+    )
+
+
+def _hardware_v1alpha2(name: str, each: _Object) -> ImportedMachine:
+    """Tinkerbell's second version: interfaces by MAC address, the BMC in the object itself."""
+    spec = mapping(at(each, "spec"))
+    nics = []
+    for text, interface in sorted(mapping(spec.get("networkInterfaces")).items()):
+        if mac := mac_of(text):
+            families = (mapping(at(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
+            found = (
+                address_of(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
+                for ip in families
+                if "address" in ip
+            )
+            boots = str(at(interface, "netboot", "disabled")) != "true"
+            nics.append(ImportedNic(mac=mac, addresses=tuple(filter(None, found)), boot=boots))
+    connection = mapping(at(spec, "bmc", "connection"))
+    host = words(connection.get("host"))
+    bmc, remarks = bmc_of(
+        f"redfish://{host}" if host else None,
+        words(at(connection, "credentialsRef", "name")),
+        verify=str(connection.get("insecureTLS")) != "true",
+    )
+    for key in ("userdata", "vendordata", "networkConfig"):
+        if at(spec, "instance", key):
+            remarks += (lost(f"its {key}: write it as user data of a profile, without secrets"),)
+    for variable, _ in sorted(mapping(at(spec, "instance", "vars")).items()):
+        remarks += (lost(f"its variable {variable}: write it as vars, unless it is a secret"),)
+    return ImportedMachine(
+        name=name,
+        architecture=architecture_of(spec.get("arch")),
+        firmware=firmware_of(at(spec, "bmc", "bootMode")),
+        nics=tuple(nics),
+        bmc=bmc,
+        labels=_labels(each),
+        boot=name if at(spec, "instance", "osie", "kernelURL") else None,
         remarks=(kept(f"Hardware {name}"), *remarks),
     )
 
@@ -263,6 +305,11 @@ def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
                 yield ImportedBoot(
                     name=name, kernel=f"{base}/{kernel}", initrds=(f"{base}/{initrd}",) if initrd else ()
                 )
+        if kernel := _url(at(each, "spec", "instance", "osie", "kernelURL")):
+            given = filter(None, map(words, sequence(at(each, "spec", "instance", "osie", "kernelParams"))))
+            arguments, about = arguments_of(given)
+            initrds = _some(_url(at(each, "spec", "instance", "osie", "initrdURL")))
+            yield ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=arguments, remarks=about)
 
 
 def _url(value: object) -> str | None:

@@ -27,9 +27,12 @@ def xcat(files: Texts) -> Estate:
     """Objects of type node, as ``lsdef -t node -z`` prints them."""
     nodes: dict[str, dict[str, str]] = {}
     for _, text in sorted(files.items()):
+        defaults: dict[str, str] = {}
         for name, attributes in _stanzas(text):
-            if attributes.get("objtype") == "node":
-                nodes.setdefault(name, {}).update(attributes)
+            if name == "default-node":
+                defaults |= attributes
+            elif attributes.get("objtype") == "node":
+                nodes.setdefault(name, {}).update({**defaults, **attributes})
     return Estate(machines=tuple(_xcat_node(name, each) for name, each in sorted(nodes.items())))
 
 
@@ -44,7 +47,7 @@ def _stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             name, attributes = line.rstrip()[:-1].strip(), {}
         elif "=" in line:
             key, _, value = line.strip().partition("=")
-            attributes[key.strip()] = value.strip()
+            attributes[key.strip().lower()] = value.strip()
     if name is not None:
         yield name, attributes
 
