@@ -78,6 +78,11 @@ LOOKED_UP = {  # what only an endpoint knows
     "bss by xname": "/boot/v1/bootscript?host=x0c0s0b0n0",
     "bss by nid": "/boot/v1/bootscript?nid=7",
     "matchbox in capitals": f"/ipxe?mac={COLONS.upper()}",
+    # The two that netboot.xyz tries one after the other: roles/netbootxyz/templates/disks/netboot.xyz.j2.
+    "netboot.xyz with hyphens": f"/MAC-{MAC}.ipxe",
+    # The spellings of --dhcp-mac-address-format: smee/internal/ipxe/script/ipxe.go takes what Go's net.ParseMAC does.
+    "smee with hyphens": f"/ipxe/script/{MAC}/auto.ipxe",
+    "smee with dots": f"/{BARE[:4]}.{BARE[4:8]}.{BARE[8:]}/auto.ipxe",
 }
 NOBODY = (
     "/ipxe?mac=52:54:00:00:00:99",
@@ -234,6 +239,9 @@ def test_first_scripts_are_the_first_script(looking: httpx.Client) -> None:
     script = looking.get("/boot.ipxe").content
     assert {looking.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
     assert looking.get(f"/ipxe?mac={MAC}").content != script  # though that path was asked for before
+    # dhcp-boot of Tinkerbell's docs/technical/smee/DHCP.md: what it fetches lies two levels up.
+    deeper = script.decode().replace("--name entry ", "--name entry ../../")
+    assert looking.get("/ipxe/script/auto.ipxe").text == deeper
 
 
 def test_ec2_knows_a_machine_by_its_address(looking: httpx.Client) -> None:
@@ -274,6 +282,7 @@ def test_foremans_callbacks_are_reports(here: Site, word: str, method: str) -> N
             method,
             f"{url}/unattended/{word}?token={TOKEN}",
             content=LOG if method == "POST" else b"",
+            headers={"content-type": "text/plain", "user-agent": "curl/8.5"},  # as its snippet `built` sends it
         )
         assert answer.status_code == 204
         [seen] = here.observed()

@@ -58,6 +58,7 @@ SHARED: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File
     (Output.DHCP_KEA, kea.shared),
     (Output.MATCHBOX, ipxe.shared_elsewhere("boot.ipxe.0")),
     (Output.SMEE, ipxe.shared_elsewhere("auto.ipxe")),
+    (Output.SMEE, ipxe.shared_elsewhere("ipxe/script/auto.ipxe")),  # where Tinkerbell has it
 )
 
 

@@ -189,7 +189,7 @@ def shared_elsewhere(path: str) -> Callable[[Decisions], Iterator[tuple[str, Fil
     """The first script at a path of another system's."""
 
     def shared(_: Decisions) -> Iterator[tuple[str, File]]:
-        yield f"{paths.BOOT}{path}", File(first_script().encode(), ContentType.TEXT)
+        yield f"{paths.BOOT}{path}", File(first_script("../" * path.count("/")).encode(), ContentType.TEXT)
 
     return shared
 
