@@ -66,7 +66,7 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
     """What gitboot is given by a command of a shell, if it is one of gitboot's."""
     if words[0] == "gitboot":
         return words[1:]
-    if words[0] in ("sudo", "podman") and "gitboot" in words and "build" not in words:
+    if words[0] in ("runuser", "sudo", "podman") and "gitboot" in words and "build" not in words:
         last = len(words) - words[::-1].index("gitboot")
         return (*words[last:], "…") if words[0] == "podman" else words[last:]  # the image's environment has options
     return None

@@ -173,6 +173,8 @@ ACROSS = {
         "docs",
         "drills",
         "faults",
+        "first_hour",
+        "first_server",
         "flip",
         "fuzz",
         "golden",
