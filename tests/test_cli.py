@@ -142,7 +142,7 @@ def test_help_of_a_command_says_what_it_does_and_what_each_option_means(gitboot:
             assert " ".join(parameter.help.split()) in words, parameter.name
             assert any(option in words for option in parameter.opts)
         elif isinstance(parameter, click.Argument) and not isinstance(parameter.type, click.Choice):
-            shown = (parameter.metavar or str(parameter.name).upper()).split("|")
+            shown = (parameter.metavar or str(parameter.name).upper()).strip("[]").split("|")
             assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
 
 
@@ -151,6 +151,31 @@ def test_versions_are_told(gitboot: Run, arguments: list[str], expected: str) ->
     done = gitboot(*arguments)
     assert done.code == Exit.FINE
     assert done.out.startswith(f"gitboot {__version__}") and expected in done.out
+
+
+def test_a_fleet_is_named_by_its_path_alone_and_once(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
+    assert gitboot("validate", "--path", fleet) == gitboot("validate", fleet)
+    done = gitboot("validate", fleet, "--path", tmp_path)
+    assert (done.code, f"named twice, {fleet} and --path {tmp_path}" in done.err) == (Exit.USAGE, True)
+    done = gitboot("explain", "web01", fleet, "--path", fleet)
+    assert (done.code, f"the fleet is named by --path {fleet}" in done.err) == (Exit.USAGE, True), done
+
+
+@pytest.mark.parametrize(
+    ("now", "before"),
+    [
+        (("plan", "{fleet}", "--format", "json"), ("plan", "{fleet}", "--output", "json")),
+        (("run", "x", "--rev", "x", "--out", "o"), ("run", "x", "--reference", "x", "--output", "o")),
+    ],
+)
+def test_what_0_1_0_spelt_otherwise_is_understood_and_not_shown(
+    gitboot: Run, fleet: Path, now: tuple[str, ...], before: tuple[str, ...]
+) -> None:
+    done, was = (gitboot(*(word.format(fleet=fleet) for word in words)) for words in (now, before))
+    assert done == was and "No such option" not in done.err
+    shown = gitboot(now[0], "--help").out
+    assert all(f"{word} " in shown for word in now if word.startswith("--"))
+    assert not any(f"{word} " in shown for word in before if word.startswith("--"))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +336,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("serve --output {missing}", 64, "is not a directory"),
         ("serve --output {empty} --listen nonsense", 64, "expected HOST:PORT"),
         ("run --output {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
-        ("run {repository} --state {empty}/s", 64, "Missing option '--output'"),
+        ("run {repository} --state {empty}/s", 64, "Missing option '--out'"),
         ("run {repository} --output {empty}/o --state {empty}/s --poll 0", 64, "0.0 is not in the range x>0"),
         ("run {repository} --output {empty}/o --state {empty}/s --poll often", 64, "'often' is not a valid float"),
         ("run {repository} --output {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
@@ -851,10 +876,11 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
     with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
         for parameter in command(name).params:
             if isinstance(parameter, click.Option) and parameter.name != "outputs":  # the format is no setting
-                expected = f"GITBOOT_{parameter.opts[-1].removeprefix('--').replace('-', '_').upper()}"
-                variable = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
+                spelt = [each.removeprefix("--").replace("-", "_").upper() for each in parameter.opts]
+                variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
                 assert context.command.context_settings["auto_envvar_prefix"] == "GITBOOT"
-                assert variable == expected, parameter.name
+                found = {variables} if isinstance(variables, str) else set(variables)
+                assert found == {f"GITBOOT_{each}" for each in spelt}
 
 
 @pytest.mark.parametrize("variable", ["GITBOOT_POLL", "GITBOOT_BMC_PARALLEL"])

@@ -52,33 +52,33 @@ def observe(*arguments: object, given: str = "", most_bytes: int | None = None) 
 
 def test_evidence_is_spooled_and_all_else_is_counted(log: Path, spool: Path) -> None:
     done = observe(log, "--spool", spool)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "3 lines read, 1 observed; ignored: 1 not a GET, 1 not in the published format\n"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "3 lines read, 1 observed; ignored: 1 not a GET, 1 not in the published format\n"
     assert take(spool, {}).observations == [OBSERVED]
 
 
 def test_twice_is_as_once_and_again_only_what_is_new(log: Path, spool: Path) -> None:
     for count in (3, 0):
-        assert json.loads(observe(log, "--spool", spool, "--json").stdout)["read"] == count
+        assert json.loads(observe(log, "--spool", spool, "-o", "json").stdout)["read"] == count
     with log.open("a") as file:
         file.write(LINE)
-    assert json.loads(observe(log, log, "--spool", spool, "--json").stdout)["observed"] == 1
+    assert json.loads(observe(log, log, "--spool", spool, "-o", "json").stdout)["observed"] == 1
     assert take(spool, {}).observations == [OBSERVED, OBSERVED]
 
 
 def test_e38_a_mirror_that_goes_backwards_is_reported(log: Path, spool: Path) -> None:
-    assert json.loads(observe(log, "--spool", spool, "--json").stdout)["backwards"] == 0
+    assert json.loads(observe(log, "--spool", spool, "-o", "json").stdout)["backwards"] == 0
     older = {**NGINX, "modified": "Thu, 19 Nov 2026 22:00:00 GMT"}
     with log.open("a") as file:
         file.write(LINE + json.dumps(older) + "\n")
-    done = observe(log, "--spool", spool, "--json")
+    done = observe(log, "--spool", spool, "-o", "json")
     assert json.loads(done.stdout) == {**SUMMARY, "read": 2, "observed": 2, "backwards": 1, "ignored": {}}
     told = json.loads(done.stderr)
     assert (told["type"], told["path"]) == ("MirrorBackwards", OBSERVED.path)
 
 
 def test_standard_input_is_read_to_its_end(log: Path, spool: Path) -> None:
-    done = observe("-", "--spool", spool, "--json", given=log.read_text())
+    done = observe("-", "--spool", spool, "-o", "json", given=log.read_text())
     assert json.loads(done.stdout) == SUMMARY
     assert take(spool, {}).observations == [OBSERVED]
     assert [path.suffix for path in spool.iterdir()] == [".jsonl"], "nothing to remember"
@@ -87,7 +87,7 @@ def test_standard_input_is_read_to_its_end(log: Path, spool: Path) -> None:
 def test_several_logs_have_one_summary(log: Path, spool: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.log"
     other.write_text(LINE)
-    assert json.loads(observe(log, other, "--spool", spool, "--json").stdout)["observed"] == 2
+    assert json.loads(observe(log, other, "--spool", spool, "-o", "json").stdout)["observed"] == 2
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_the_disk_refuses_is_read_again(log: Path, spool: Path) -> None:
     assert refused.returncode == 64
     assert "cannot be written" in refused.stderr
     assert len(take(spool, {}).observations) == 2
-    assert json.loads(observe(log, "--spool", spool, "--json").stdout)["observed"] == 1
+    assert json.loads(observe(log, "--spool", spool, "-o", "json").stdout)["observed"] == 1
 
 
 def take_line(spool: Path, log: Path) -> bytes:
@@ -144,7 +144,7 @@ def test_t11_garbage_in_a_log_is_counted_and_the_rest_is_read(log: Path, spool: 
         b"x" * 1_000_000,
     ]
     log.write_bytes(b"\n".join([*garbage, LINE.encode()]))
-    done = observe(log, "--spool", spool, "--json")
+    done = observe(log, "--spool", spool, "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert summary["read"] == len(garbage) + 1 + 3, "a line of a megabyte is counted in pieces"

@@ -119,7 +119,7 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     line = {**NGINX, "path": STRANGER, "status": 404, "modified": "", "query": f"uuid={OTHER}&serial=4J8VM72"}
     log.write_text(json.dumps(line) + "\n" + json.dumps({**line, "path": "/favicon.ico"}) + "\n")
-    done = captured("observe", log, "--spool", site.spool, "--json")
+    done = captured("observe", log, "--spool", site.spool, "-o", "json")
     assert json.loads(done.stdout) == {
         "apiVersion": "gitboot.dev/v1alpha1",
         "backwards": 0,

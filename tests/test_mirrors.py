@@ -316,13 +316,13 @@ def test_observe_spools_what_a_mirror_logged_and_once_only(
     client.get("/nothing")
     assert eventually(lambda: b"/nothing" in mirror.log.read_bytes())
     spool = tmp_path / "spool"
-    first = json.loads(captured("observe", mirror.log, "--spool", spool, "--json").stdout)
+    first = json.loads(captured("observe", mirror.log, "--spool", spool, "-o", "json").stdout)
     taken = take(spool, {}).observations
     assert (first["observed"], first["read"]) == (len(taken), len(mirror.log.read_bytes().splitlines()))
     assert first["ignored"]["of another path"] >= 1
     assert taken[-1].path == f"boot{ENTRY}"
     second = captured("observe", mirror.log, "--spool", spool)
-    assert second.stderr == "0 lines read, 0 observed\n"
+    assert second.stdout == "0 lines read, 0 observed\n"
 
 
 def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.Client, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.C
     assert eventually(mirror.log.exists)
     spool = tmp_path / "spool"
     command = [sys.executable, "-m", "gitboot", "observe", str(mirror.log), "--spool", str(spool), "--follow"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
 
         def written() -> int:
             return len(take(spool, {}).observations)
@@ -340,6 +340,6 @@ def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.C
         client.get(ENTRY)
         assert eventually(lambda: written() > before)
         process.send_signal(signal.SIGTERM)
-        _, summary = process.communicate(timeout=20)
+        summary, _ = process.communicate(timeout=20)
     assert process.returncode == 0
     assert f" {written()} observed" in summary

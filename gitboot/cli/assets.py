@@ -178,7 +178,7 @@ def _parsed(url: str) -> str:
     help="Look where `mirror` takes artifacts from, and not where machines fetch them: before a merge.",
 )
 @registry_options
-@output_option("table", "json")
+@output_option("text", "json")
 @click.pass_context
 @bounded
 def verify(

@@ -97,7 +97,8 @@ def _narrowed(found: Explanation, field: str) -> Explanation:
     reasons = tuple(each for each in found.reasons if _is_of(each.field, field))
     if not reasons:
         known = ", ".join(dict.fromkeys(re.sub(r"\[\d+\]", "", each.field) for each in found.reasons))
-        raise UsageError(f"{found.server} has no field {field!r} now; it has {known}")
+        hint = f"the fleet is named by --path {field}" if Path(field).is_dir() else f"it has {known}"
+        raise UsageError(f"{found.server} has no field {field!r} now; {hint}")
     rules = {each.rule for each in reasons}
     return replace(found, reasons=reasons, lost=tuple(each for each in found.lost if each.rule in rules))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,25 @@ from gitboot.phrases import did_you_mean
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class RenamedOption(click.Option):
+    """An option that had other spellings in 0.1.0: they are understood until 0.3, and shown nowhere."""
+
+    def __init__(self, *arguments: Any, was: tuple[str, ...], **given: Any) -> None:
+        super().__init__(*arguments, **given)
+        self._shown = list(self.opts)
+        self.opts = [*self.opts, *was]
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        understood, self.opts = self.opts, self._shown
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = understood
+
+    def get_error_hint(self, _: click.Context | None) -> str:
+        return " / ".join(f"'{each}'" for each in self._shown)
+
+
 _rev_option = click.option(
     "--rev",
     metavar="REVISION",
@@ -29,8 +48,17 @@ _rev_option = click.option(
 
 
 def fleet_argument(command: Command) -> Command:
-    """PATH and --rev: the fleet that a command reads."""
-    return click.argument("path", default=".", type=click.Path(path_type=Path))(_rev_option(command))
+    """--path and --rev: the fleet that a command reads; it may also be the command's one argument."""
+    argument = click.argument(
+        "fleet",
+        metavar="[PATH]",
+        required=False,
+        type=click.Path(path_type=Path),
+        callback=_note_path,
+        is_eager=True,
+        expose_value=False,
+    )
+    return argument(fleet_options(command))
 
 
 def fleet_options(command: Command) -> Command:
@@ -38,10 +66,27 @@ def fleet_options(command: Command) -> Command:
     return path_option(_rev_option(command))
 
 
+_PATH: Final = "gitboot.path"  # in a context: the fleet, as the command's argument names it
+
+
+def _note_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    context.meta[_PATH] = path
+
+
+def _chosen_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    given: Path | None = context.meta.get(_PATH)
+    if given is None:
+        return path
+    if context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
+        raise UsageError(f"the fleet is named twice, {given} and --path {path}: leave one out")
+    return given
+
+
 path_option = click.option(
     "--path",
     default=".",
     type=click.Path(path_type=Path),
+    callback=_chosen_path,
     help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
 )
 
@@ -205,13 +250,17 @@ class OutputOption:
 
     def write(self, text: str) -> None:
         """Write a document to the file, which may end up empty, or to standard output."""
-        if text and not text.endswith("\n"):
-            text += "\n"
+        self.write_lines([text.removesuffix("\n")] if text else [])
+
+    def write_lines(self, lines: Iterable[str]) -> None:
+        """Write them as they come."""
         if self.file is None:
-            click.echo(text, nl=False)
+            for line in lines:
+                click.echo(line)
             return
         try:
-            self.file.write_text(text)
+            with self.file.open("w") as file:
+                file.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             raise UsageError(f"{self.file} cannot be written: {error.strerror}") from error
 
@@ -223,6 +272,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         outputs = []
         for value in values or (formats[0],):
             format, _equals, file = value.partition("=")
+            format = _WAS.get(format, format)
             if format not in formats:
                 raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
             outputs.append(OutputOption(format, Path(file) if file else None))
@@ -230,10 +280,15 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
 
     return click.option(
         "-o",
-        "--output",
+        "--format",
         "outputs",
+        cls=RenamedOption,
+        was=("--output",),  # which is a directory in run and serve
         multiple=True,
         callback=parsed,
         metavar="FORMAT[=FILE]",
         help=f"One of {', '.join(formats)}; may be given several times. Default: {formats[0]}.",
     )
+
+
+_WAS: Final = {"table": "text"}  # in 0.1.0, of some commands

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     help="Bring only what a key in this directory has signed, as `assets signatures` checks it. Default: all.",
 )
 @registry_options
-@output_option("table", "json")
+@output_option("text", "json")
 @click.pass_context
 @bounded
 def mirror(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.cli.inputs import OutputOption, document, output_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
@@ -35,8 +35,8 @@ _STDIN: Final = Path("-")
     help="Write observations here, for `gitboot run --spool`; how far each log was read is remembered here, too.",
 )
 @click.option("--follow", is_flag=True, help="Go on until SIGTERM. Default: end where the logs end.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, to standard output.")
-def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) -> None:
+@output_option("text", "json")
+def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[OutputOption, ...]) -> None:
     """Read what machines fetched from a mirror in ACCESSLOG..., its access logs; - is standard input.
 
     They are of nginx or Caddy, in the format of the published ops/serve/, or server access logs of S3, or standard
@@ -74,10 +74,8 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, as_json: bool) ->
                         _observe(lines, spool, written, outcomes, asked, sent)
                     sent.write()
                 asked.leave()
-    if as_json:
-        click.echo(json.dumps(_facts(outcomes), indent=2, sort_keys=True))
-    else:
-        click.echo(_as_text(outcomes), err=True)
+    for output in outputs:
+        output.write(document(**_facts(outcomes)) if output.format == "json" else _as_text(outcomes))
 
 
 def _passes(stop: Stop | None) -> Iterator[None]:
@@ -129,7 +127,6 @@ def _observe(
 
 def _facts(outcomes: Counter[str]) -> dict[str, object]:
     return {
-        "apiVersion": "gitboot.dev/v1alpha1",
         "read": _read(outcomes),
         "observed": outcomes[_OBSERVED],
         "unknown": outcomes[_UNKNOWN],

@@ -55,7 +55,7 @@ def command() -> None:
     help="The mirror is a target of `gitboot run --target`, or stands before one: without boots that are made once.",
 )
 @click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Files at a time.")
-@output_option("table", "json")
+@output_option("text", "json")
 @click.pass_context
 def verify(
     context: click.Context,

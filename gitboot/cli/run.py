@@ -17,7 +17,13 @@ from gitboot.cli.access import AccessSettings, access_of, access_options, check
 from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
-from gitboot.cli.inputs import accept_filesystem_option, config_option, credentials_option, secret_keys_option
+from gitboot.cli.inputs import (
+    RenamedOption,
+    accept_filesystem_option,
+    config_option,
+    credentials_option,
+    secret_keys_option,
+)
 from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.stopping import end_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
@@ -44,9 +50,22 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @config_option
 @log_format_option
 @click.argument("repository", envvar="GITBOOT_REPOSITORY")
-@click.option("--reference", metavar="REF", help="Branch, tag or commit to follow. Default: the remote's HEAD.")
 @click.option(
-    "--output",
+    "--rev",
+    "reference",
+    cls=RenamedOption,
+    was=("--reference",),
+    envvar=("GITBOOT_REV", "GITBOOT_REFERENCE"),
+    metavar="REVISION",
+    help="Branch, tag, commit or range of versions to follow. Default: the remote's HEAD.",
+)
+@click.option(
+    "--out",
+    "output",
+    cls=RenamedOption,
+    was=("--output",),
+    envvar=("GITBOOT_OUT", "GITBOOT_OUTPUT"),
+    metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     help="The directory that is published: OUTPUT/boot for machines, OUTPUT/ops for operators.",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, arguments_of, check, clients_of
-from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
+from gitboot.cli.inputs import RenamedOption, accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.errors import UsageError
@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 @config_option
 @log_format_option
 @click.option(
-    "--output",
+    "--out",
+    "output",
+    cls=RenamedOption,
+    was=("--output",),
+    envvar=("GITBOOT_OUT", "GITBOOT_OUTPUT"),
+    metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     help="The published tree: what `gitboot run --output` or `gitboot render --out` wrote, or a mirror with its ops/.",

@@ -22,7 +22,7 @@ _OPTIONS: Final = (
         metavar="WHAT",
         type=click.Choice([str(each) for each in Verify]),
         help="Accept only what a trusted key has signed: head, the newest commit; range, each on the "
-        "branch since the accepted one; tag, the tag that --reference names. Default: whatever is pushed.",
+        "branch since the accepted one; tag, the tag that --rev names. Default: whatever is pushed.",
     ),
     click.option(
         "--allowed-signers",

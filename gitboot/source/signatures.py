@@ -156,7 +156,7 @@ def _signer_of(raw: bytes, read: Callable[[bytes], Signed | None], keys: Signatu
 
 
 def _untagged(revision: Revision) -> Problem:
-    return _problem(f"{revision[:12]} is not what an annotated tag of that name, which --reference follows, points to")
+    return _problem(f"{revision[:12]} is not what an annotated tag of that name, which --rev follows, points to")
 
 
 def _problem(message: str) -> Problem:
