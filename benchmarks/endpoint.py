@@ -100,7 +100,7 @@ def until_answered(process: subprocess.Popen[bytes], port: int, path: str, began
 def serving(root: Path, *arguments: str) -> Iterator[tuple[int, int, float]]:
     """The port and process of an endpoint, and how long it took to its first answer."""
     port, began = free_port(), time.perf_counter()
-    where = ("--output", str(root), "--listen", f"127.0.0.1:{port}")
+    where = ("--out", str(root), "--listen", f"127.0.0.1:{port}")
     command = [sys.executable, "-m", "gitboot", "serve", *where, *arguments]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:

@@ -34,7 +34,7 @@ class Instance:
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self, *how: str) -> tuple[str, ...]:
-        where = ("--output", str(self.output), "--state", str(self._state), "--poll", "3600")
+        where = ("--out", str(self.output), "--state", str(self._state), "--poll", "3600")
         nowhere = ("--check-assets", "off")  # where its images are
         return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *ANYTHING, *how)
 

@@ -66,7 +66,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         ANY: "gitboot status --state STATE  # it is tried again by itself",
     },
     "TreeRead": {
-        "Absent": "gitboot run REPOSITORY --output OUTPUT --state STATE",
+        "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
         "UnknownFormat": "gitboot version  # here, and where the instance runs: they have to be the same",
         "Unreadable": _RETRY,
     },

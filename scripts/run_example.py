@@ -113,7 +113,7 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
         [
             *(PYTHON, "-m", "gitboot", "run", str(fleet), "--listen", f"127.0.0.1:{port}"),
             *("--check-assets", "off"),  # its images are nowhere
-            *("--output", str(scratch / "output"), "--state", str(scratch / "state")),
+            *("--out", str(scratch / "output"), "--state", str(scratch / "state")),
             *("--credentials", str(scratch / "credentials")),
         ],
         stderr=subprocess.PIPE,

@@ -150,7 +150,7 @@ def running(
 
     ``records`` is what its ledger is told to begin with.
     """
-    places = ("--output", str(folder / "output"), "--state", str(folder / "state"), "--listen", "127.0.0.1:0")
+    places = ("--out", str(folder / "output"), "--state", str(folder / "state"), "--listen", "127.0.0.1:0")
     instance = Instance.start("run", str(repository), *places, *arguments, environment=environment)
     process = instance.process
     reader = threading.Thread(target=instance.read, daemon=True)

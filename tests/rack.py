@@ -151,7 +151,7 @@ class Rack:
 
     def once(self, *arguments: object, records: str | Path | None = None) -> Done:
         """Reconcile once; and again, where the ledger is told in between what to begin with."""
-        places = ("--output", self.output, "--state", self.state, "--credentials", self.credentials)
+        places = ("--out", self.output, "--state", self.state, "--credentials", self.credentials)
         done = typed("run", self.repository.bare, *places, "--once", *arguments)
         if records is None:
             return done

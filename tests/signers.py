@@ -66,7 +66,7 @@ def _gpg_person(home: Path, name: str) -> Person:
     _gpg(home, *clock, "--passphrase", "", "--quick-generate-key", user, "ed25519", "sign", "7d")
     public = home / f"{name}.asc"
     if name == "revoked":
-        _gpg(home, "--armor", "--output", str(home / "before.asc"), "--export", user)
+        _gpg(home, "--armor", "--out", str(home / "before.asc"), "--export", user)
         (revocation,) = (home / "openpgp-revocs.d").glob(f"{_fingerprint(home, user)}.rev")
         certificate = revocation.read_text().replace(":-----BEGIN", "-----BEGIN")
         with tempfile.TemporaryDirectory(prefix="gnupg-", dir="/tmp") as aside:
@@ -75,9 +75,9 @@ def _gpg_person(home: Path, name: str) -> Person:
             subprocess.run(
                 ["gpg", "--homedir", other, "--batch", "--quiet", "--import"], input=certificate, text=True, check=True
             )
-            _gpg(other, "--armor", "--output", str(public), "--export", user)
+            _gpg(other, "--armor", "--out", str(public), "--export", user)
     else:
-        _gpg(home, "--armor", "--output", str(public), "--export", user)
+        _gpg(home, "--armor", "--out", str(public), "--export", user)
     program = home / f"gpg-of-{name}"
     program.write_text(f'#!/bin/sh\nexec gpg --homedir {home} --batch {" ".join(clock)} "$@"\n')
     program.chmod(0o700)

@@ -333,15 +333,15 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("status --state {file}", 64, "is a file"),
         ("events --state {empty}", 64, "no gitboot has run with the state directory"),
         ("reconcile --state {empty}", 64, "no gitboot runs with the state directory"),
-        ("serve --output {missing}", 64, "is not a directory"),
-        ("serve --output {empty} --listen nonsense", 64, "expected HOST:PORT"),
-        ("run --output {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
+        ("serve --out {missing}", 64, "is not a directory"),
+        ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
+        ("run --out {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
         ("run {repository} --state {empty}/s", 64, "Missing option '--out'"),
-        ("run {repository} --output {empty}/o --state {empty}/s --poll 0", 64, "0.0 is not in the range x>0"),
-        ("run {repository} --output {empty}/o --state {empty}/s --poll often", 64, "'often' is not a valid float"),
-        ("run {repository} --output {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
-        ("run {repository} --output {empty}/o --state {empty} --ssh-key {file} --once", 64, "needs --known-hosts"),
-        ("run {repository} --output {file}/o --state {empty} --once", 8, "Not a directory"),
+        ("run {repository} --out {empty}/o --state {empty}/s --poll 0", 64, "0.0 is not in the range x>0"),
+        ("run {repository} --out {empty}/o --state {empty}/s --poll often", 64, "'often' is not a valid float"),
+        ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
+        ("run {repository} --out {empty}/o --state {empty} --ssh-key {file} --once", 64, "needs --known-hosts"),
+        ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),
     ],
 )
 def test_a_wrong_input_ends_in_one_message_and_a_code(
@@ -376,9 +376,9 @@ def as_nobody() -> Iterator[None]:
         "status --state {closed}",
         "events --state {closed}",
         "reconcile --state {closed}",
-        "run {closed}/fleet --output {closed}/o --state {closed}/s --once",
-        "run {closed}/fleet --output {open}/o --state {closed} --once",
-        "run {closed}/fleet --output {open}/o --state {closed} --dry-run",
+        "run {closed}/fleet --out {closed}/o --state {closed}/s --once",
+        "run {closed}/fleet --out {open}/o --state {closed} --once",
+        "run {closed}/fleet --out {open}/o --state {closed} --dry-run",
     ],
 )
 def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Path, typed: str) -> None:
@@ -626,7 +626,7 @@ def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(
 def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "gitboot", "serve", "--output", str(tmp_path / "out"), "--listen", "127.0.0.1:0"],
+        [sys.executable, "-m", "gitboot", "serve", "--out", str(tmp_path / "out"), "--listen", "127.0.0.1:0"],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -653,7 +653,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
 
 def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "gitboot", "serve", "--output", str(tmp_path), "--listen", "127.0.0.1:0"],
+        [sys.executable, "-m", "gitboot", "serve", "--out", str(tmp_path), "--listen", "127.0.0.1:0"],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -695,7 +695,7 @@ class Followed:
             assert (
                 self.gitboot("records", "begin", records, "--state", self.folder / "state", "--yes").code == Exit.FINE
             )
-        given = ("--output", self.folder / "output", "--state", self.folder / "state", "--spool", self.folder / "spool")
+        given = ("--out", self.folder / "output", "--state", self.folder / "state", "--spool", self.folder / "spool")
         return self.gitboot("run", self.repository.bare, *given, once, *more)
 
     @property
@@ -866,7 +866,7 @@ def test_settings_come_from_flags_then_variables_then_the_file(
     assert output() == "file"
     monkeypatch.setenv("GITBOOT_OUTPUT", str(tmp_path / "variable"))
     assert output() == "variable"
-    assert output("--output", tmp_path / "flag") == "flag"
+    assert output("--out", tmp_path / "flag") == "flag"
     monkeypatch.setenv("GITBOOT_REPOSITORY", str(tmp_path / "missing"))
     assert gitboot("run", "--dry-run").code == Exit.USAGE
 
@@ -876,7 +876,10 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
     with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
         for parameter in command(name).params:
             if isinstance(parameter, click.Option) and parameter.name != "outputs":  # the format is no setting
-                spelt = [each.removeprefix("--").replace("-", "_").upper() for each in parameter.opts]
+                spelt = [
+                    each.removeprefix("--").replace("-", "_").upper()
+                    for each in (*parameter.opts, *getattr(parameter, "was", ()))
+                ]
                 variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
                 assert context.command.context_settings["auto_envvar_prefix"] == "GITBOOT"
                 found = {variables} if isinstance(variables, str) else set(variables)
@@ -886,7 +889,7 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
 @pytest.mark.parametrize("variable", ["GITBOOT_POLL", "GITBOOT_BMC_PARALLEL"])
 def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "often")
-    done = gitboot("run", "nowhere", "--output", "o", "--state", "s")
+    done = gitboot("run", "nowhere", "--out", "o", "--state", "s")
     assert (done.code, f"Invalid value for {variable}: 'often'" in done.err) == (Exit.USAGE, True), done
 
 
@@ -910,7 +913,7 @@ def test_a_typo_in_the_file_is_named(
 ) -> None:
     file = config(tmp_path, text) if text is not None else tmp_path / "missing.toml"
     done = gitboot(
-        "run", repository.bare, "--output", tmp_path / "o", "--state", tmp_path / "s", "--config", file, "--dry-run"
+        "run", repository.bare, "--out", tmp_path / "o", "--state", tmp_path / "s", "--config", file, "--dry-run"
     )
     assert (done.code, said in " ".join(done.err.split())) == (Exit.USAGE, True), done
 
@@ -977,7 +980,7 @@ def test_a_second_instance_is_told_who_has_the_state(
     gitboot: Run, running_instance: tuple[Instance, Path], repository: Repository, tmp_path: Path
 ) -> None:
     instance, state = running_instance
-    done = gitboot("run", repository.bare, "--output", tmp_path / "other", "--state", state, "--once")
+    done = gitboot("run", repository.bare, "--out", tmp_path / "other", "--state", state, "--once")
     assert (done.code, f"process {instance.process.pid}" in done.err) == (Exit.USAGE, True)
     assert not (tmp_path / "other").exists()
 
@@ -986,7 +989,7 @@ def test_a_dry_run_beside_a_running_instance_disturbs_nothing(
     gitboot: Run, running_instance: tuple[Instance, Path], repository: Repository
 ) -> None:
     instance, state = running_instance
-    given = ("--output", state.parent / "output", "--state", state, "--listen", "127.0.0.1:0")
+    given = ("--out", state.parent / "output", "--state", state, "--listen", "127.0.0.1:0")
     done = gitboot("run", repository.bare, *given, "--dry-run")
     assert (done.code, done.out) == (Exit.FINE, "")
     assert instance.get("/readyz").status_code == 200

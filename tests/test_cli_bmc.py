@@ -328,7 +328,7 @@ def test_credentials_that_are_missing_are_named_for_each_server(night: Rack, tmp
 def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_there(rack: Rack) -> None:
     rack.add("web01")
     rack.push()
-    places = ("--output", rack.output, "--state", rack.state)
+    places = ("--out", rack.output, "--state", rack.state)
     for more in (("--once",), ("--dry-run",), ()):
         done = typed("run", rack.repository.bare, *places, "--credentials", rack.folder / "credentails", *more)
         assert done.code == Exit.USAGE

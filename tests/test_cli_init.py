@@ -188,7 +188,7 @@ def test_a_shell_is_told_how_to_complete(
 def test_commands_and_options_are_completed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words, expected in (("gitboot val", "plain,validate"), ("gitboot validate --ou", "plain,--output")):
+    for words, expected in (("gitboot val", "plain,validate"), ("gitboot validate --fo", "plain,--format")):
         monkeypatch.setenv("_GITBOOT_COMPLETE", "bash_complete")
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))

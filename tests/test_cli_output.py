@@ -57,6 +57,6 @@ def test_an_instance_whose_log_nobody_reads_does_its_work(tmp_path: Path) -> Non
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "apiVersion: gitboot.dev/v1alpha1\nkind: Fleet\nmetadata: {name: f}\n"
                      "spec: {baseURL: http://boot.test}\n"})  # fmt: skip
-    places = ("--state", str(tmp_path / "state"), "--output", str(tmp_path / "output"))
+    places = ("--state", str(tmp_path / "state"), "--out", str(tmp_path / "output"))
     done = code("run", str(repository.bare), *places, "--once", "--allow-empty", unread_errors=True)
     assert done == Exit.FINE and (tmp_path / "output" / "boot" / "boot.ipxe").exists()

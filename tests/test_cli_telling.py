@@ -64,7 +64,7 @@ def test_a_file_has_whole_lines_of_text_where_that_is_asked_for(
 
 
 def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
-    done = typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--output", tmp_path / "o",
+    done = typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o",
                  "--once", "--log-format", "text")  # fmt: skip
     assert os.environ[FORMAT] == "text" and done.code == Exit.USAGE
     assert (

@@ -90,7 +90,7 @@ def test_an_instance_runs_where_no_memory_is_written_and_executed(tmp_path: Path
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     command = (sys.executable, "-m", "gitboot", "run", repository.bare, "--once")
-    places = ("--output", tmp_path / "output", "--state", tmp_path / "state")
+    places = ("--out", tmp_path / "output", "--state", tmp_path / "state")
     allowed = [f"--accept-filesystem={name}" for name in ("overlay", "tmpfs", "ramfs")]
     done = subprocess.run(
         [sys.executable, "-c", RESTRICTED, *command, *places, *allowed], capture_output=True, text=True, check=False

@@ -350,7 +350,7 @@ def test_an_instance_that_is_killed_leaves_no_evaluator(tmp_path: Path, reposito
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "gitboot", "run", str(repository.bare)),
-            *("--output", str(tmp_path / "output"), "--state", str(tmp_path / "state")),
+            *("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state")),
         ],
         stderr=subprocess.DEVNULL,
     )
@@ -392,7 +392,7 @@ def test_a_command_that_reads_what_an_instance_accepted_is_held_to_its_limits_to
     tmp_path: Path, repository: Repository
 ) -> None:
     repository.push({"many.yaml": many(800)})
-    place = ("--output", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
+    place = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
     assert gitboot("run", str(repository.bare), *place, "--once").returncode == 0
     for command in (("records", "show"), ("bmc", "get")):
         done = gitboot(*command, *place[2:])

@@ -255,7 +255,7 @@ def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path
     repository.push(documents("web01"))
     spool = tmp_path / "spool"
     spool.mkdir()
-    places = ("--output", tmp_path / "output", "--state", tmp_path / "state", "--spool", spool)
+    places = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--spool", spool)
 
     def passes() -> None:
         done = typed("run", repository.bare, *places, "--once")

@@ -330,7 +330,7 @@ def test_t6_a_restart_changes_no_byte_for_machines(tmp_path: Path) -> None:
 def test_t6_what_is_tried_out_is_tried_out_with_the_key(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push(files())
-    folders = ("--output", tmp_path / "output", "--state", tmp_path / "state", "--listen", "127.0.0.1:0")
+    folders = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--listen", "127.0.0.1:0")
     with running(repository.bare, tmp_path, records="fresh") as instance:
         eventually(lambda: steps(instance) == {"Pending": 1})
     tried = typed("run", repository.bare, *folders, "--dry-run")

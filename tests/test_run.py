@@ -205,7 +205,7 @@ def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
         second = subprocess.run(
             [
                 *(sys.executable, "-m", "gitboot", "run", str(repository.bare), "--once"),
-                *("--output", str(tmp_path / "other"), "--state", str(tmp_path / "state")),
+                *("--out", str(tmp_path / "other"), "--state", str(tmp_path / "state")),
             ],
             capture_output=True,
             text=True,
@@ -334,7 +334,7 @@ def test_a_command_that_tests_fork_is_as_one_that_is_started(tmp_path: Path, typ
 
 
 def test_a_command_that_tests_fork_ends_by_the_signal_that_it_is_sent(tmp_path: Path, repository: Repository) -> None:
-    places = ["--output", str(tmp_path / "output"), "--state", str(tmp_path / "state")]
+    places = ["--out", str(tmp_path / "output"), "--state", str(tmp_path / "state")]
     command = Command(["run", str(repository.bare), *places], os.environ)
     assert command.poll() is None
     command.kill()

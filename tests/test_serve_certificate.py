@@ -92,7 +92,7 @@ def pair(tmp_path: Path, authority: Authority) -> Pair:
 @contextmanager
 def served(made: Site, *arguments: str) -> Iterator[Instance]:
     """``gitboot serve`` with a socket for operators; it must end cleanly when it is told to."""
-    places = ("--output", str(made.root), "--listen", "127.0.0.1:0", "--operators-listen", "127.0.0.1:0")
+    places = ("--out", str(made.root), "--listen", "127.0.0.1:0", "--operators-listen", "127.0.0.1:0")
     found = Instance.start("serve", *places, *arguments)
     process = found.process
     reader = threading.Thread(target=found.read, daemon=True)
@@ -303,7 +303,7 @@ def test_what_cannot_be_shown_is_refused_at_the_start(
     else:
         break_it(how, pair, authority)
     (tmp_path / "output").mkdir()
-    places = ["--output", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
+    places = ["--out", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
     if command == "run":
         places += ["--state", str(tmp_path / "state"), str(tmp_path / "repository")]
     done = captured(command, *places, *options)

@@ -132,7 +132,7 @@ def served(
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
-    command = [sys.executable, "-m", "gitboot", "serve", "--output", str(made.root), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "gitboot", "serve", "--out", str(made.root), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen([*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, preexec_fn=limit)
     try:
         assert process.stderr is not None
@@ -182,7 +182,7 @@ def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, 
     ],
 )
 def test_t12_what_cannot_be_meant_is_refused(made: Site, arguments: tuple[str, ...], said: str) -> None:
-    command = [sys.executable, "-m", "gitboot", "serve", "--output", str(made.root), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "gitboot", "serve", "--out", str(made.root), "--listen", "127.0.0.1:0"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 64
     assert said in done.stderr

@@ -111,7 +111,7 @@ def in_a_container(places: Places, folder: Path, *options: object) -> Iterator[N
     (folder / "tokens").write_text(f"{TOKEN}\n")
     options = (*options, "--operators-listen", "0.0.0.0:9090", "--operators-tokens", folder / "tokens")
     with site() as made:
-        serve = (sys.executable, "-m", "gitboot", "serve", "--output", made.root, "--listen", "0.0.0.0:8080")
+        serve = (sys.executable, "-m", "gitboot", "serve", "--out", made.root, "--listen", "0.0.0.0:8080")
         with places.running(places.container, *serve, *options, log=folder / "endpoint.log"):
             eventually(lambda: places.ask(places.elsewhere, f"http://{HOST}:8080/healthz")[0] == 200)
             yield

@@ -387,7 +387,7 @@ def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(here: S
     with served(here.root, "--spool", str(here.spool), "--secret-keys", str(sealed.file)) as (url, _):
         assert get(url + path).text == PLAIN
     refused = subprocess.run(
-        [sys.executable, "-m", "gitboot", "serve", "--output", str(here.root), "--secret-keys", str(here.root / "no")],
+        [sys.executable, "-m", "gitboot", "serve", "--out", str(here.root), "--secret-keys", str(here.root / "no")],
         capture_output=True,
         text=True,
         timeout=60,

@@ -43,7 +43,7 @@ def is_gone(pid: int) -> bool:
 def served(root: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The base URL of `gitboot serve`, and its process."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gitboot", "serve", "--output", str(root), "--listen", "127.0.0.1:0", *arguments],
+        [sys.executable, "-m", "gitboot", "serve", "--out", str(root), "--listen", "127.0.0.1:0", *arguments],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -119,7 +119,7 @@ def test_what_is_meant_for_another_command_is_not_handed_down(tree: Site, monkey
 
 
 def test_a_worker_whose_parent_is_gone_by_now_does_not_begin(tree: Site) -> None:
-    command = [sys.executable, "-m", "gitboot", "serve", "--output", str(tree.root), "--fd", "0", "--parent", "1"]
+    command = [sys.executable, "-m", "gitboot", "serve", "--out", str(tree.root), "--fd", "0", "--parent", "1"]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=20, check=False).returncode == 1
 
 
@@ -162,7 +162,7 @@ def test_what_an_endpoint_recorded_is_taken_in_once_and_forgotten(repository: Re
 
 
 def test_an_instance_that_is_killed_leaves_no_process_behind(repository: Repository, tmp_path: Path) -> None:
-    places = ("--output", str(tmp_path / "output"), "--state", str(tmp_path / "state"), "--listen", "127.0.0.1:0")
+    places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"), "--listen", "127.0.0.1:0")
     command = [sys.executable, "-m", "gitboot", "run", str(repository.bare), *places, "--workers", "2"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -182,7 +182,7 @@ def test_as_the_first_process_of_a_container_it_reaps_whom_nobody_else_does(tree
     container = subprocess.Popen(
         [
             *("unshare", "-pf", "--mount-proc", "--kill-child"),
-            *(sys.executable, "-m", "gitboot", "serve", "--output", str(tree.root), "--listen", "127.0.0.1:0"),
+            *(sys.executable, "-m", "gitboot", "serve", "--out", str(tree.root), "--listen", "127.0.0.1:0"),
             *("--workers", "2"),
         ],
         stderr=subprocess.PIPE,

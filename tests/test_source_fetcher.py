@@ -105,7 +105,7 @@ def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_behind(tmp_path: 
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     with git_daemon(tmp_path / "git") as root, Relay(root, passes=50_000, then="hangs") as relay:
         url = f"{relay.url}/{repository.bare.name}"
-        places = ("--output", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
+        places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
         with running(url, tmp_path, "--poll", "0.3") as instance:
             eventually(lambda: instance.status()["applied"]["commit"] == first)
             repository.push({"noise": os.urandom(200_000).hex()})

@@ -108,7 +108,7 @@ def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, P
 
 def test_e37_an_endpoint_whose_records_do_not_last_does_not_begin(volatile: tuple[str, Path], tmp_path: Path) -> None:
     kind, folder = volatile
-    command = [sys.executable, "-m", "gitboot", "serve", "--output", str(tmp_path), "--spool", str(folder)]
+    command = [sys.executable, "-m", "gitboot", "serve", "--out", str(tmp_path), "--spool", str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "GITBOOT_ACCEPT_FILESYSTEM"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, f"is on {kind}" in done.stderr) == (64, True)

@@ -26,7 +26,7 @@ def left(tmp_path: Path) -> Path:
 
 
 def once(left: Path) -> Done:
-    places = ("--state", left / "state", "--output", left / "output", "--spool", left / "spool")
+    places = ("--state", left / "state", "--out", left / "output", "--spool", left / "spool")
     return typed("run", left / "fleet.git", *places, "--once")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "--tree",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The published tree: what `gitboot run --output` or `gitboot render --out` wrote.",
+    help="The published tree: what `gitboot run` or `gitboot render` wrote.",
 )
 @at_option
 @output_option("text", "json")

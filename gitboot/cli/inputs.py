@@ -25,18 +25,14 @@ class RenamedOption(click.Option):
 
     def __init__(self, *arguments: Any, was: tuple[str, ...], **given: Any) -> None:
         super().__init__(*arguments, **given)
-        self._shown = list(self.opts)
-        self.opts = [*self.opts, *was]
+        self.was = was
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        understood, self.opts = self.opts, self._shown
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        shown, self.opts = self.opts, [*self.opts, *self.was]
         try:
-            return super().get_help_record(ctx)
+            super().add_to_parser(parser, ctx)
         finally:
-            self.opts = understood
-
-    def get_error_hint(self, _: click.Context | None) -> str:
-        return " / ".join(f"'{each}'" for each in self._shown)
+            self.opts = shown
 
 
 _rev_option = click.option(
@@ -148,7 +144,7 @@ def config_option(command: Command) -> Command:
         names = {
             option.removeprefix("--"): parameter.name
             for parameter in context.command.params
-            for option in parameter.opts
+            for option in (*parameter.opts, *getattr(parameter, "was", ()))
         }
         import tomllib  # few give one
 

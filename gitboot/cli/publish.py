@@ -28,7 +28,7 @@ def command() -> None:
     "--tree",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The published tree that counts: what `gitboot run --output` wrote.",
+    help="The published tree that counts: what `gitboot run` wrote.",
 )
 @click.option(
     "--mirror",

@@ -243,7 +243,7 @@ def command(**given: Any) -> None:
     as files, serves them, and sets boot overrides at BMCs. A commit that is invalid changes nothing: the last
     accepted one goes on. One that changes more than the guards allow is held until it is acknowledged, by a
     line of a commit's message or by `gitboot approve`; `gitboot status` has both. Each option has a GITBOOT_ variable
-    (GITBOOT_OUTPUT, GITBOOT_POLL …) and a key in the file of --config.
+    (GITBOOT_OUT, GITBOOT_POLL …) and a key in the file of --config.
     """
     tell_what_is_logged()
     once, dry_run = given.pop("once"), given.pop("dry_run")

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The published tree: what `gitboot run --output` or `gitboot render --out` wrote, or a mirror with its ops/.",
+    help="The published tree: what `gitboot run` or `gitboot render` wrote, or a mirror with its ops/.",
 )
 @click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="Where to listen.")
 @click.option(
@@ -101,7 +101,7 @@ def command(
         end_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
     if not output.is_dir():
-        raise UsageError(f"{output} is not a directory; give what was published with --output or --out")
+        raise UsageError(f"{output} is not a directory; give what was published with --out")
     if spool is not None:
         make_spool(spool)
         if parent is None:  # else the instance has looked at it
@@ -180,7 +180,7 @@ def worker_command(
     push_secret: Path | None = None,
 ) -> list[str]:
     """The command line of a process that serves at a socket which this one hands down."""
-    arguments = ["--output", str(output.absolute()), "--parent", str(os.getpid())]
+    arguments = ["--out", str(output.absolute()), "--parent", str(os.getpid())]
     paths = [("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys)]
     paths.append(("--push-secret", push_secret))
     for name, path in paths:

@@ -36,7 +36,7 @@ _HINTS: Final = {
     "NewLedger": f"{_BEGIN} fresh (none is), adopt (all are), or a file of exported records",
     "RestoredLedger": f"{_BEGIN} with a file of exported records (ops/records.json of the published tree), adopt (all "
     "is as Git wants it), or as-recorded (the ledger is right)",
-    "ForeignLedger": f"choose another --output, or {_BEGIN} with ops/records.json of that tree, or adopt",
+    "ForeignLedger": f"choose another --out, or {_BEGIN} with ops/records.json of that tree, or adopt",
     "DamagedLedger": f"{_BEGIN} with ops/records.json of the published tree, or adopt (all is as Git wants it)",
 }
 _KEPT: Final = {
