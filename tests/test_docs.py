@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from tests.git_servers import program
 from tests.pages import ROOT, Block, commands, pages, read
+from tests.preloaded import captured
+from tests.repositories import Work
 
 PAGES: Final = {name: read(name) for name in pages()}
 
@@ -146,6 +149,31 @@ def options(command: click.Command, context: click.Context) -> Iterator[str]:
             yield from options(found, click.Context(found, parent=context))
 
 
+def test_what_the_readme_lets_people_try_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they type it: beside the example, on a branch that changes something."""
+    shutil.copytree(ROOT / "example-repo", tmp_path / "example-repo")
+    work = Work(tmp_path)
+    work.commit(message="Begin")
+    work.git("switch", "--quiet", "--create", "my-branch")
+    work.commit({"example-repo/README.md": "What our servers boot"})
+    monkeypatch.chdir(tmp_path)
+    (block,) = (each for each in PAGES["README.md"].fenced if "gitboot validate" in each.text)
+    asked = [words for line in commands(block) if (words := typed(line))]
+    assert [words[0] for words in asked] == ["validate", "plan", "plan", "explain", "diff", "images", "render"]
+    for words in asked:
+        done = captured(*(word.replace("/tmp/", f"{tmp_path}/") for word in words))
+        assert done.returncode == 0 and done.stdout + done.stderr, (words, done)
+    assert (tmp_path / "tree" / "boot" / "boot.ipxe").is_file()
+
+
+def test_the_page_about_audits_shows_what_images_prints_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = next(each for each in PAGES["docs/audit.md"].indented if "gitboot images" in each.text)
+    command, *lines = dedent(shown.text).strip().splitlines()
+    printed = captured(*shlex.split(command)[2:]).stdout
+    assert [line for line in lines if line.rstrip("…") not in printed] == []
+
+
 # YAML
 
 
@@ -214,6 +242,8 @@ def yaml_refused(block: Block, folder: Path) -> str:
     if "repos" in content:  # of pre-commit
         hooks = [each["id"] for each in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())]
         return "" if [each["id"] for each in content["repos"][0]["hooks"]] == hooks else "no such hook"
+    if "kind" not in content:
+        return "of which kind? A comment above it says so: <!-- of Fleet spec -->"
     if content["kind"] == "Kustomization":
         return kustomize_refuses(block.text, folder)
     return "; ".join(f"{each.code}: {each.message}" for each in problems(block))
