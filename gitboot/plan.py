@@ -136,6 +136,11 @@ class Boot:
         return self.files.iso.url if self.method is Method.VIRTUAL_MEDIA and self.files.iso is not None else None
 
     @property
+    def reads_medium(self) -> bool:
+        """Whether the system finds its user data on a second medium, beside the one that it boots from."""
+        return self.medium is not None and self.config_from is ConfigFrom.MEDIUM and self.user_data is not None
+
+    @property
     def asks_by_uuid(self) -> bool:
         """Whether the system finds its user data by its UUID alone."""
         return self.direct and self.config_from is ConfigFrom.SYSTEM_UUID
@@ -599,6 +604,7 @@ class BootPlan:
     data: Digest | None = None  # the token by which the system that is booted, or was, asks for its user data
     token: Digest | None = None  # by which its installer reports, where that is not the decision's
     medium: str | None = None  # the URL of the image that lies, or may still lie, in a virtual drive
+    reads_medium: bool = False  # whether one with the user data does as well
     local_disk: str | None = None  # how loaders hand over to its disk
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
 
@@ -622,6 +628,13 @@ class BootPlan:
         if self.key is None:
             return None
         return Digest(digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))
+
+    @property
+    def data_medium(self) -> Digest | None:
+        """What names the medium with the user data: the token by which that is asked for, or else its digest."""
+        if not self.reads_medium or self.user_data is None:
+            return None
+        return self.data if self.data is not None else self.user_data.digest
 
     @property
     def writes_disk(self) -> bool:
@@ -650,5 +663,6 @@ class BootPlan:
             **({"data": self.data} if self.data is not None else {}),
             **({"token": self.token} if self.token is not None else {}),
             **({"medium": self.medium} if self.medium is not None else {}),
+            **({"readsMedium": True} if self.reads_medium else {}),
             **({"localDisk": self.local_disk} if self.local_disk is not None else {}),
         }

@@ -24,6 +24,8 @@ DISC = Wanted(
     plan_digest="d" * 64,
     override=Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=ISO),
 )
+DATA = "http://boot.test/media/4c4c4544/user-data.iso"
+BOTH = replace(DISC, override=replace(DISC.override, data_medium=DATA))
 SHOWING_NO_RESET = ("supermicro-x10", "openbmc-2021", "dgx", "cimc", "irmc", "ibmc")
 WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is not Drives.ABSENT]
 
@@ -62,10 +64,10 @@ def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rac
     rack.bring_about(DISC)
     [boot] = rack.machine.boots
     assert (boot.target, boot.medium) == (PROFILES[name].boots_cd_as, ISO)
-    rack.bring_about(None, keeps=ISO)  # its boot was given: the system reads it still
+    rack.bring_about(None, keeps=(ISO,))  # its boot was given: the system reads it still
     assert _disc(rack).image == ISO
     rack.boot()
-    rack.bring_about(None, keeps=ISO)
+    rack.bring_about(None, keeps=(ISO,))
     assert (_disc(rack).image is not None) is (name in SHOWING_NO_RESET)
     rack.bring_about(None)
     assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (None, [ISO], MediumState.EJECTED)
@@ -126,9 +128,9 @@ def test_a_machine_that_is_off_keeps_no_medium(make_rack: MakeRack) -> None:
     rack = _rack(make_rack)
     rack.bring_about(DISC)
     rack.boot()
-    rack.bring_about(None, keeps=ISO)
+    rack.bring_about(None, keeps=(ISO,))
     rack.machine.reset("ForceOff")
-    rack.bring_about(None, keeps=ISO)
+    rack.bring_about(None, keeps=(ISO,))
     assert _disc(rack).image is None
 
 
@@ -225,15 +227,97 @@ def test_the_protocol_is_told_to_those_that_list_it(
     assert (post["Image"], post.get("TransferProtocolType")) == (ISO, told)
 
 
+def _lying(rack: Rack) -> list[str | None]:
+    return [drive.image for drive in rack.machine.drives]
+
+
+def _sent(rack: Rack) -> list[str]:
+    """What was sent to the BMC to change something, in words."""
+    changing = [each for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
+    return [(each.json or {}).get("Image") or each.path.rpartition(".")[2] for each in changing]
+
+
+@pytest.mark.parametrize("name", WITH_DRIVES)
+def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
+    rack = _rack(make_rack, PROFILES[name])
+    result = rack.bring_about(BOTH)
+    assert result.outcome is Outcome.APPLIED, result.message
+    assert _lying(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
+    assert [each for each in _sent(rack) if each in (DATA, ISO)] == [DATA, ISO]
+    assert [state for _, state, _ in rack.written] == [State.INSERTED, State.INSERTED, State.RECORDED, State.CONFIRMED]
+    rack.boot()
+    rack.bring_about(BOTH)
+    rack.bring_about(None, keeps=(ISO, DATA))
+    assert _lying(rack) == [DATA, ISO], "the system reads both still"
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO, DATA))
+    assert (_lying(rack) == [None, None]) is (name not in SHOWING_NO_RESET)
+    rack.bring_about(None)
+    assert [drive.ejected for drive in rack.machine.drives] == [[DATA], [ISO]]
+    assert {each.state for each in _record(rack).media} == {MediumState.EJECTED}
+
+
+def test_a_reset_ends_the_use_of_a_medium_whenever_its_boot_was_read(make_rack: MakeRack) -> None:
+    """The same reading shows that the override was consumed, by the BMC's clock, and that the plan wants no more."""
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO,))
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO,))
+    assert _disc(rack).image is None
+
+
+def test_of_two_drives_for_cds_the_first_boots(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.machine.drives[0].types = ("CD", "DVD")
+    rack.bring_about(BOTH)
+    assert _lying(rack) == [ISO, DATA]
+
+
+def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.machine.drives[0].types = ("Floppy",)
+    result = rack.bring_about(BOTH)
+    assert (result.asks, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
+    assert f"one slot alone, {_disc(rack).path}" in result.message
+    assert "configFrom: SystemUUID" in result.message
+    assert (rack.written, rack.machine.writes) == ([], [])
+
+
+@pytest.mark.parametrize("taken", [0, 1], ids=["the one for data", "the one that boots"])
+def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(make_rack: MakeRack, taken: int) -> None:
+    rack = _rack(make_rack)
+    drive = rack.machine.drives[taken]
+    drive.image = OTHERS
+    result = rack.bring_about(BOTH)
+    assert (result.asks, rack.written) == (OperatorCondition.FOREIGN_MEDIUM, [])
+    assert f"{drive.path} has {OTHERS}" in result.message
+    assert [each for each in _lying(rack) if each is not None] == [OTHERS]
+
+
+def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(BOTH)
+    rack.server.service.requests.clear()
+    newer = DATA.replace("4c", "5d")
+    rack.bring_about(replace(BOTH, override=replace(BOTH.override, data_medium=newer)))
+    assert (_lying(rack), _disc(rack).ejected) == ([newer, ISO], [])
+    assert _sent(rack)[1:3] == ["EjectMedia", newer], "the override was withdrawn first"
+    assert _record(rack).state is State.CONFIRMED
+
+
 class Killed(Exception):
     """As by SIGKILL: nothing after it happens."""
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["before it is written", "after it is written"])
-@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize(
+    ("wants", "nth"), [(wants, nth) for wants, most in ((DISC, 6), (BOTH, 9)) for nth in range(1, most + 1)]
+)
 @pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
-def test_a_crash_at_any_step_boots_a_medium_once_and_leaves_none(
-    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, nth: int, kept: bool
+def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
+    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, wants: Wanted, nth: int, kept: bool
 ) -> None:
     rack = _rack(make_rack, profile)
     count, write = 0, rack.write
@@ -247,14 +331,17 @@ def test_a_crash_at_any_step_boots_a_medium_once_and_leaves_none(
             raise Killed
 
     monkeypatch.setattr(rack, "write", killing)
-    for wanted in (DISC, None):
+    for wanted in (wants, None):
         for _ in range(3):
             try:
                 rack.bring_about(wanted)
             except Killed:
                 continue
+            finally:
+                assert wants is not BOTH or _lying(rack)[1] is None or _lying(rack)[0] == DATA, "it would boot without"
             rack.wait(90)
-    assert (_disc(rack).image, _disc(rack).ejected) == (None, [ISO])
+    assert _lying(rack) == [None, None]
+    assert [drive.ejected for drive in rack.machine.drives] == [[DATA] if wants is BOTH else [], [ISO]]
     assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
     assert count >= nth
 

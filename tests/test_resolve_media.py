@@ -7,9 +7,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from gitboot.instance.overrides import wanted_by
+from gitboot.errors import InvalidRepository
+from gitboot.instance.overrides import media_of, wanted_by
 from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.plan import Decision, InstallAttempt, Record, Seen
+from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve import plan
 from gitboot.resolve.instant import transition
 from gitboot.stoppage import Halt
@@ -23,6 +25,7 @@ SEED = (
     profile("web", "flatcar-1", method="VirtualMedia"),
     policy("web", often="Once"),
 )
+KEYS = TokenKeys(b"a key of this test")
 ISO = "http://boot.test/assets/flatcar-1/iso"
 FRESH = Record()
 BEGUN = Record(provision=1, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
@@ -36,7 +39,7 @@ def _medium(record: Record | None, after: timedelta = timedelta(), *, stop: Halt
 
 
 def test_the_override_of_a_pending_server_boots_the_iso() -> None:
-    wanted = wanted_by(plan(decision("web01", *SEED), NOON, FRESH))
+    wanted = wanted_by(plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS)
     assert wanted is not None
     assert (wanted.override.enabled, wanted.override.target, wanted.override.medium) == ("Once", "Cd", ISO)
     assert wanted.override.http_boot_uri is None
@@ -95,3 +98,72 @@ def test_a_windows_medium_ends_with_it() -> None:
     done = replace(BEGUN, evidence="Reported")
     assert _maintained(NOON + timedelta(minutes=59), done) == ISO.replace("flatcar", "rescue")
     assert _maintained(NOON + timedelta(hours=1), done) is None
+
+
+# The second medium
+
+
+USER_DATA = "userData: {format: %s, template: t}"
+TEXTS = {
+    "CloudInit": "#cloud-config\n",
+    "Ignition/3.4": '{"ignition": {"version": "3.4.0"}}',
+    "Kickstart": "text\n",
+    "Preseed": "d-i a/b string c\n",
+    "Generic": "anything",
+}
+
+
+def _configured(format: str = "CloudInit", *, often: str = "Once", method: str = "VirtualMedia") -> tuple[str, ...]:
+    artifacts = "iso" if method == "VirtualMedia" else "kernel"
+    return (
+        fleet(),
+        server("web01", spec="provision: 1"),
+        image("flatcar-1", f"configFrom: Medium, userData: {format}", artifacts),
+        profile("web", "flatcar-1", USER_DATA % format, method=method),
+        policy("web", often=often),
+    )
+
+
+@pytest.mark.parametrize(
+    ("often", "named_by"), [("Once", "the installation"), ("OnImageChange", "the installation"), ("Always", "its text")]
+)
+def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often: str, named_by: str) -> None:
+    found = plan(decision("web01", *_configured(often=often), files={"t": TEXTS["CloudInit"]}), NOON, FRESH)
+    assert found is not None and found.user_data is not None
+    token = found.data if named_by == "the installation" else found.user_data.digest
+    assert found.data_medium == token is not None
+    wanted = wanted_by(found, KEYS)
+    assert wanted is not None
+    name = KEYS.name(token) if named_by == "the installation" else token
+    assert wanted.override.media == (f"http://boot.test/media/{found.uuid}/{name}/user-data.iso", ISO)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "lies"), [("Consumed", True), ("Reported", False)], ids=["it may still be read", "it is done"]
+)
+def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(evidence: str, lies: bool) -> None:
+    found = decision("web01", *_configured(), files={"t": TEXTS["CloudInit"]})
+    record = replace(BEGUN, evidence=evidence)
+    planned = plan(found, NOON + timedelta(minutes=30), record)
+    assert planned is not None
+    assert [each is not None for each in media_of(planned, KEYS)] == [lies, lies]
+
+
+@pytest.mark.parametrize(
+    ("format", "method", "says"),
+    [
+        ("CloudInit", "Pxe", "method Pxe inserts none"),
+        ("Preseed", "VirtualMedia", "no system looks for Preseed on a medium"),
+        ("Generic", "VirtualMedia", "no system looks for Generic on a medium"),
+        ("Kickstart", "VirtualMedia", None),
+        ("Ignition/3.4", "VirtualMedia", None),
+    ],
+)
+def test_user_data_that_nobody_would_find_on_a_medium_is_refused(format: str, method: str, says: str | None) -> None:
+    files = {"t": TEXTS[format]}
+    if says is None:
+        assert decision("web01", *_configured(format), files=files).policy is not None
+        return
+    with pytest.raises(InvalidRepository) as refused:
+        decision("web01", *_configured(format, method=method), files=files)
+    assert [(str(each.code), says in each.message) for each in refused.value.problems] == [("GB4003", True)]

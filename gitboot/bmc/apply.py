@@ -42,7 +42,7 @@ from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, 
 if TYPE_CHECKING:
     from gitboot.bmc.driver import Driver
 
-_MOST_STEPS: Final = 12  # withdraw, eject, insert, set, each confirmed, and some more for a BMC that changes under us
+_MOST_STEPS: Final = 16  # withdraw, eject, insert, set, each confirmed, and some more for a BMC that changes under us
 
 
 def bring_about(

@@ -35,7 +35,7 @@ class Job:
     serial: str | None = None  # as its document says
     pinned: Pinned | None = None  # what its BMC showed before
     known: bool = False  # whether its BMC is one that the ledger lets have its credentials
-    keeps: str | None = None  # the medium of a boot that was given: it stays until the machine resets
+    keeps: tuple[str, ...] = ()  # the media of a boot that was given: they stay until the machine resets
     switching: Switching | None = None  # what is to become of its power
     switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
     shared: frozenset[str] = frozenset()  # what the BMCs of several machines show: `gitboot.bmc.identity.shared`

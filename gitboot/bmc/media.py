@@ -6,7 +6,7 @@ URL. Everything else is somebody else's, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from gitboot.bmc.marks import Marks
 
 _DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO image is
+_STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,11 @@ class MediaSlot:
     @property
     def takes_discs(self) -> bool:
         return not self.types or bool(self.types & _DISCS)
+
+    @property
+    def takes_data(self) -> bool:
+        """Whether it takes an image that is read, and not booted."""
+        return self.takes_discs or _STICK in self.types
 
 
 class MediumState(StrEnum):
@@ -67,9 +73,24 @@ def slot_with(url: str, slots: Iterable[MediaSlot]) -> MediaSlot | None:
     return next((slot for slot in slots if slot.inserted and slot.image == url), None)
 
 
-def free_slot(slots: Iterable[MediaSlot]) -> MediaSlot | None:
-    """The slot that takes an ISO image, the first by its path."""
-    return next((slot for slot in sorted(slots, key=lambda each: each.path) if slot.takes_discs and slot.is_free), None)
+def places(slots: Collection[MediaSlot], disc: str, data: str | None) -> dict[str, MediaSlot] | None:
+    """The slots in which these images lie, or that take them; None: there are not as many.
+
+    The disc that boots has the first by its path: of several, firmware boots that. User data lies in another for
+    discs, or else in one for USB sticks.
+    """
+    found = {url: slot for url in (disc, data) if url is not None and (slot := slot_with(url, slots)) is not None}
+    free = sorted((slot for slot in slots if slot.is_free), key=lambda each: each.path)
+    if disc not in found:
+        if (own := next((slot for slot in free if slot.takes_discs), None)) is None:
+            return None
+        found[disc] = own
+    if data is not None and data not in found:
+        left = [slot for slot in free if slot.takes_data and slot is not found[disc]]
+        if not left:
+            return None
+        found[data] = min(left, key=lambda each: not each.takes_discs)
+    return found
 
 
 def insertion(slot: MediaSlot, url: str) -> Mapping[str, Any]:

@@ -14,14 +14,14 @@ consumed, or a person is asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from gitboot.bmc.identity import NOTHING, Another, Identified, IdentityChanged, Same, Shown, is_another_system
 from gitboot.bmc.marks import NO_MARKS, Marks, Reset, in_utc, parse
-from gitboot.bmc.media import MediaSlot, Medium, MediumState, free_slot, slot_with
+from gitboot.bmc.media import MediaSlot, Medium, MediumState, places, slot_with
 from gitboot.load.machines import BmcAccess
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
@@ -64,6 +64,12 @@ class Override:
     mode: str | None = None  # UEFI or Legacy; None: as it is, or not shown
     http_boot_uri: str | None = None  # None: what DHCP says
     medium: str | None = None  # the URL of the image that has to lie in a slot before it is set
+    data_medium: str | None = None  # and of the one with the user data, in another
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """What has to lie in slots, in the order in which it is inserted: what boots finds its data there."""
+        return tuple(each for each in (self.data_medium, self.medium) if each is not None)
 
     @property
     def leaves_it_to_dhcp(self) -> bool:
@@ -154,11 +160,28 @@ class OverrideRecord:
     shown: Shown = NOTHING  # who the system was on which it was set
     writes_disk: bool = True
     medium: Medium | None = None  # what was inserted for it
+    data_medium: Medium | None = None  # and with its user data
+
+    @property
+    def media(self) -> tuple[Medium, ...]:
+        """What was inserted for it, in the order in which it is ejected: what boots goes before its data."""
+        return tuple(each for each in (self.medium, self.data_medium) if each is not None)
+
+    @property
+    def has_media(self) -> bool:
+        """Whether anything that was inserted for it may lie in a slot."""
+        return any(each.may_lie_in for each in self.media)
 
     @property
     def stays_behind(self) -> bool:
         """Whether anything of it may be left on the BMC."""
-        return self.state.is_open or (self.medium is not None and self.medium.may_lie_in)
+        return self.state.is_open or self.has_media
+
+    def having(self, medium: Medium) -> OverrideRecord:
+        """With what is known now of one of its media."""
+        if self.data_medium is not None and self.data_medium.url == medium.url:
+            return replace(self, data_medium=medium)
+        return replace(self, medium=medium)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,13 +264,13 @@ def next_step(
     records: Iterable[OverrideRecord],
     at: datetime,
     identified: Identified,
-    keeps: str | None = None,
+    keeps: Collection[str] = (),
 ) -> Step:
     """Decide what comes next for one BMC.
 
     ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. What stands for
-    another reason than the wanted one is withdrawn first, and its medium ejected, but for ``keeps``, the medium of a
-    boot that was given: that stays until the machine resets. What gitboot has not set itself is left alone. Nothing
+    another reason than the wanted one is withdrawn first, and its media ejected, but for ``keeps``, the media of a
+    boot that was given: those stay until the machine resets. What gitboot has not set itself is left alone. Nothing
     is set on another machine, and nothing withdrawn but on the system on which it was set.
     """
     records = tuple(records)
@@ -277,7 +300,7 @@ def needs_slots(wanted: Wanted | None, records: Iterable[OverrideRecord]) -> boo
     """Whether the slots of virtual media have to be read before the next step is decided."""
     if wanted is not None and wanted.override.medium is not None:
         return True
-    return any(each.medium is not None and each.medium.may_lie_in for each in records)
+    return any(each.has_media for each in records)
 
 
 def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datetime) -> bool:
@@ -388,33 +411,42 @@ def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: fr
 
 
 def _boots_another_medium(record: OverrideRecord, wanted: Wanted | None) -> bool:
-    """Whether its medium has to go: without it, its override would boot what comes next in the firmware's order."""
-    medium = record.medium
-    return medium is not None and medium.may_lie_in and wanted is not None and medium.url != wanted.override.medium
+    """Whether a medium of it has to go: without it, its override would boot what comes next in the firmware's order.
+
+    Or what boots without the data that it was to find.
+    """
+    stay = wanted.override.media if wanted is not None else ()
+    return wanted is not None and any(each.may_lie_in and each.url not in stay for each in record.media)
 
 
 def _put_away(
-    record: OverrideRecord, wanted: Wanted | None, keeps: str | None, observed: Observed, at: datetime
+    record: OverrideRecord, wanted: Wanted | None, keeps: Collection[str], observed: Observed, at: datetime
 ) -> Step | None:
     """Eject what was inserted for a record, or settle what has become of it; None: it stays, or there is none."""
-    medium = record.medium
-    if medium is None or not medium.may_lie_in:
-        return None
-    if wanted is not None and medium.url == wanted.override.medium:
-        return None
-    if medium.url == keeps and not _is_over(medium, observed):
+    stay = wanted.override.media if wanted is not None else ()
+    lying = (each for each in record.media if each.may_lie_in and each.url not in stay)
+    steps = (_put_away_one(record, medium, keeps, observed, at) for medium in lying)
+    return next((step for step in steps if step is not None), None)
+
+
+def _put_away_one(
+    record: OverrideRecord, medium: Medium, keeps: Collection[str], observed: Observed, at: datetime
+) -> Step | None:
+    if medium.url in keeps and not _is_over(medium, observed):
         if medium.booted is not None:
             return None
-        return Confirm(record=replace(record, medium=replace(medium, booted=observed.marks)))
+        # Without the clock, which later readings may lack: beside them these instants would mean nothing.
+        booted = observed.marks.with_clock_of(NO_MARKS)
+        return Confirm(record=record.having(replace(medium, booted=booted)))
     slot = slot_with(medium.url, observed.slots)
     recently = timedelta() <= at - medium.at < _TO_BE_CLEARED
     if slot is None:
         if medium.state is MediumState.INSERTED and timedelta() <= at - medium.at < _TO_BE_SET:
             return Wait(why="its medium was inserted a moment ago, and is not shown yet")
-        return Confirm(record=replace(record, medium=replace(medium, state=MediumState.EJECTED)))
+        return Confirm(record=record.having(replace(medium, state=MediumState.EJECTED)))
     if medium.state is MediumState.EJECTING and recently:
         return Wait(why="its medium was ejected a moment ago, and is still shown")
-    return Eject(record=replace(record, medium=replace(medium, state=MediumState.EJECTING, at=at)), slot=slot)
+    return Eject(record=record.having(replace(medium, state=MediumState.EJECTING, at=at)), slot=slot)
 
 
 def _is_over(medium: Medium, observed: Observed) -> bool:
@@ -495,7 +527,7 @@ def _bring_about(
         return _bring_back(wanted, record, override, observed, at, moving)
     if _is_someone_elses(record, observed):
         return Confirm(record=replace(record, state=_consumed(record)))
-    if (step := _with_medium(wanted, record, override, observed, at)) is not None:
+    if (step := _with_media(wanted, record, override, observed, at)) is not None:
         return step
     if record.override != override:
         return _set(wanted, record, override, observed, at, corrections=_recent(record, at), replaces=record.override)
@@ -560,7 +592,7 @@ def _set(
         return Wait(why="the machine is in POST")
     if wanted.only_off and observed.power != "Off":
         return Wait(why="the machine runs, and its boot is set while it is off")
-    if (step := _with_medium(wanted, record, override, observed, at)) is not None:
+    if (step := _with_media(wanted, record, override, observed, at)) is not None:
         return step
     return Set(
         record=OverrideRecord(
@@ -575,26 +607,28 @@ def _set(
             shown=observed.shown,
             writes_disk=wanted.writes_disk,
             medium=record.medium if record is not None else None,
+            data_medium=record.data_medium if record is not None else None,
         )
     )
 
 
-def _with_medium(
+def _with_media(
     wanted: Wanted, record: OverrideRecord | None, override: Override, observed: Observed, at: datetime
 ) -> Step | None:
-    """Insert the medium that an override boots; None: it is shown, or there is none to boot.
+    """Insert the media of an override, one after the other; None: they are shown, or there is none to boot.
 
-    It is inserted before the override is set: one without a medium would boot what comes next in the firmware's order.
+    They are inserted before the override is set: one without a medium would boot what comes next in the firmware's
+    order. Nothing is inserted where there is no place for both, and what boots comes last: whatever happens between,
+    no installer starts without its data.
     """
-    url = override.medium
-    if url is None or slot_with(url, observed.slots) is not None:
+    url = next((each for each in override.media if slot_with(each, observed.slots) is None), None)
+    if url is None or override.medium is None:
         return None
-    before = record.medium if record is not None else None
-    if before is not None and before.url == url and timedelta() <= at - before.at < _TO_BE_SET:
+    before = next((each for each in record.media if each.url == url), None) if record is not None else None
+    if before is not None and timedelta() <= at - before.at < _TO_BE_SET:
         return Wait(why="its medium was inserted a moment ago, and is not shown yet")
-    slot = free_slot(observed.slots)
-    if slot is None:
-        return _no_slot(observed)
+    if (slots := places(observed.slots, override.medium, override.data_medium)) is None:
+        return _no_slot(override, observed)
     kept = record is not None and (record.state.is_open or record.state is State.OPENED)
     found = OverrideRecord(
         reason=wanted.reason,
@@ -605,23 +639,36 @@ def _with_medium(
         at=at,
         shown=observed.shown,
         writes_disk=wanted.writes_disk,
+        medium=record.medium if record is not None else None,
+        data_medium=record.data_medium if record is not None else None,
     )
     if record is not None and kept:
         found = record
-    return Insert(
-        record=replace(found, medium=Medium(url=url, state=MediumState.INSERTED, at=at)),
-        slot=slot,
-        url=url,
-    )
+    inserted = Medium(url=url, state=MediumState.INSERTED, at=at)
+    is_data = url == override.data_medium
+    found = replace(found, data_medium=inserted) if is_data else replace(found, medium=inserted)
+    return Insert(record=found, slot=slots[url], url=url)
 
 
-def _no_slot(observed: Observed) -> AskOperator:
-    taken = [f"{slot.path} has {slot.image or 'a medium'}" for slot in observed.slots if slot.takes_discs]
-    if not taken:
-        return AskOperator(
-            condition=OperatorCondition.UNSUPPORTED, message="a medium is wanted, and the BMC has no slot for a CD"
-        )
-    message = f"a medium is wanted, and {', '.join(taken)}, which gitboot has not inserted; it is left alone"
+def _no_slot(override: Override, observed: Observed) -> AskOperator:
+    needs_data = override.data_medium is not None
+    bare = [replace(slot, image=None, inserted=False) for slot in observed.slots]
+    if places(bare, override.medium or "", override.data_medium) is None:
+        discs = [slot for slot in observed.slots if slot.takes_discs]
+        message = "a medium is wanted, and the BMC has no slot for a CD"
+        if discs and needs_data:
+            message = (
+                f"a second medium is wanted, with the user data, and the BMC has one slot alone, {discs[0].path};"
+                " nothing is inserted. An image that says configFrom: SystemUUID needs one"
+            )
+        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
+    taken = [
+        f"{slot.path} has {slot.image or 'a medium'}"
+        for slot in observed.slots
+        if not slot.is_free and slot.image not in override.media and (slot.takes_discs or needs_data)
+    ]
+    what = "two media are" if needs_data else "a medium is"
+    message = f"{what} wanted, and {', '.join(taken)}, which gitboot has not inserted; it is left alone"
     return AskOperator(condition=OperatorCondition.FOREIGN_MEDIUM, message=message)
 
 

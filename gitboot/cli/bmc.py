@@ -253,7 +253,7 @@ def _inspected(
     at = now()
     with looked_at(state, at) as instance, connections(credentials) as kept:
         names = chosen(servers, instance)
-        found = subjects(instance.commit, instance.knowledge, at)
+        found = subjects(instance.commit, instance.knowledge, instance.keys, at)
         asked = [subject for subject in found if names is None or subject.name in names]
         if without := sorted((names or frozenset()) - {subject.name for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")

@@ -188,7 +188,8 @@ def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> li
 
     at = now()
     with looked_at(state, at) as instance:
-        described = (each for each in subjects(instance.commit, instance.knowledge, at) if each.decision is not None)
+        found_there = subjects(instance.commit, instance.knowledge, instance.keys, at)
+        described = (each for each in found_there if each.decision is not None)
         if not servers and selector is None:
             return list(described)
         meant = meant_by(instance, servers, selector)

@@ -555,6 +555,7 @@ class Look:
 
     commit: Commit
     knowledge: Knowledge
+    keys: TokenKeys  # by which it publishes tokens
 
 
 @contextmanager
@@ -578,9 +579,10 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         commit = commit_of(repository, decide(repository))
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
         seen = read_sightings(directory / state.ARTIFACTS)
-        yield Look(
-            commit=commit, knowledge=replace(learn(_known_and_published(store), batch, at).knowledge, sightings=seen)
-        )
+        knowledge = replace(learn(_known_and_published(store), batch, at).knowledge, sightings=seen)
+        has_keys = (directory / state.TOKEN_KEYS).exists()  # they are read then, and none is made
+        keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
+        yield Look(commit=commit, knowledge=knowledge, keys=keys)
 
 
 def carried_out(store: Store, commit: Commit | None, at: datetime) -> None:

@@ -48,7 +48,7 @@ from gitboot.bmc.switch import (
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import shared_values, wanted_by
+from gitboot.instance.overrides import media_of, shared_values, wanted_by
 from gitboot.instance.planning import about
 from gitboot.instance.stops import stop_of
 from gitboot.instance.switching import PowerAsk, power_wanted
@@ -57,6 +57,7 @@ from gitboot.model.policy import HttpBoot
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.plan import BootPlan, Cause, Decision, InstallStep, Phase, Record
 from gitboot.remedies import remedy
+from gitboot.render.keyed import TokenKeys
 from gitboot.resolve import plan
 from gitboot.resolve.attempts import step_of
 
@@ -85,6 +86,7 @@ class Subject:
     record: Record | None
     wanted: Wanted | None
     overrides: tuple[OverrideRecord, ...]
+    keeps: tuple[str, ...] = ()  # the media of a boot that was given
     site: str | None = None
     serial: str | None = None
     pinned: Pinned | None = None
@@ -268,7 +270,7 @@ class Inspection:
         return type(self.step).__name__
 
 
-def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Subject]:
+def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
     values, stop = shared_values(knowledge), stop_of(knowledge, commit, knowledge.facts.orders)
     for decision in commit.decisions.servers.values():
@@ -283,7 +285,8 @@ def subjects(commit: Commit, knowledge: Knowledge, at: datetime) -> Iterator[Sub
             decision=decision,
             plan=planned,
             record=record,
-            wanted=wanted_by(planned),
+            wanted=wanted_by(planned, keys),
+            keeps=tuple(filter(None, media_of(planned, keys))),
             overrides=knowledge.overrides_of(decision.uuid),
             site=commit.sites.get(decision.server),
             serial=machine.serial,
@@ -389,7 +392,7 @@ def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -
         records=subject.overrides,
         at=at,
         identified=identified,
-        keeps=subject.plan.medium if subject.plan is not None else None,
+        keeps=subject.keeps,
     )
     try:
         switch = _switch(subject, bmc, seen, identified, at)
@@ -438,5 +441,6 @@ def _facts(override: Override, **more: Any) -> dict[str, Any]:
         "mode": override.mode,
         "httpBootUri": override.http_boot_uri,
         "medium": override.medium,
+        "dataMedium": override.data_medium,
         **more,
     }

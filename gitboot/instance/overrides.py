@@ -34,6 +34,8 @@ from gitboot.model.policy import HttpBoot, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
 from gitboot.plan import BootPlan, Cause, OverrideTarget, Phase
+from gitboot.render.keyed import TokenKeys
+from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import last_attempt, provision_reason
 from gitboot.status import Event
@@ -60,7 +62,7 @@ class Ask:
     site: str | None
     serial: str | None = None
     judged_by_marks: bool = False  # its BMC alone can tell when it has come up
-    keeps: str | None = None  # the medium of a boot that was given
+    keeps: tuple[str, ...] = ()  # the media of a boot that was given
     power: PowerAsk | None = None
     switches: tuple[SwitchRecord, ...] = ()
 
@@ -159,11 +161,23 @@ class Schedule:
 # What is wanted
 
 
-def wanted_by(plan: BootPlan | None) -> Wanted | None:
+def media_of(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
+    """The URLs of the image that lies, or may still lie, in a virtual drive, and of the one with its user data."""
+    if plan is None:
+        return None, None
+    if (token := plan.data_medium) is None:
+        return plan.medium, None
+    name = keys.name(token) if token == plan.data else token  # a digest is published as it is
+    return plan.medium, f"{plan.base_url}/{MEDIUM.of(plan.uuid, name).removeprefix(BOOT)}"
+
+
+def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
     """What a plan wants of the BMC, in Redfish's words."""
     if plan is None or plan.override is None:
         return None
     override = plan.override
+    boots_disc = override.target is OverrideTarget.CD
+    medium, data_medium = media_of(plan, keys) if boots_disc else (None, None)
     return Wanted(
         reason=override.reason,
         plan_digest=plan.digest,
@@ -172,7 +186,8 @@ def wanted_by(plan: BootPlan | None) -> Wanted | None:
             target=BootTarget(override.target.value),
             mode="UEFI" if plan.firmware is Firmware.UEFI else "Legacy",
             http_boot_uri=override.http_boot_uri,
-            medium=plan.medium if override.target is OverrideTarget.CD else None,
+            medium=medium,
+            data_medium=data_medium,
         ),
         set_again=override.set_again,
         writes_disk=plan.boot is not None and plan.boot.writes_disk,
@@ -189,6 +204,7 @@ def arranged(
     changed: Collection[SystemUuid],
     *,
     may_set: bool,
+    keys: TokenKeys,
     late: Collection[str | None] = frozenset(),
 ) -> tuple[Schedule, frozenset[SystemUuid]]:
     """Who is to be asked for what now, and of whom that may be another than before.
@@ -217,7 +233,7 @@ def arranged(
     for uuid in uuids - left_behind:
         asks.pop(uuid, None)
         waits = _finds_files_under(uuid, commit, servers) in late if late else False
-        ask = _ask(uuid, commit, servers, knowledge, may_set=may_set and not waits)
+        ask = _ask(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits)
         if ask is not None and ask.bmc.place in taken:
             blocked.add(uuid)
         elif ask is not None:
@@ -243,13 +259,19 @@ def _finds_files_under(uuid: SystemUuid, commit: Commit, servers: Mapping[str, S
 
 
 def _ask(
-    uuid: SystemUuid, commit: Commit, servers: Mapping[str, ServerState], knowledge: Knowledge, *, may_set: bool
+    uuid: SystemUuid,
+    commit: Commit,
+    servers: Mapping[str, ServerState],
+    knowledge: Knowledge,
+    keys: TokenKeys,
+    *,
+    may_set: bool,
 ) -> Ask | None:
     """What is to become of a machine's own BMC; None: nothing is wanted there, and nothing stands there."""
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return None
-    wanted, records = wanted_by(state.plan), knowledge.overrides_of(uuid)
+    wanted, records = wanted_by(state.plan, keys), knowledge.overrides_of(uuid)
     power = _power_wanted(state, knowledge.switches.get(uuid, {})) if may_set else None
     if wanted is not None and _waits_for_off(state):
         wanted = replace(wanted, only_off=True)
@@ -269,7 +291,7 @@ def _ask(
         site=commit.sites.get(machine.name),
         serial=machine.serial,
         judged_by_marks=awaits,
-        keeps=state.plan.medium if state.plan is not None else None,
+        keeps=tuple(filter(None, media_of(state.plan, keys))),
         power=power,
         switches=knowledge.switches_of(uuid),
     )
@@ -489,7 +511,7 @@ def events_of(result: Result, commit: str, at: datetime, *, first: bool) -> Iter
             "after": _shown(result.observed.override if result.observed else None),
             "commit": commit,
         }
-        ejected = record.medium is not None and not record.medium.may_lie_in and not record.state.is_open
+        ejected = bool(record.media) and not record.has_media and not record.state.is_open
         what, state = f"{_shown(record.override)} for {record.reason}", str(record.state)
         if ejected or record.state is State.INSERTED:
             state = "Ejected" if ejected else state
@@ -572,5 +594,5 @@ def _job(ask: Ask, knowledge: Knowledge, schedule: Schedule) -> Job:
 def _shown(override: Override | None) -> str | None:
     if override is None:
         return None
-    uri = "".join(f" {each}" for each in (override.http_boot_uri, override.medium) if each)
+    uri = "".join(f" {each}" for each in (override.http_boot_uri, override.medium, override.data_medium) if each)
     return f"{override.enabled} {override.target}{uri}"

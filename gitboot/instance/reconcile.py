@@ -322,7 +322,10 @@ class Reconciler:
         may_set = may_set and is_clock_trusted(knowledge.facts, now.keeping, at)
         late = frozenset(each.serves for each in self._target.following if each.behind_since is not None)
         schedule, machines = arranged(
-            now.schedule, commit, now.plans.servers, knowledge, now.unplanned, may_set=may_set, late=late
+            *(now.schedule, commit, now.plans.servers, knowledge, now.unplanned),
+            may_set=may_set,
+            keys=now.keys,
+            late=late,
         )
         self._bmcs.forget(machines - schedule.asks.keys())
         schedule = hurried(schedule, self._with_other_credentials(schedule), at)

@@ -25,6 +25,6 @@ def write(tx: Transaction, overrides: Iterable[tuple[SystemUuid, OverrideRecord]
     for uuid, record in overrides:
         tx.mark()
         tx.execute(
-            "INSERT OR REPLACE INTO overrides VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO overrides VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (uuid, *rows.of_override(record)),
         )

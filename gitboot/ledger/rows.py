@@ -99,7 +99,8 @@ def run(number: int, made_at: str, end: str | None, seen: str) -> Run:
 # What was set
 
 OVERRIDE: Final = (
-    "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, medium"
+    "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, medium,"
+    " data_medium"
 )
 
 
@@ -116,12 +117,18 @@ def of_override(record: OverrideRecord) -> tuple[Any, ...]:
         json_of(asdict(record.bmc)) if record.bmc is not None else None,
         json_of(asdict(record.shown)),
         int(record.writes_disk),
-        json_of({**asdict(record.medium), "at": format_instant(record.medium.at)}) if record.medium else None,
+        _of_medium(record.medium),
+        _of_medium(record.data_medium),
     )
 
 
+def _of_medium(medium: Medium | None) -> str | None:
+    return json_of({**asdict(medium), "at": format_instant(medium.at)}) if medium is not None else None
+
+
 def override(row: Sequence[Any]) -> OverrideRecord:
-    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, medium = row
+    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, *media = row
+    medium, data_medium = map(_medium, media)
     return OverrideRecord(
         reason=reason,
         plan_digest=plan_digest,
@@ -134,11 +141,15 @@ def override(row: Sequence[Any]) -> OverrideRecord:
         bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
         shown=Shown(**json_value(shown)),
         writes_disk=bool(writes_disk),
-        medium=_medium(json_value(medium)) if medium is not None else None,
+        medium=medium,
+        data_medium=data_medium,
     )
 
 
-def _medium(facts: dict[str, Any]) -> Medium:
+def _medium(text: str | None) -> Medium | None:
+    if text is None:
+        return None
+    facts = json_value(text)
     booted = facts["booted"]
     return Medium(
         url=facts["url"],

@@ -100,6 +100,9 @@ MIGRATIONS: Final = (
         uuid TEXT NOT NULL, reason TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (uuid, reason)
     ) STRICT;
     """,
+    """
+    ALTER TABLE overrides ADD COLUMN data_medium TEXT;
+    """,
 )
 VERSION: Final = len(MIGRATIONS)
 _MARK_BYTES: Final = 64

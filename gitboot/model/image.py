@@ -44,6 +44,7 @@ class UserDataFormat(StrEnum):
 class ConfigFrom(StrEnum):
     KERNEL_ARGUMENTS = "KernelArguments"  # the system learns its user data's URL from its command line
     SYSTEM_UUID = "SystemUUID"  # it asks for /ignition/<uuid>
+    MEDIUM = "Medium"  # it looks for a volume of its format's label, which its BMC inserts beside its ISO
     NONE = "None"
 
 
@@ -159,7 +160,8 @@ class BootImageSpec(Struct):
     config_from: ConfigFrom = Field(
         default=ConfigFrom.KERNEL_ARGUMENTS,
         description="How it finds its user data: by kernel arguments; SystemUUID: booted directly (uki, iso), it "
-        "fetches /ignition/<uuid>; None: not at all. Default: KernelArguments.",
+        "fetches /ignition/<uuid>; Medium: booted as virtual media, it reads a second medium; None: not at all. "
+        "Default: KernelArguments.",
     )
     writes_disk: Boolean = Field(
         default=True,

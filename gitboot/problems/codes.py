@@ -458,8 +458,8 @@ class Code(StrEnum):
         "GB4003",
         "Arguments or user data that cannot reach the system",
         "Firmware passes nothing to a uki, iso or virtual medium that it boots directly.",
-        "Build them into the image, boot through a loader, or give Ignition user data to an image with "
-        "configFrom: SystemUUID.",
+        "Build them into the image, boot through a loader, give Ignition user data to an image with configFrom: "
+        "SystemUUID, or boot one with configFrom: Medium by VirtualMedia.",
     )
     USER_DATA_FORMAT = (
         "GB4004",

@@ -41,6 +41,10 @@ class TokenKeys:
         earlier = (each.key for each in self.earlier if at < each.until)
         return any(_name(token, key) == name for key in (self.key, *earlier))
 
+    def name(self, token: Digest) -> Digest:
+        """What one token is called where it is published from now on."""
+        return _name(token, self.key)
+
     def names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
         """What these tokens are called where they are published at an instant."""
         known = sorted(set(tokens))

@@ -19,12 +19,13 @@ class ContentType(StrEnum):
     IGNITION = "application/vnd.coreos.ignition+json"
     CLOUD_CONFIG = "text/cloud-config; charset=utf-8"
     OCTETS = "application/octet-stream"
+    ISO = "application/vnd.efi-iso"
 
 
 # What lies below o/ and assets/ is served by its name; UEFI HTTP boot goes by the type of what it fetches.
 ARTIFACT_TYPES: Final = {
     "efi": "application/efi",
-    "iso": "application/vnd.efi-iso",
+    "iso": str(ContentType.ISO),
     "img": "application/vnd.efi-img",
     "json": str(ContentType.JSON),
     "ign": str(ContentType.IGNITION),
@@ -49,6 +50,7 @@ class Role(StrEnum):
     SEALED = "sealed"  # the same; it is given decrypted, and by an endpoint alone
     REPORT = "report"  # that its installer is done, or has failed
     OFFER = "offer"  # nothing: a DHCP server asks on its own behalf
+    MEDIUM = "medium"  # nothing: a BMC fetches it, before its machine boots
     LOOK = "look"  # nothing, and no boot that writes disks is shown
 
 
@@ -135,6 +137,7 @@ IGNITION: Final = PathKind("ignition/{id}", None, Kind.UUID, Role.DATA, ContentT
 HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, Kind.UUID, Role.OFFER, ContentType.JSON)
 DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, Kind.MAC, Role.DATA, ContentType.OCTETS)
 SECRET: Final = PathKind("s/{token}/{id}/{name}", None, Kind.MAC, Role.SEALED, ContentType.OCTETS)
+MEDIUM: Final = PathKind("media/{id}/{token}/user-data.iso", None, Kind.UUID, Role.MEDIUM, ContentType.ISO)
 PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
@@ -171,6 +174,7 @@ TABLE: Final = (
     HTTP_BOOT,
     DATA,
     SECRET,
+    MEDIUM,
     PROVISIONED,
     FAILED,
     SMEE,
@@ -224,7 +228,7 @@ def _loosely(kind: PathKind) -> str:
     return re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text)
 
 
-_LOOSE: Final = _TableLines((IGNITION, DATA, SECRET, NOCLOUD, USER_DATA, *REPORTS), _loosely)
+_LOOSE: Final = _TableLines((IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS), _loosely)
 
 
 def means(path: str) -> PathKind | None:
@@ -247,7 +251,7 @@ def is_immutable(path: str) -> bool:
 
 def is_content(path: str) -> bool:
     """Whether entries name it: it stands before they do, and for a while after none does any more."""
-    return is_immutable(path) or means(path) is DATA
+    return is_immutable(path) or means(path) in (DATA, MEDIUM)
 
 
 def asked_for(path: str) -> Iterator[Asked]:
@@ -268,6 +272,9 @@ def _orders(kind: Kind, value: str) -> tuple[str, ...]:
     return (value, swapped(SystemUuid(value))) if kind is Kind.UUID else (value,)
 
 
+_SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)
+
+
 def evidence_expression() -> str:
     """A regular expression for the paths, below boot/, of which a completed GET from a mirror says something."""
-    return "|".join(kind.expression for kind in TABLE if kind.role not in (Role.OFFER, Role.SEALED, Role.LOOK))
+    return "|".join(kind.expression for kind in TABLE if kind.role in _SAYING)

@@ -22,6 +22,7 @@ from gitboot.render.paths import (
     HTTP_BOOT,
     IGNITION,
     IPXE_BY_SERIAL,
+    MEDIUM,
     NOCLOUD,
     REPORTS,
     SECRET,
@@ -195,7 +196,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
         _rendered(decisions, decision, about, instant, each, names, planned.absent)
         for instant, each in ((None, now), *planned.later)
     ]
-    announced = {path: file for each in renderings for path, file in each.files.items() if is_immutable(path)}
+    announced = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
     unused = tombstones(decisions.outputs, decision, about.idle)
     files = {**announced, **renderings[0].lying, **unused}
     turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
@@ -327,7 +328,7 @@ def _untold(decision: Decision, planned: BootPlan | None, files: Mapping[str, Fi
 
 def _may_ask_by_identity(boot: Boot) -> bool:
     """Whether a system finds its user data by who it is, as far as its image or what it is told says so."""
-    if boot.config_from is ConfigFrom.SYSTEM_UUID or not boot.shows_its_start:
+    if boot.config_from is ConfigFrom.SYSTEM_UUID or not (boot.shows_its_start or boot.reads_medium):
         return True
     user_data = boot.user_data.files.values() if boot.user_data is not None else ()
     texts = (*boot.kernel_arguments, *boot.entries.values(), *user_data)
@@ -403,7 +404,7 @@ def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None
             return None if goes_to_disk else planned.digest
         case Role.DATA:
             return planned.digest if boot.asks_by_uuid else None
-        case Role.LOOK:
+        case Role.LOOK | Role.MEDIUM:
             return None
     return planned.digest
 
@@ -456,16 +457,21 @@ def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
 
 
 def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[str, str]:
-    """What is answered in place, by its sha256, but for what lies in o/ anyway."""
+    """What is answered in place, by its sha256, but for what lies in the tree anyway."""
     lies_there = {file.sha256 for file in stored.values()}
     in_place = [
         file
         for each in renderings
         for files in (each.files, each.instead, each.lying)
         for path, file in files.items()
-        if path.startswith(BOOT) and not is_immutable(path)
+        if path.startswith(BOOT) and not _is_stored(path)
     ]
     return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in lies_there}
+
+
+def _is_stored(path: str) -> bool:
+    """Whether the content of a path lies in the tree, from when it is first planned, and not in its server's state."""
+    return is_immutable(path) or means(path) is MEDIUM
 
 
 def _shows(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
-from gitboot.render.paths import BOOT, IMMUTABLE, Role
+from gitboot.render.paths import BOOT, IMMUTABLE, MEDIUM, Role, means
 
 if TYPE_CHECKING:
     from msgspec.json import Decoder
@@ -73,7 +73,11 @@ class PublishedServer:
     @property
     def stored(self) -> dict[str, str]:
         """Where content lies that is not held here: path by sha256."""
-        return {each.sha256: path for path, each in self.files.items() if path.startswith(IMMUTABLE)}
+        return {
+            each.sha256: path
+            for path, each in self.files.items()
+            if path.startswith(IMMUTABLE) or means(path) is MEDIUM
+        }
 
 
 def state_path(server: str) -> str:

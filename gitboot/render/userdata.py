@@ -8,9 +8,10 @@ from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars import byte_orders
 from gitboot.plan import BootPlan, Decision, UserDataFiles
 from gitboot.render import paths
+from gitboot.render.disc import disc
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
-from gitboot.resolve.userdata import family
+from gitboot.resolve.userdata import family, meta_data, volume
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -29,6 +30,9 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         text = told_by("".join(plan.user_data.files.values()), decision, plan)
         document = File(text.encode(), ContentType.IGNITION)
         yield from ((paths.IGNITION.of(uuid), document) for uuid in byte_orders(plan.uuid))
+    if plan.data_medium is not None:
+        path = paths.MEDIUM.of(plan.uuid, plan.data_medium)
+        yield path, File(_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
     if plan.data is not None:
         for name, text in _waited_for(plan.user_data):
             file = File(told_by(text, decision, plan).encode(), paths.artifact_type(name))
@@ -37,6 +41,18 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         for name, text in plan.user_data.secrets.items():
             file = File(text.encode(), ContentType.OCTETS)
             yield from ((paths.SECRET.of(mac, token, name), file) for token in named for mac in decision.macs)
+
+
+def _medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
+    """The volume on which the system looks for its user data."""
+    found = volume(user_data.format)
+    assert found is not None  # noqa: S101 - rule R6 refuses a format without one
+    label, folder = found
+    files = {name: told_by(text, decision, plan) for name, text in _waited_for(user_data)}
+    if family(user_data.format) is UserDataFormat.TALOS:  # on NoCloud, whose files have names of their own
+        instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
+        files = {"user-data": "".join(files.values()), "meta-data": meta_data(instance)}
+    return disc(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
 
 
 def _waited_for(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:

@@ -98,7 +98,9 @@ def _all(artifacts: Artifacts) -> tuple[Artifact | None, ...]:
 
 def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     """Arguments, user data, labels and taints reach the system by this boot, or `Unbootable`."""
-    if boot.direct:
+    if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
+        _check_medium(boot, source, user_data)
+    elif boot.direct:
         _check_direct_boot(boot, source, own, user_data)
     elif user_data is not None and boot.config_from is ConfigFrom.NONE:
         raise Unbootable(
@@ -107,6 +109,25 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
             "leave out userData, or correct the image's configFrom",
             source.profile_id,
             *("spec", "userData"),
+        )
+
+
+def _check_medium(boot: Boot, source: BootSource, user_data: UserDataFiles) -> None:
+    """A second medium can be inserted, and the system looks for what is on it."""
+    if boot.method is not Method.VIRTUAL_MEDIA:
+        raise _wrong_method(
+            source,
+            Code.NO_WAY_IN,
+            f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none",
+            "boot it by method VirtualMedia, or correct the image's configFrom",
+        )
+    if userdata.volume(user_data.format) is None:
+        raise Unbootable(
+            Code.NO_WAY_IN,
+            f"BootImage/{boot.image} says configFrom: Medium, and no system looks for {user_data.format} on a medium",
+            "build it into the image, or boot a kernel, which is told where it is",
+            source.profile_id,
+            *("spec", "userData", "format"),
         )
 
 

@@ -78,7 +78,8 @@ def plan(
         offered=_offered_by(record) if state.boot is not None and state.key is not None else 0,
         data=_data_of(decision, state, told),
         token=told if told != decision.token else None,
-        medium=state.medium,
+        medium=state.inserted.medium if state.inserted is not None else None,
+        reads_medium=state.inserted is not None and state.inserted.reads_medium,
         local_disk=decision.local_disk,
     )
 
@@ -149,6 +150,7 @@ def fallback(decision: Decision, planned: BootPlan, absent: Collection[BootFile]
         data=None,
         override=None,
         medium=boot.medium if boot is not None else None,
+        reads_medium=False,
     )
 
 
@@ -187,7 +189,7 @@ class _State:
     override: BootOverride | None
     key: str | None = None
     data: Digest | None = None  # the token by which a system that is booted once asks for its data
-    medium: str | None = None  # what lies, or may still lie, in a virtual drive
+    inserted: Boot | None = None  # whose medium lies, or may still lie, in a virtual drive
     begun: bool = field(default=False, compare=False)  # whether its boot was given already, and is only given again
 
 
@@ -218,7 +220,7 @@ def _state(
         return None
     if (boot := state.boot) is None:
         given = _may_still_run(decision, at, record, state)
-        return replace(state, medium=given.medium) if given is not None else state
+        return replace(state, inserted=_inserted(given)) if given is not None else state
     if stop is Halt.ALL:
         policy = decision.policy
         return _disk(policy, Cause.ALL_STOPPED) if policy is not None else _nothing(Cause.ALL_STOPPED)
@@ -226,7 +228,11 @@ def _state(
         return _instead(decision.policy, Cause.STOPPED, absent)
     if not state.begun and boot.lacks(absent):
         return _instead(decision.policy, Cause.ABSENT, absent)
-    return replace(state, medium=boot.medium)
+    return replace(state, inserted=_inserted(boot))
+
+
+def _inserted(boot: Boot) -> Boot | None:
+    return boot if boot.medium is not None else None
 
 
 def _may_still_run(decision: Decision, at: datetime, record: Record | None, state: _State) -> Boot | None:
@@ -264,7 +270,7 @@ def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[Boo
     if policy is None:
         return _nothing(cause)
     if (boot := _harmless(policy, absent)) is not None:
-        return replace(_always(policy, boot), cause=cause, medium=boot.medium)
+        return replace(_always(policy, boot), cause=cause, inserted=_inserted(boot))
     return _disk(policy, cause)
 
 

@@ -45,6 +45,20 @@ _ARGUMENTS: Final = {
 }
 
 
+# The label by which each format's systems look for a volume, and the files that they expect on it. Sources: cloud-init,
+# "NoCloud"; Talos, "NoCloud"; Anaconda, "inst.ks"; AutoYaST guide, "Invoking the installation"; the READMEs of
+# Combustion and of ignition-dracut in openSUSE. Nothing looks for a preseed, or for a text of no format.
+_VOLUMES: Final = {
+    UserDataFormat.CLOUD_INIT: ("cidata", ""),
+    UserDataFormat.AUTOINSTALL: ("cidata", ""),
+    UserDataFormat.TALOS: ("cidata", ""),
+    UserDataFormat.KICKSTART: ("OEMDRV", ""),
+    UserDataFormat.AUTOYAST: ("OEMDRV", ""),
+    UserDataFormat.COMBUSTION: ("combustion", "combustion/"),
+    UserDataFormat.IGNITION: ("ignition", "ignition/"),
+}
+
+
 def family(format: str) -> UserDataFormat:
     return UserDataFormat(format.partition("/")[0])
 
@@ -52,6 +66,16 @@ def family(format: str) -> UserDataFormat:
 def arguments(user_data: UserDataFiles) -> tuple[str, ...]:
     """The kernel arguments that lead a first boot to its user data."""
     return tuple(argument.format(url=user_data.url) for argument in _ARGUMENTS[family(user_data.format)])
+
+
+def volume(format: str) -> tuple[str, str] | None:
+    """The label of the volume on which systems look for a format, and the folder there; None: on none."""
+    return _VOLUMES.get(family(format))
+
+
+def meta_data(instance: Mapping[str, str]) -> str:
+    """NoCloud's word on who a system is."""
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(instance.items()))
 
 
 def bundled(
@@ -62,8 +86,7 @@ def bundled(
     if name != "user-data":
         content = Digest(sha256(text.encode()).hexdigest())
         return UserDataFiles(format=format, files={name: text}, digest=content, url=f"{base_url}/o/{content}/{name}")
-    meta_data = "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(instance.items()))
-    files = dict(sorted({"meta-data": meta_data, "user-data": text, **beside}.items()))
+    files = dict(sorted({"meta-data": meta_data(instance), "user-data": text, **beside}.items()))
     bundle = digest({name: sha256(content.encode()).hexdigest() for name, content in files.items()})
     return UserDataFiles(format=format, files=files, digest=bundle, url=f"{base_url}/o/{bundle}/")
 

@@ -34,7 +34,17 @@ from gitboot.render.paths import (
 from gitboot.render.state import Turn, turn_of
 from gitboot.serve.giving import Guarded
 from gitboot.serve.metrics import Answered
-from gitboot.serve.reply import FOR_A_YEAR, HEARD, NOT_FOUND, REVALIDATED, UNCACHED, Reply, file_reply, unchanged
+from gitboot.serve.reply import (
+    FOR_A_YEAR,
+    HEARD,
+    NOT_FOUND,
+    REVALIDATED,
+    UNCACHED,
+    Reply,
+    file_reply,
+    in_parts,
+    unchanged,
+)
 from gitboot.serve.tree import Located, PublishedTree, Signature, signature
 
 _MOST_HELD: Final = 4096
@@ -58,6 +68,7 @@ class Answer:
     reply: Reply
     etag: bytes | None = None
     unchanged: Reply | None = None  # to who has it already
+    in_parts: bool = False  # whether who asks for a part of it is given that: a BMC reads a disc as it is read
     guarded: Guarded | None = None  # None: anybody is given it, and nothing is written down
     instead: bytes | None = None  # where it is not given; None: 404
     hop: bytes | None = None  # what sends on to who gives it
@@ -142,10 +153,12 @@ class Answers:
         etag = f'"{version.content}"'.encode() if guarded is None else None
         cache_control = REVALIDATED if guarded is None else UNCACHED  # what is looked at is asked for each time
         reply = file_reply(content, version.content_type, cache_control, etag)
+        is_medium = version.role is Role.MEDIUM
         fallback = writes.fallback if writes is not None else None
         return Answer(
             counts_as=Answered.ENTRY if guarded is not None else Answered.FILE,
-            reply=HEARD if version.role is Role.REPORT else reply,
+            reply=HEARD if version.role is Role.REPORT else in_parts(reply) if is_medium else reply,
+            in_parts=is_medium,
             etag=etag,
             unchanged=unchanged(etag, cache_control) if etag is not None else None,
             guarded=guarded,

@@ -56,6 +56,7 @@ from gitboot.serve.reply import (
     Reply,
     file_reply,
     names,
+    part_of,
 )
 from gitboot.serve.tree import Moving, PublishedTree
 from gitboot.stoppage import Stoppage
@@ -227,11 +228,14 @@ class Endpoint:
 
     def _replied(self, answer: Answer, headers: Iterable[Header]) -> Reply:
         """The reply to who asks with these headers."""
+        wanted = b""
         if (etag := answer.etag) is not None and answer.unchanged is not None:
             for name, value in headers:
                 if name == b"if-none-match" and names(value, etag):
                     return self._counted(answer.counts_as, answer.unchanged)
-        return self._counted(answer.counts_as, answer.reply)
+                if name == b"range" and answer.in_parts:
+                    wanted = value
+        return self._counted(answer.counts_as, part_of(answer.reply, wanted) if wanted else answer.reply)
 
     async def _given(self, answer: Answer, guarded: Guarded, scope: Scope, at: datetime) -> Reply | None:
         """The reply once it is known that this may be given, and that stands recorded; else what is given instead."""

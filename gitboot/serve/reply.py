@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from starlette.responses import Response
@@ -34,6 +35,29 @@ def file_reply(content: bytes, content_type: str, cache_control: bytes, etag: by
     if etag is not None:
         headers.append((b"etag", etag))
     return Reply(200, [*headers, (b"cache-control", cache_control)], content)
+
+
+def in_parts(reply: Reply) -> Reply:
+    """The same, saying that parts of it may be asked for."""
+    return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
+
+
+def part_of(reply: Reply, asked: bytes) -> Reply:
+    """The part that a Range asks for (RFC 9110, 14.2); the whole where it asks for several, or for what is no range."""
+    if (found := _RANGE.fullmatch(asked)) is None or found[1] == found[2] == b"":
+        return reply
+    content, first = bytes(reply.body), found[1]
+    start = int(first) if first else max(len(content) - int(found[2]), 0)
+    end = min(int(found[2]) + 1, len(content)) if first and found[2] else len(content)
+    headers = [(name, value) for name, value in reply.raw_headers if name != b"content-length"]
+    if start >= end:
+        return _empty(416, (b"content-range", b"bytes */%d" % len(content)))
+    headers.append((b"content-length", b"%d" % (end - start)))
+    headers.append((b"content-range", b"bytes %d-%d/%d" % (start, end - 1, len(content))))
+    return Reply(206, headers, content[start:end])
+
+
+_RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
 
 
 def unchanged(etag: bytes, cache_control: bytes) -> Reply:

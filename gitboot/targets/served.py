@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gitboot.render.paths import BOOT, DATA, REPORTS, ContentType, Role, artifact_type, is_immutable, kind_of, means
+from gitboot.render.paths import (
+    BOOT,
+    DATA,
+    MEDIUM,
+    REPORTS,
+    ContentType,
+    Role,
+    artifact_type,
+    is_immutable,
+    kind_of,
+    means,
+)
 from gitboot.render.state import PublishedServer, Turn
 
 
@@ -57,6 +68,6 @@ def cache_control_of(path: str) -> str:
     kind = kind_of(path)
     if is_immutable(path):
         return "public, max-age=31536000, immutable"
-    if (kind is not None and kind.role in (Role.ENTRY, Role.OFFER)) or means(path) in (DATA, *REPORTS):
+    if (kind is not None and kind.role in (Role.ENTRY, Role.OFFER)) or means(path) in (DATA, MEDIUM, *REPORTS):
         return "no-store"
     return "no-cache"
