@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,34 @@ def test_many_servers_are_asked_for_at_a_time_and_shown_by_name(fleet: Path, old
     assert [item["verdict"] for item in items] == ["equal", *["missing"] * 38]
     only = typed("compare", fleet, "--old", old.url, "--as", "matchbox", "--server", "web01")
     assert (only.code, only.out) == (0, "1 server: 1 equal\n")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "more", "differs"),
+    [
+        (b"kernel", ["--contents"], set()),
+        (b"kernel", [], {"kernel", "initrd"}),
+        (b"another", ["--contents"], {"kernel"}),
+        (None, ["--contents"], {"kernel"}),
+    ],
+    ids=["the same", "nobody looks", "another", "not there"],
+)
+def test_files_at_other_paths_are_compared_by_what_is_in_them(
+    fleet: Path, old: ArtifactServer, kernel: bytes | None, more: list[str], differs: set[str]
+) -> None:
+    """As Ironic serves them: a copy for each node."""
+    text = (fleet / "image.yaml").read_text()
+    for content in (b"kernel", b"initrd"):
+        text = text.replace(DIGEST, sha256(content).hexdigest(), 1)
+    (fleet / "image.yaml").write_text(text)
+    script = SCRIPT.format(arguments="console=ttyS0", url=old.url).replace("/assets/flatcar/", "/1be26c0b/")
+    old.put(ASK, script.encode())
+    old.put(f"/ignition?uuid={UUID}", IGNITION.encode())
+    old.put("/1be26c0b/image.cpio.gz", b"initrd")
+    if kernel is not None:
+        old.put("/1be26c0b/vmlinuz", kernel)
+    item = compared(fleet, old, 2 if differs else 0, *more)
+    assert {each["what"] for each in item["differences"]} == differs
 
 
 def test_an_endless_answer_is_cut(fleet: Path, old: ArtifactServer) -> None:

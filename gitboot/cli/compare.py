@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from dataclasses import replace
+from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from gitboot.resolve import Decisions
 
 _MOST_BYTES: Final = 1 << 20  # of one answer
+_LARGEST: Final = 1 << 32  # of one file that machines boot
+_PIECE: Final = 1 << 20
 _HOPS: Final = 3  # from script to script
 _NAME: Final = 40  # characters of a server's name in the table
 
@@ -58,6 +61,11 @@ _NAME: Final = 40  # characters of a server's name in the table
     help="How long one answer may take to come. Default: 10.",
 )
 @click.option(
+    "--contents",
+    is_flag=True,
+    help="Fetch what lies at another path there, and compare what is in it: Ironic gives each node its own copies.",
+)
+@click.option(
     "--ca-bundle",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="A PEM file with the authority of the old system's certificate. Default: those of the machine.",
@@ -72,6 +80,7 @@ def command(
     names: tuple[str, ...],
     parallel: int,
     timeout_s: float,
+    contents: bool,
     ca_bundle: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
@@ -95,7 +104,7 @@ def command(
     decisions = [each for name, each in _active(fleet.repository).servers.items() if not names or name in names]
 
     def one(decision: Decision) -> Contrast:
-        return _compared(asked, old, shape, decision, _asker(fleet, decision), timeout_s)
+        return _compared(asked, old, shape, decision, _asker(fleet, decision), timeout_s, contents=contents)
 
     found = sorted(_all(decisions, one, parallel), key=lambda each: each.server)
     for output in outputs:
@@ -152,11 +161,18 @@ def _asker(fleet: Planned, decision: Decision) -> Asker:
 
 
 def _compared(
-    opener: OpenerDirector, old: str, shape: str, decision: Decision, asker: Asker, timeout_s: float
+    opener: OpenerDirector,
+    old: str,
+    shape: str,
+    decision: Decision,
+    asker: Asker,
+    timeout_s: float,
+    *,
+    contents: bool,
 ) -> Contrast:
     """One server; whatever the old system does is a verdict."""
     from gitboot.errors import HostUnreachable
-    from gitboot.migration.contrast import Contrast, Likeness, contrasted
+    from gitboot.migration.contrast import Contrast, Likeness, contrasted, elsewhere
 
     boot = decision.policy.boot if decision.policy is not None else None
     try:
@@ -170,9 +186,14 @@ def _compared(
         if answer.kernel is None and answer.chain is None and not _installs(decision):
             return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk, as it is installed")
         data = _user_data(opener, old, answer, timeout_s)
+        digests = {
+            url: _digest(opener, url, timeout_s)
+            for url in (elsewhere(answer, boot, old_url=old, base_url=decision.base_url) if contents else ())
+            if _same_host(url, old)
+        }
     except HostUnreachable as error:
         return Contrast(server=asker.name, verdict=Likeness.UNKNOWN, message=str(error))
-    return contrasted(asker.name, answer, data, boot, old_url=old, base_url=decision.base_url)
+    return contrasted(asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url)
 
 
 def _installs(decision: Decision) -> bool:
@@ -208,6 +229,23 @@ def _user_data(opener: OpenerDirector, old: str, boot: OldBoot, timeout_s: float
     if url is None or not _same_host(url, old):
         return None
     return _fetched(opener, f"{url}user-data" if url.endswith("/") else url, timeout_s)
+
+
+def _digest(opener: OpenerDirector, url: str, timeout_s: float) -> str:
+    """The sha256 of a file; that of nothing where it is not there."""
+    from gitboot.errors import HostUnreachable
+    from gitboot.web import opened
+
+    found, size = sha256(), 0
+    try:
+        with opened(opener, url, headers={"Accept": "*/*"}, timeout_s=timeout_s) as answer:
+            while answer.status == 200 and (piece := answer.read(_PIECE)):
+                found.update(piece)
+                if (size := size + len(piece)) > _LARGEST:
+                    raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_LARGEST:,} bytes")
+    except HTTPException as error:
+        raise HostUnreachable(f"{urlsplit(url).netloc}: {type(error).__name__}") from error
+    return found.hexdigest()
 
 
 def _same_host(url: str, old: str) -> bool:

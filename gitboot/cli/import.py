@@ -23,7 +23,7 @@ _MOST: Final = 50_000  # files
 
 
 def _table() -> str:
-    return "\n\n".join(f"{name}: {system.what}." for name, system in SYSTEMS.items())
+    return "\n\n    ".join(f"{name}: {system.what}." for name, system in SYSTEMS.items())
 
 
 @click.command(

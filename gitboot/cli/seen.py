@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 def command(state: Path, forget: bool, outputs: tuple[OutputOption, ...]) -> None:
     """Show which machines asked for a boot and are described by no document, the last that asked first.
 
-    What is shown is their own word, and decides nothing; so is what an image has found in one and sent, which stands
-    below it. An entry goes once a document has the machine, or 30
-    days after it asked last. There is room for 1,000, and for 64 of one network address; what is kept is never
-    pushed out.
+    All of it is their own word, and decides nothing; below a machine stands what an image has found in it and sent. An
+    entry goes once a document has the machine, or 30 days after it asked last. There is room for 1,000, and for 64 of
+    one network address; what is kept is never pushed out.
     """
     from gitboot.instance.directory import has_ledger, never_ran
     from gitboot.instance.seen import forget_unknown, read_unknown

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from urllib.parse import urlsplit
 
 from gitboot.migration.foreign import is_secret
@@ -37,20 +38,49 @@ class Contrast:
     message: str = ""
 
 
-def contrasted(server: str, old: OldBoot, old_data: str | None, new: Boot, *, old_url: str, base_url: str) -> Contrast:
-    """The comparison of two boots; ``old_data`` is what the old one's arguments lead to, None: to nothing."""
-    found = tuple(_differences(old, old_data, new, old_url, base_url))
+def contrasted(
+    server: str,
+    old: OldBoot,
+    old_data: str | None,
+    new: Boot,
+    digests: Mapping[str, str] = {},
+    *,
+    old_url: str,
+    base_url: str,
+) -> Contrast:
+    """The comparison of two boots; ``old_data`` is what the old one's arguments lead to, None: to nothing.
+
+    ``digests`` are the sha256 of the old one's files by URL, as far as they are known.
+    """
+    found = tuple(_differences(old, old_data, new, digests, old_url, base_url))
     return Contrast(server=server, verdict=Likeness.DIFFERS if found else Likeness.EQUAL, differences=found)
 
 
+def elsewhere(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
+    """The old one's files that lie at another path than gitboot's, and may be the same all the same."""
+    for url, file in _pairs(old, new):
+        if url is not None and file is not None and _file(url, old_url) != _of(file, base_url):
+            yield url
+
+
+def _pairs(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile | None]]:
+    initrds = new.files.initrds if new.files.kernel else ()
+    yield old.kernel, new.files.kernel or new.direct_uki
+    yield from zip_longest(old.initrds, initrds)
+
+
 def _differences(
-    old: OldBoot, old_data: str | None, new: Boot, old_url: str, base_url: str
+    old: OldBoot, old_data: str | None, new: Boot, digests: Mapping[str, str], old_url: str, base_url: str
 ) -> Iterator[tuple[str, str, str]]:
+    def is_same(url: str | None, file: BootFile | None) -> bool:
+        by_content = file is not None and url is not None and digests.get(url) == file.sha256
+        return by_content or _file(url, old_url) == _of(file, base_url)
+
     kernel = new.files.kernel or new.direct_uki
-    if _file(old.kernel, old_url) != _of(kernel, base_url):
+    if not is_same(old.kernel, kernel):
         yield "kernel", _shown(old.kernel), _shown(kernel.url if kernel else None)
     initrds = new.files.initrds if new.files.kernel else ()
-    if [_file(each, old_url) for each in old.initrds] != [_of(each, base_url) for each in initrds]:
+    if not all(is_same(url, file) for url, file in zip_longest(old.initrds, initrds)):
         yield "initrd", _shown(*old.initrds), _shown(*(each.url for each in initrds))
     theirs, ours = (_without_leads(each) for each in (old.arguments, new.kernel_arguments))
     if theirs != ours:

@@ -33,7 +33,8 @@ BY: Final = {guest.name: guest.by[0] for guest in GUESTS}
 # By what each one's iPXE starts: matchbox's /boot.ipxe (docs/api-http.md), the configuration that OpenCHAMI's CoreDHCP
 # chains to, the URL that smee's DHCP gives a machine (docs/DESIGN.md).
 FIRST: Final = {
-    "matchbox": "ipxe?uuid=${uuid}&mac=${mac:hexhyp}&domain=${domain}&hostname=${hostname}&serial=${serial}",
+    "matchbox": "ipxe?uuid=${uuid}&mac=${mac:hexhyp}&domain=${domain}&hostname=${hostname}&serial=${serial}"
+    "&arch=${buildarch:uristring}",
     "bss": "boot/v1/bootscript?mac=${mac}",
     "smee": "${mac}/auto.ipxe",
     "unknown": "boot.ipxe",
