@@ -128,6 +128,7 @@ def _life(profile: Profile) -> list[str]:
         RedfishServer(Service(machine, credentials={USER: PASSWORD})) as server,
         BmcConnection(server.url, Credentials(username=USER, password=PASSWORD)) as bmc,
     ):
+        found += _beside_a_uri_of_firmware(bmc, machine)
         for wanted in (ONCE, ALWAYS, FROM_CD, OLD):
             machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
             found.append(_set_and_booted(bmc, machine, wanted))
@@ -138,6 +139,16 @@ def _life(profile: Profile) -> list[str]:
         found.append(_switched_off(bmc))
     order = "wrong: the boot order changed" if machine.boot_order_changed else "the boot order as it was"
     return [*found, f"{machine.resets} resets", order]
+
+
+def _beside_a_uri_of_firmware(bmc: BmcConnection, machine: Machine) -> list[str]:
+    """What is booted by HTTP where somebody has written another URI into firmware's own settings."""
+    before = dict(machine.bios.attributes)
+    machine.bios.attributes |= {machine.profile.bios_uri: "http://old.example.net/install.efi"} if before else {}
+    machine.bios.attributes |= {machine.profile.bios_switch: "Enabled"} if machine.profile.bios_switch else {}
+    found = _set_and_booted(bmc, machine, ONCE)
+    machine.bios.attributes = before
+    return [f"wrong: {found}" if "old.example.net" in found else found]
 
 
 def _set_and_booted(bmc: BmcConnection, machine: Machine, wanted: Override) -> str:
@@ -153,6 +164,8 @@ def _set_and_booted(bmc: BmcConnection, machine: Machine, wanted: Override) -> s
 def _set(bmc: BmcConnection, wanted: Override) -> str | None:
     """Why it cannot be set, if so."""
     seen = bmc.observe()
+    if seen.keeps_uri:
+        seen = bmc.firmware.with_uri(seen)
     fitted = fit(wanted, seen)
     if fitted is None:
         return "unsupported"

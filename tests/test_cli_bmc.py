@@ -172,19 +172,28 @@ def test_diff_says_where_dhcp_names_what_was_wanted_by_its_uri(rack: Rack) -> No
 
 
 def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
-    rack.pool = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once", spec="power: On"))
+    rack.pool = (
+        image("flatcar-1", artifacts="kernel, initrd, loader"),
+        profile("web", "flatcar-1", "httpBoot: loader", method="UefiHttp"),
+        policy("web", often="Once", spec="power: On"),
+    )
     web, busy = rack.add("web01", provision=1), rack.add("web02", provision=1)
+    dell = rack.add("web03", provision=1, profile=IDRAC9)
     busy.bmc.fault(Status(status=503), on="PATCH", times=9)
     rack.push()
     rack.once(*LOOSE, *rack.spooling, records="fresh")
     assert "web01" not in diff(rack).out, "it is on"
-    for blade in (web, busy):
+    for blade in (web, busy, dell):
         blade.machine.reset("ForceOff")
     resets = web.machine.resets
     done = diff(rack, "--detailed-exitcode")
     assert done.code == Exit.CHANGES
     assert "web01: Power: On for provision/1, at once\n" in done.out
-    patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}}'
+    uri = "http://boot.test/assets/flatcar-1/loader"
+    told = f"On for provision/1, at once; before it firmware is told to keep {uri} for its HTTP boots"
+    assert f"web03: Power: {told}\n" in done.out
+    patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "UefiHttp", "HttpBootUri": '
+    patch += f'"{uri}"}}}}'
     waits = "  then On for provision/1 waits: its override is not known to stand\n"
     assert (
         f"web02: Set: wanted for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out

@@ -21,7 +21,7 @@ from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.redfish.double import Machine
 from tests.redfish.faults import Drop
-from tests.redfish.profiles import GENERIC, SUPERMICRO_X10, Profile
+from tests.redfish.profiles import GENERIC, IDRAC9, SUPERMICRO_X10, Profile
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
@@ -320,6 +320,23 @@ def test_a_machine_that_is_off_is_switched_on_for_its_first_boot(hall: Hall) -> 
     hall.machines["web01"].reset("ForceOff")  # somebody wants it off
     hall.run(1200, step=301)
     assert hall.resets == [1, 1, 0]
+
+
+def test_before_it_is_switched_on_its_firmware_is_told_the_loaders_uri(tmp_path: Path, stack: ExitStack) -> None:
+    hall = Hall(tmp_path, stack, profile=IDRAC9, names=("web01",))
+    machine = hall.machines["web01"]
+    machine.reset("ForceOff")
+    loader = image("flatcar-2", artifacts="kernel, initrd, loader")
+    by_loader = profile("fast", "flatcar-2", "httpBoot: loader", method="UefiHttp")
+    hall.decide(
+        loader, by_loader, policy("fast", spec="priority: 9, power: On", boots="fast", often="Once"), provision=1
+    )
+    hall.run(31)
+    assert hall.bench.condition("HttpBoot") is not None
+    hall.run(200)
+    assert [boot.uri for boot in machine.boots] == ["http://boot.test/assets/flatcar-2/loader"]
+    (event,) = (event for event in hall.bench.events if event.type == "FirmwareUriKept")
+    assert (event.facts["server"], event.facts["uri"]) == ("web01", machine.boots[0].uri)
 
 
 def test_nothing_is_switched_on_for_an_installation_that_was_made(hall: Hall) -> None:

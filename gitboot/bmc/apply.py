@@ -30,6 +30,7 @@ from gitboot.bmc.override import (
     Wanted,
     Withdraw,
     needs_clock,
+    needs_firmware_uri,
     needs_slots,
     next_step,
     refused,
@@ -69,12 +70,14 @@ def bring_about(
         answered: bool = True,
         asks: OperatorCondition | None = None,
         retry_after_s: int | None = None,
+        kept_uri: str | None = None,
     ) -> Result:
         return Result(
             server=job.server,
             uuid=job.uuid,
             outcome=outcome,
             message=message,
+            kept_uri=kept_uri,
             before=before,
             observed=seen,
             wrote=tuple(wrote),
@@ -128,7 +131,7 @@ def bring_about(
                 case Leave():
                     thrown = throw(bmc, job, seen, records.values(), identified, keep_switch, clock)
                     if thrown is not None and not (wrote and thrown.outcome is Outcome.UNCHANGED):
-                        return done(thrown.outcome, thrown.message, asks=thrown.asks)
+                        return done(thrown.outcome, thrown.message, asks=thrown.asks, kept_uri=thrown.kept_uri)
                     shown = f"{seen.override.enabled} {seen.override.target}"
                     return done(Outcome.APPLIED if wrote else Outcome.UNCHANGED, f"the BMC shows {shown}")
                 case Wait(why=why):
@@ -182,11 +185,13 @@ def look(
     *,
     with_clock: bool = False,
 ) -> Observed:
-    """Read a BMC: in one request, and more for its slots and its clock where the next step depends on them."""
+    """Read a BMC: in one request, and more for what else the next step depends on: slots, firmware, clock."""
     records = tuple(records)
     seen = bmc.observe()
     if bmc.media is not None and needs_slots(wanted, records):
         seen = bmc.media.with_slots(seen)
+    if bmc.firmware is not None and needs_firmware_uri(wanted, seen):
+        seen = bmc.firmware.with_uri(seen)
     if with_clock or needs_clock(records, seen, clock()):
         return bmc.with_clock(seen, clock)
     return seen

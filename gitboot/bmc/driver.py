@@ -28,9 +28,13 @@ class MediaDriver(Protocol):
 
 
 class FirmwareDriver(Protocol):
-    """The part of a driver that reads firmware's own settings."""
+    """The part of a driver that sees to firmware's own settings."""
 
     def with_secure_boot(self, seen: Observed) -> Observed: ...
+
+    def with_uri(self, seen: Observed) -> Observed: ...
+
+    def keep_uri(self, uri: str, seen: Observed) -> bool: ...
 
 
 class Driver(Protocol):

@@ -64,5 +64,6 @@ class Result:
     credentials: str | None = None  # tells whether its credentials have changed since; None: it had none
     asks: OperatorCondition | None = None  # what a person has to decide
     granted: bool = False  # whether it was its machine's turn to be switched
+    kept_uri: str | None = None  # what firmware was told to boot by HTTP, from the reset on that was asked for
     retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
     took_s: float | None = field(default=None, compare=False)  # None: nobody has measured it

@@ -109,6 +109,9 @@ class Observed:
     boot_order: tuple[str, ...] = ()  # of firmware, by its own names; empty: not shown
     secure_boot_path: str | None = None  # of the resource that says whether firmware starts only what is signed
     secure_boot: bool | None = None  # from the next boot on; None: not read, or not shown
+    bios: str | None = None  # the path of firmware's settings
+    keeps_uri: bool = False  # firmware has a setting for what it boots by HTTP: `gitboot.bmc.quirks.FirmwareUri`
+    firmware_uri: str | None = None  # what stands there, "" for nothing; None: not read, or not shown
 
 
 class State(StrEnum):
@@ -140,6 +143,7 @@ class Wanted:
     set_again: bool = False  # a Once is set anew after each reset that is proven to have consumed it
     writes_disk: bool = True  # what it boots
     by_uri_alone: bool = False  # no loader can start what it boots: an ISO
+    own_loaders: str | None = None  # where gitboot's loaders lie, if its URI is that of one; None: of something else
     until: datetime | None = None  # from when on the plan may want something else
     only_off: bool = False  # set while the machine is off, and never while it runs
 
@@ -303,6 +307,28 @@ def needs_slots(wanted: Wanted | None, records: Iterable[OverrideRecord]) -> boo
     return any(each.has_media for each in records)
 
 
+def needs_firmware_uri(wanted: Wanted | None, observed: Observed) -> bool:
+    """Whether firmware's own URI has to be read: ``UefiHttp`` would boot that, where the BMC takes no other."""
+    if wanted is None or not observed.keeps_uri or observed.firmware_uri is not None:
+        return False
+    fitted = fit(wanted.override, observed)
+    return fitted is not None and fitted.target == BootTarget.UEFI_HTTP and fitted.leaves_it_to_dhcp
+
+
+def uri_to_keep(wanted: Wanted | None, observed: Observed) -> str | None:
+    """The URI that firmware is to keep from a reset on; None: nothing is to be changed, or it keeps somebody else's.
+
+    It stays behind when its reason ends, and is booted by whoever chooses HTTP then: so only that of a loader, which
+    is told each time what to boot. By https firmware would need the authority's certificate, which is not given here.
+    """
+    if wanted is None or wanted.own_loaders is None or observed.firmware_uri is None:
+        return None
+    uri, kept = wanted.override.http_boot_uri, observed.firmware_uri
+    if uri is None or uri == kept or not uri.startswith("http://"):
+        return None
+    return uri if kept == "" or kept.startswith(wanted.own_loaders) else None
+
+
 def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datetime) -> bool:
     """Whether the BMC's clock has to be read, beside its marks, before the next step is decided.
 
@@ -355,6 +381,8 @@ def fit(override: Override, observed: Observed) -> Override | None:
         if not _allows(BootTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = BootTarget.PXE, None
         elif not observed.supports_http_boot_uri:
+            if observed.firmware_uri not in (None, "", uri):  # somebody else's, which it would boot
+                target = BootTarget.PXE
             uri = None
     mode = override.mode if observed.override.mode else None
     wrong_mode = observed.mode_is_fixed and mode not in (None, observed.override.mode)
@@ -369,7 +397,9 @@ def left_to_dhcp(wanted: Override, observed: Observed) -> str | None:
     if fitted is None or not fitted.leaves_it_to_dhcp:
         return None
     if fitted.target == BootTarget.UEFI_HTTP:
-        return "takes no HttpBootUri"
+        return "takes no HttpBootUri" if observed.firmware_uri != wanted.http_boot_uri else None
+    if observed.firmware_uri not in (None, "", wanted.http_boot_uri):
+        return f"would boot {observed.firmware_uri}, which stands in its firmware's settings"
     lacks = not _allows(BootTarget.UEFI_HTTP, observed)
     return "has no UefiHttp" if lacks else "would boot by HTTP for good, were it set Continuous"
 

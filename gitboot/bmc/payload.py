@@ -54,6 +54,16 @@ class Resource:
         """Its ``Boot`` object, empty if it has none."""
         return _mapping(self.body.get("Boot"))
 
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The ``Attributes`` of a Bios, empty if it has none."""
+        return _mapping(self.body.get("Attributes"))
+
+    @property
+    def settings_at_reset(self) -> bool:
+        """Whether what its Settings are given may be told to apply at the next reset."""
+        return "OnReset" in _texts(_at(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
+
     def link(self, *keys: str) -> str | None:
         """The path of the resource that stands under ``keys``."""
         path = _at(self.body, (*keys, "@odata.id"))
@@ -106,6 +116,8 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         virtual_media=system.link("VirtualMedia"),
         boot_order=_listed(system.boot.get("BootOrder")),
         secure_boot_path=system.link("SecureBoot"),
+        bios=system.link("Bios"),
+        keeps_uri=quirks.firmware_uri is not None and system.link("Bios") is not None,
     )
 
 

@@ -28,6 +28,23 @@ class Mode(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FirmwareUri:
+    """A BIOS attribute with what firmware boots by HTTP, whatever DHCP says; it changes at a reset, and stays."""
+
+    attribute: str
+    beside: Mapping[str, str]  # what is written with it
+    switch: str | None = None  # that of them without whose value it counts for nothing
+
+    def read(self, attributes: Mapping[str, Any]) -> str | None:
+        """What firmware would boot, "" for nothing; None: it has no such setting."""
+        uri = attributes.get(self.attribute)
+        if not isinstance(uri, str):
+            return None
+        is_off = self.switch is not None and attributes.get(self.switch) != self.beside[self.switch]
+        return "" if is_off else uri
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Quirks:
     """One row: whom it is about, what is different, who says so."""
 
@@ -41,6 +58,7 @@ class Quirks:
     takes_http_boot_uri: bool = True  # if it shows one
     continuous_http: bool = True
     boots_cd_as: BootTarget = BootTarget.CD
+    firmware_uri: FirmwareUri | None = None  # what UefiHttp boots before it asks DHCP
     reset_time: tuple[str, ...] = ("LastResetTime",)  # where the system says when it last reset; (): nowhere
 
     @property
@@ -53,6 +71,9 @@ class Quirks:
             "takes_http_boot_uri": "shows HttpBootUri and does not take it: DHCP names the loader",
             "continuous_http": "Continuous UefiHttp would change the boot order for good: Continuous Pxe instead",
             "boots_cd_as": f"virtual media boot as {self.boots_cd_as}, where that is listed",
+            "firmware_uri": f"UefiHttp boots what stands in the BIOS attribute {self.firmware_uri.attribute}"
+            if self.firmware_uri
+            else "",
             "reset_time": f"a reset is seen at {'/'.join(self.reset_time)}"
             if self.reset_time
             else "LastResetTime proves nothing",
@@ -66,16 +87,28 @@ QUIRKS = (
     Quirks(
         name="Dell iDRAC",
         # A mode that does not differ queues a BIOS job all the same, and a second reboot: never sent here.
-        source="ironcore-dev/metal-operator issue 81; dell/iDRAC-Redfish-Scripting issue 319",
+        source="ironcore-dev/metal-operator issue 81; dell/iDRAC-Redfish-Scripting issues 306 and 319;"
+        " dsx-ai-factory/libredfish pull request 75",
         manufacturers=("dell",),
+        firmware_uri=FirmwareUri(
+            attribute="HttpDev1Uri",
+            beside={
+                "HttpDev1EnDis": "Enabled",  # what is below it can be written with it, not before
+                "HttpDev1DhcpEnDis": "Enabled",
+                "HttpDev1TlsMode": "None",  # or it refuses http
+            },
+            switch="HttpDev1EnDis",
+        ),
         continuous_http=False,  # it puts the HTTP device first in the boot order, for good
     ),
     Quirks(
         name="HPE iLO",
         source="ansible-collections/community.general issue 3509; stmcginnis/gofish issue 507;"
-        " ironcore-dev/metal-operator pull request 998; HpeComputerSystemExt",
+        " ironcore-dev/metal-operator pull request 998; HpeComputerSystemExt;"
+        " dsx-ai-factory/libredfish pull request 76; openstack/proliantutils, set_http_boot_url",
         manufacturers=("hpe", "hewlett packard enterprise"),
         mode=Mode.NEVER,
+        firmware_uri=FirmwareUri(attribute="UrlBootFile", beside={"PreBootNetwork": "Auto"}),
         off_target=BootTarget.PXE,  # it refuses None
         takes_http_boot_uri=False,  # iLO 6 shows it and answers PropertyNotWritableOrUnknown
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
@@ -130,12 +163,17 @@ def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
     return STANDARD
 
 
+def row_of(seen: Observed) -> Quirks:
+    """The row that applies to what was seen."""
+    return next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
+
+
 def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
     """The ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
 
     What differs, and beside it what this BMC wants to be sent anyway.
     """
-    quirks = next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
+    quirks = row_of(seen)
     off = wanted.enabled is Enabled.DISABLED
     if off and seen.override.enabled is Enabled.DISABLED:
         return {}

@@ -107,7 +107,7 @@ class BmcConnection:
         )
         self.login = Login(self._connector, credentials)
         self.media = RedfishDrives(self.read, self._send)
-        self.firmware = RedfishFirmware(self.read)
+        self.firmware = RedfishFirmware(self.read, self._send)
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = _MAX_REDIRECTS

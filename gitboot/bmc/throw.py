@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gitboot.bmc.identity import Identified
 from gitboot.bmc.job import Job, Outcome
-from gitboot.bmc.override import Observed, OperatorCondition, OverrideRecord
+from gitboot.bmc.override import Observed, OperatorCondition, OverrideRecord, uri_to_keep
 from gitboot.bmc.switch import (
     AskForReset,
     DoubtSwitch,
@@ -22,6 +22,7 @@ from gitboot.bmc.switch import (
     marks_that_move,
     next_switch,
 )
+from gitboot.errors import BmcBusy, BmcRejected
 
 if TYPE_CHECKING:
     from gitboot.bmc.driver import Driver
@@ -36,6 +37,7 @@ class Thrown:
     outcome: Outcome
     message: str
     asks: OperatorCondition | None = None
+    kept_uri: str | None = None  # what firmware was told to boot by HTTP, from that reset on
 
 
 def throw(
@@ -97,10 +99,27 @@ def throw(
                 if job.dry_run:
                     return Thrown(outcome=Outcome.UNCHANGED, message=f"would ask for {asked.type}")
                 write(asked)
+                kept, uri = _keep_uri(bmc, job, seen)
                 bmc.reset(asked.type, seen)
                 write(replace(asked, state=SwitchState.ASKED))
-                return Thrown(outcome=Outcome.APPLIED, message=f"{asked.type} was asked for, for {asked.reason}")
+                message = f"{asked.type} was asked for, for {asked.reason}{kept}"
+                return Thrown(outcome=Outcome.APPLIED, message=message, kept_uri=uri)
     return done
+
+
+def _keep_uri(bmc: Driver, job: Job, seen: Observed) -> tuple[str, str | None]:
+    """Have firmware keep the loader's URI, where the BMC takes none: the reset that follows is what it needs.
+
+    Where that is refused, DHCP names the loader, as it did before. Return of what to say of it, and of the URI.
+    """
+    uri = uri_to_keep(job.wanted, seen)
+    if uri is None or bmc.firmware is None:
+        return "", None
+    try:
+        kept = bmc.firmware.keep_uri(uri, seen)
+    except (BmcRejected, BmcBusy) as error:
+        return f"; DHCP names the loader, as firmware was to keep {uri}, and {error}", None
+    return (f"; firmware keeps {uri} from then on", uri) if kept else ("", None)
 
 
 def _recorded(job: Job, reason: str) -> SwitchRecord | None:

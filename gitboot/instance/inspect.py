@@ -33,6 +33,7 @@ from gitboot.bmc.override import (
     Withdraw,
     left_to_dhcp,
     next_step,
+    uri_to_keep,
 )
 from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.pool import Connections
@@ -158,12 +159,18 @@ class Inspection:
         power = self.subject.power
         match self.switch:
             case AskForReset(record=record) if power is not None:
-                return f"{record.type} for {record.reason}, {power.turn}"
+                return f"{record.type} for {record.reason}, {power.turn}{self._with_uri}"
             case HoldSwitch(why=why) if power is not None:
                 return f"{power.switching.manner} for {power.switching.reason} waits: {why}"
             case DoubtSwitch(condition=condition, message=message):
                 return f"{condition}: {message}"
         return None
+
+    @property
+    def _with_uri(self) -> str:
+        """What firmware is told before a reset."""
+        uri = uri_to_keep(self.subject.wanted, self.seen) if self.seen is not None else None
+        return f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
 
     @property
     def patch(self) -> str | None:
@@ -431,6 +438,7 @@ def _seen(observed: Observed) -> dict[str, Any]:
         inPost=observed.in_post,
         bootOrder=list(observed.boot_order),
         secureBoot=observed.secure_boot,
+        firmwareUri=observed.firmware_uri,
     )
 
 

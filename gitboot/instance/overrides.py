@@ -192,6 +192,7 @@ def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
         set_again=override.set_again,
         writes_disk=plan.boot is not None and plan.boot.writes_disk,
         by_uri_alone=plan.boot is not None and plan.boot.http_boot is HttpBoot.ISO,
+        own_loaders=f"{plan.base_url}/" if plan.boot is not None and plan.boot.http_boot is HttpBoot.LOADER else None,
         until=plan.next_transition,
     )
 
@@ -537,6 +538,10 @@ def switched(result: Result, commit: str, at: datetime) -> Iterator[Event]:
         what = f"{record.type} for {record.reason}"
         message = f"{result.server}: {what} {_SWITCHED[record.state]}"
         yield Event(at=at, type=f"Power{record.state}", message=message, facts=facts)
+    if result.kept_uri is not None:
+        message = f"{result.server}: its firmware was told to boot {result.kept_uri} by HTTP, from this reset on"
+        facts = {"server": result.server, "uri": result.kept_uri, "commit": commit}
+        yield Event(at=at, type="FirmwareUriKept", message=message, facts=facts)
 
 
 _SWITCHED: Final = {

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tests.redfish.bios import Bios
 from tests.redfish.media import Drive, Drives
 from tests.redfish.profiles import (
     ENABLED,
@@ -133,6 +134,7 @@ class Machine:
         usb.types = ("Floppy", "USBStick")
         self.drives = [] if kind is Drives.ABSENT else [usb, disc]
         self._as_booted = dict(self.override)
+        self.bios = Bios(self.path, dict(profile.bios), uri=profile.bios_uri, switch=profile.bios_switch)
         self._bios_job = False
         self._ahead: list[tuple[datetime, str]] = []
         self._writes: list[tuple[datetime, Mapping[str, str | None]]] = []
@@ -316,6 +318,8 @@ class Machine:
             self.resets += 1
             self._ahead = [(self.now + timedelta(seconds=part * self.post_s), state) for part, state in _POST]
             return None
+        if event == "OSBootStarted":
+            self._bios_job |= self.bios.reset() and self.profile.bios_change_is_a_job
         if event == "OSBootStarted" and self._bios_job:
             self._bios_job = False
             self._ahead = [(self.now, "ForceRestart")]
@@ -339,7 +343,7 @@ class Machine:
         target = str(self.override[TARGET]) if self.override[ENABLED] != "Disabled" else "None"
         if target == "Cd" != self.profile.boots_cd_as:
             target = "None"
-        uri = self.override[HTTP_BOOT_URI] if target == "UefiHttp" else None
+        uri = self.override[HTTP_BOOT_URI] or self.bios.uri if target == "UefiHttp" else None
         medium = self._disc() if target in ("Cd", "UsbCd") else None
         boot = Boot(machine=self.name, target=target, uri=uri, medium=medium, at=self.now)
         self.boots.append(boot)
@@ -369,6 +373,7 @@ class Machine:
             "Actions": {"#ComputerSystem.Reset": self._reset_action()},
         }
         body["Links"] = body.get("Links", {}) | {"ManagedBy": [{"@odata.id": self.manager_path}]}
+        body["Bios"] = {"@odata.id": self.bios.path}
         body["VirtualMedia"] = {"@odata.id": self.media_path}
         if self.profile.drives is not Drives.SYSTEM:
             del body["VirtualMedia"]

@@ -85,6 +85,10 @@ class Profile:
     continuous_http_changes_boot_order: bool = False
     boots_cd_as: str = "Cd"
     drives: Drives = Drives.MANAGER
+    bios: tuple[tuple[str, str], ...] = ()  # attributes of its firmware; a URI among them is what UefiHttp boots
+    bios_uri: str = ""  # which one that is
+    bios_switch: str = ""  # the one that has to be Enabled for it
+    bios_change_is_a_job: bool = False  # that costs another reboot
     reset_types: tuple[str, ...] = RESET_TYPES
     reset_info: bool = False  # they stand in an ActionInfo
 
@@ -104,6 +108,16 @@ GENERIC = Profile(
     drives=Drives.SYSTEM,
 )
 
+# dell/iDRAC-Redfish-Scripting and NVIDIA/libredfish, mockup dell: as they stand where nobody has touched them.
+DELL_BIOS = (
+    ("HttpDev1EnDis", "Disabled"),
+    ("HttpDev1Interface", "NIC.Embedded.1-1-1"),
+    ("HttpDev1Protocol", "IPv4"),
+    ("HttpDev1DhcpEnDis", "Enabled"),
+    ("HttpDev1TlsMode", "None"),
+    ("HttpDev1Uri", ""),
+)
+
 IDRAC9 = Profile(
     name="idrac9",
     manufacturer="Dell Inc.",
@@ -116,6 +130,10 @@ IDRAC9 = Profile(
     redundant_mode_is_a_job=True,
     continuous_http_changes_boot_order=True,
     drives=Drives.SYSTEM,
+    bios=DELL_BIOS,
+    bios_uri="HttpDev1Uri",
+    bios_switch="HttpDev1EnDis",
+    bios_change_is_a_job=True,
 )
 
 IDRAC10 = Profile(
@@ -129,6 +147,10 @@ IDRAC10 = Profile(
     redundant_mode_is_a_job=True,
     continuous_http_changes_boot_order=True,
     drives=Drives.SYSTEM,
+    bios=DELL_BIOS,
+    bios_uri="HttpDev1Uri",
+    bios_switch="HttpDev1EnDis",
+    bios_change_is_a_job=True,
 )
 
 ILO6 = Profile(
@@ -146,6 +168,8 @@ ILO6 = Profile(
     boot_progress=False,
     hpe_post_state=True,
     manager_shows_restarts=False,
+    bios=(("PreBootNetwork", "Auto"), ("UrlBootFile", "")),
+    bios_uri="UrlBootFile",
 )
 
 SUPERMICRO_X10 = Profile(

@@ -102,6 +102,14 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
             return _shown(machine, machine.settings())
         case "PATCH", (machine.path | machine.settings_path):
             return machine.patch(path, content, request.headers.get("If-Match"))
+        case "GET", machine.bios.path if machine.bios.attributes:
+            return Answer(status=200, body=machine.bios.resource())
+        case "GET", machine.bios.settings_path if machine.bios.attributes:
+            return Answer(status=200, body=machine.bios.settings())
+        case "PATCH", machine.bios.settings_path if machine.bios.attributes:
+            if (why := machine.bios.refuses(content)) is not None:
+                return refusal(400, "Base.1.18.PropertyNotWritable", why)
+            return Answer(status=200)
         case "POST", machine.reset_path:
             return _reset(machine, content)
         case "GET", _ if (below := machine.below(path)) is not None:
