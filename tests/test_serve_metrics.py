@@ -64,7 +64,7 @@ def test_requests_are_counted_by_what_they_were_for() -> None:
         ("page", "200"): 1,
         ("nothing", "404"): 2,
         ("nothing", "405"): 1,
-        **{(kind, "500"): 0 for kind in ("artifact", "entry", "file", "nothing", "page")},
+        **{(kind, "500"): 0 for kind in ("artifact", "entry", "file", "inventory", "nothing", "page")},
     }
 
 

@@ -51,7 +51,8 @@ REQUESTS: Final = Family(
     _COUNTER,
     "Requests answered.",
     ("kind", "status"),
-    "kind: entry (what boots a machine, or reports), file, page, artifact, nothing; status: of HTTP",
+    "kind: entry (what boots a machine, or reports), file, page, artifact, inventory (what unknown machines send), "
+    "nothing; status: of HTTP",
 )
 BOOTS_REFUSED: Final = Family(
     "gitboot_boots_refused",
