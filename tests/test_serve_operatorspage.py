@@ -12,6 +12,9 @@ from pathlib import Path
 import axe_core_python
 import pytest
 
+from gitboot.observe.undescribed import UnknownMachines, inventoried, render_unknown
+from gitboot.publish.directory import Directory
+from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA, MADE_OF
 from gitboot.render.page import PAGE as FOLDER
@@ -20,8 +23,9 @@ from gitboot.serve.pages import MOST
 from tests import plain
 from tests.browser import Browser, browser, browsers
 from tests.fleets import server
-from tests.serving import ALWAYS, Site, get, planned, site
+from tests.serving import ALWAYS, BEFORE, Site, get, planned, site
 from tests.shownfleet import HOSTILE, STATUS, shown_fleet
+from tests.test_observe_components import SENT
 
 FILES = ("", *sorted(MADE_OF.keys() - {"index.html"}))
 VIEWS = {
@@ -92,6 +96,17 @@ def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
     etag = get(f"{url}{PAGE}data/fleet.js").headers["etag"]
     again = get(f"{url}{PAGE}data/fleet.js", headers={"if-none-match": etag})
     assert (again.status_code, again.content) == (304, b"")
+
+
+@browsers
+def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(chromium: Browser, made: Site, url: str) -> None:
+    found = inventoried({**SENT, "product": HOSTILE[:64]}, "v1/inventory", "10.0.0.7", BEFORE)
+    with Directory.open(made.root, ledger="test") as directory:
+        directory.write_status(render_unknown(UnknownMachines([found])), BEFORE, UNKNOWN)
+    chromium.open(f"{url}{PAGE}#/unknown")
+    assert "64 CPUs, 256 GiB, nvme0n1 480 GB, sda 7.68 TB" in chromium.text
+    assert HOSTILE[:64] in chromium.text and chromium.run("document.images.length") == 0
+    assert chromium.faults == []
 
 
 @browsers

@@ -374,8 +374,18 @@ function extent(revision, areas) {
 async function showUnknown() {
   const found = await readSeen();
   if (!found.length) return [element("p", "No machine asked for a boot that no document describes.")];
-  return [table("Machines that no document describes", ["MAC", "UUID", "Address", "Last asked", "Times"], found.map((each) =>
-    [each.macs.join(" ") || null, each.uuid, each.client, instant(each.last), String(each.times)]))];
+  return [table("Machines that no document describes", ["MAC", "UUID", "Address", "Last asked", "Times", "Found in it"], found.map((each) =>
+    [each.macs.join(" ") || null, each.uuid, each.client, instant(each.last), String(each.times), inventoryOf(each.inventory)]))];
+}
+
+// What an image has sent of a machine, in a line; gitboot/observe/components.py says it likewise
+function inventoryOf(found) {
+  if (!found) return null;
+  const size = (bytes) => !bytes ? "" : bytes < 1e12 ? ` ${Math.round(bytes / 1e9)} GB` : ` ${(bytes / 1e12).toPrecision(3)} TB`;
+  const kind = [found.manufacturer, found.product].filter(Boolean).join(" ");
+  const how = [found.architecture, found.firmware].filter(Boolean).join(" ");
+  const disks = (found.disks ?? []).map((each) => each.name + size(each.bytes));
+  return [kind, how, found.cpus && `${found.cpus} CPUs`, found.memoryMiB && `${Math.round(found.memoryMiB / 1024)} GiB`, ...disks].filter(Boolean).join(", ");
 }
 
 // What is asked for stands in the address
