@@ -72,7 +72,8 @@ def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(repository: R
     assert others == {"data/server/web07.js", "data/fleet.js", shard}
     assert "web07" in (instance.output / PAGE / shard).read_text()
     assert lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
-    assert said(instance.output, "server/web07")["written"]["commit"] == git(repository.work, "rev-parse", "HEAD")
+    told = said(instance.output, "server/web07")["written"]
+    assert [told["commit"], *told["earlier"]] == git(repository.work, "rev-list", "HEAD").split()
     assert verify(instance.output) == ()
 
 
@@ -149,8 +150,11 @@ def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, i
 
 def test_the_page_goes_and_comes_by_the_fleets_outputs(repository: Repository, instance: Instance) -> None:
     whole = {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")}
+    instance.directory.write_status(b'{"at": null}', BEFORE)
+    assert said(instance.output, "status") == {"at": None}
     repository.push({"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")})
     instance.reconcile(BEFORE)
+    instance.directory.write_status(b'{"at": null}', BEFORE)
     assert [*(instance.output / PAGE).rglob("*")] == []
     repository.push({"00.yaml": SHOWN})
     instance.reconcile(BEFORE)

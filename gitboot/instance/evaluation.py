@@ -229,7 +229,9 @@ class _Assembly:
             machines=merged(base.machines, self._machines, result.gone_machines),
             labels=merged(base.labels, self._labels, gone),
             sites=merged(base.sites, result.sites, result.gone_sites),
-            written=merged(base.written, self._written, gone),
+            written=merged(
+                base.written, {name: each.after(base.written.get(name)) for name, each in self._written.items()}, gone
+            ),
             base=self._base.revision if self._base is not None else None,
             touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
         )

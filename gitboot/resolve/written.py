@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from gitboot.canonical import canonical
 from gitboot.load import FleetRepository, Id
@@ -19,6 +19,8 @@ from gitboot.resolve.explain import Reason, explained_by_commit
 from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.places import Places, Step
 
+_MOST: Final = 20  # commits that are remembered of a server
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
@@ -29,6 +31,11 @@ class Written:
     joins: int | None  # at which percentage the stream's rollout reaches it; None: it is there, or there is none
     kept: str | None  # the pin or hold that keeps it where it is
     packed: bytes  # its lines, compressed: a fleet has many that are alike
+    earlier: tuple[str, ...] = ()  # the commits by which it was told before, the newest first, as far as is known
+
+    def after(self, before: Written | None) -> Written:
+        """The same, once another was told before it."""
+        return replace(self, earlier=(before.revision, *before.earlier)[:_MOST]) if before is not None else self
 
     @property
     def lines(self) -> list[list[Any]]:

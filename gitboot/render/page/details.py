@@ -30,10 +30,14 @@ def server_file(
         "name": summary["server"],
         "bmc": {"address": bmc.address, "system": bmc.system} if bmc is not None else None,
         "later": [_later(since, plan) for since, plan in later],
-        "written": {"commit": written.revision, "lines": written.lines} if written is not None else None,
+        "written": _written(written) if written is not None else None,
         "document": document,
     }
     return f"{DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
+
+
+def _written(written: Written) -> dict[str, Any]:
+    return {"commit": written.revision, "earlier": list(written.earlier), "lines": written.lines}
 
 
 def _later(since: datetime, plan: BootPlan | None) -> dict[str, Any]:

@@ -219,12 +219,19 @@ function why(server) {
 }
 
 function history(server) {
+  const { commit: newest, earlier } = server.written;
+  const commits = element("ol");
+  for (const each of [newest, ...earlier]) {
+    const line = element("li");
+    line.append(commit(each));
+    commits.append(line);
+  }
   const own = server.written?.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
   const told = element("p");
   const address = own ? forge("history", { commit: server.written.commit, path: own }) : null;
   if (address) told.append("Who changed its document when: ", link(own, address), ". ");
   told.append("All that changed what it boots, whichever document that was in: ", element("code", `gitboot history ${server.name}`));
-  return part("History", told);
+  return part("History", element("p", "Commits by which what it boots was changed, or is written elsewhere, as far as the instance knows; the newest first:"), commits, told);
 }
 
 function record(known) {
