@@ -5,7 +5,8 @@
     GitbootError
     ├── TryAgain                    nobody acts: the next pass tries again
     │   ├── SourceError             the repository cannot be read or fetched now
-    │   │   └── CorruptClone        gitboot's own clone is damaged: `Source.restore` makes it anew
+    │   │   ├── CorruptClone        gitboot's own clone is damaged: `Source.restore` makes it anew
+    │   │   └── SubpathMissing      the newest commit has no such folder; perhaps the next one has
     │   ├── BmcUnreachable          no answer, or not one that can be used
     │   ├── BmcBusy                 the BMC answered: not now
     │   └── HostUnreachable         a web server, an endpoint or a forge, gave no answer that can be used
@@ -53,6 +54,10 @@ class SourceError(TryAgain):
 
 class CorruptClone(SourceError):
     """gitboot's own clone is damaged or lost, and is to be made anew from the remote."""
+
+
+class SubpathMissing(SourceError):
+    """A commit does not have the folder in which the fleet is to lie."""
 
 
 class BmcUnreachable(TryAgain):

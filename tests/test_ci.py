@@ -23,7 +23,7 @@ import yaml
 
 from gitboot import __version__
 from gitboot.cli import cli
-from gitboot.cli.init import CI, seed
+from gitboot.cli.init import CI, ci_path, seed
 from gitboot.load import load
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.records import exported
@@ -115,9 +115,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Fleet:
     """What `gitboot init` writes, on a remote with main and a branch, and a clone as a CI job has it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.work = Work(folder / "work")
-        cli.main(["init", str(self.work.path)], prog_name="gitboot", standalone_mode=False)
+    def __init__(self, folder: Path, subpath: str = "") -> None:
+        self.work, self.subpath = Work(folder / "work"), subpath
+        below = ["--subpath", subpath] if subpath else []
+        cli.main(["init", str(self.work.path), *below], prog_name="gitboot", standalone_mode=False)
         self.work.commit(message="Begin")
         self.remote = self.work.bare(folder / "remote.git")
         self.work.git("switch", "--quiet", "--create", "change")
@@ -125,7 +126,7 @@ class Fleet:
 
     def change(self, edits: dict[str, tuple[str, str]], message: str = "Change") -> None:
         for name, (old, new) in edits.items():
-            path = self.work.path / name
+            path = self.work.path / self.subpath / name
             assert old in path.read_text()
             path.write_text(path.read_text().replace(old, new, 1))
         self.work.commit(message=message)
@@ -188,7 +189,7 @@ def kept(fleet: Fleet) -> Path:
 def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys: str = "") -> Ran:
     """The workflow's steps on a pull request, the later ones where they are to run always."""
     fleet.checkout(merged=True)
-    workflow = yaml.safe_load((fleet.job / ".github/workflows/gitboot.yml").read_text())
+    workflow = yaml.safe_load((fleet.job / ci_path(CI[0], fleet.subpath)).read_text())
     environment = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "GITHUB_BASE_REF": "main",
@@ -196,6 +197,7 @@ def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys
         "GITHUB_REPOSITORY": "acme/fleet",
         "GITHUB_API_URL": host.url,
         "GITHUB_STEP_SUMMARY": str(fleet.job.parent / "summary.md"),
+        "GITBOOT_SUBPATH": workflow["env"]["GITBOOT_SUBPATH"],
     }
     expressions = {
         "github.event.pull_request.head.sha": fleet.work.head,
@@ -203,6 +205,8 @@ def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys
         "vars.GITBOOT_ACCEPTED": accepted,
         "vars.GITBOOT_IMAGE_KEYS": keys,
     }
+    own = fleet.subpath.replace("/", "_").upper()
+    expressions |= {f"{name}_{own}": value for name, value in expressions.items()}
     codes: dict[str, int] = {}
     told = ""
     for job in ("review", "comment"):
@@ -232,7 +236,8 @@ def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys
 def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys: str = "", **more: str) -> Ran:
     """The jobs on a merge request; before_script installs gitboot, which is there."""
     fleet.checkout(merged=False)
-    jobs = yaml.safe_load((fleet.job / ".gitlab-ci.yml").read_text())
+    jobs = yaml.safe_load((fleet.job / ci_path(CI[1], fleet.subpath)).read_text())
+    job = ci_path(CI[1], fleet.subpath).removeprefix(".gitlab/").removesuffix(".yml") if fleet.subpath else "gitboot"
     environment = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "GITLAB_CI": "true",
@@ -244,13 +249,14 @@ def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys
         "GITBOOT_TOKEN": "secret",
         "GITBOOT_ACCEPTED": accepted,
         "GITBOOT_IMAGE_KEYS": keys,
+        "GITBOOT_SUBPATH": jobs[job]["variables"]["GITBOOT_SUBPATH"],
         **more,
     }
-    before = [line for line in jobs["gitboot"]["before_script"] if "pip" not in line]
+    before = [line for line in jobs[job]["before_script"] if "pip" not in line]
     codes = {}
-    codes["script"], told = shell(fleet.job, "\n".join([*before, *jobs["gitboot"]["script"]]), environment)
+    codes["script"], told = shell(fleet.job, "\n".join([*before, *jobs[job]["script"]]), environment)
     if environment["GITBOOT_TOKEN"]:  # as its rule says
-        codes["note"], out = shell(kept(fleet), "\n".join(jobs["gitboot:note"]["script"]), environment)
+        codes["note"], out = shell(kept(fleet), "\n".join(jobs[f"{job}:note"]["script"]), environment)
         told += out
     return Ran(codes, told)
 
@@ -384,6 +390,27 @@ def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: Host, progr
     assert (ran.failed, host.comments) == ({}, [])
     rule = yaml.safe_load(seed(CI[1]))["gitboot:note"]["rules"][0]["if"]
     assert rule.endswith("&& $GITBOOT_TOKEN")
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_each_fleet_of_a_repository_has_a_comment_of_its_own(
+    job: Any, tmp_path: Path, host: Host, programs: Path
+) -> None:
+    fleet = Fleet(tmp_path, "infra/boot")
+    cli.main(["init", str(fleet.work.path), "--subpath", "other"], prog_name="gitboot", standalone_mode=False)
+    fleet.change(HARMLESS)
+    assert job(fleet, host, programs).failed == {}
+    fleet.subpath = "other"
+    ran = job(fleet, host, programs)
+    assert ran.failed == {}, ran.out
+    first, second = (comment["body"] for comment in host.comments)
+    assert first.startswith("<!-- gitboot diff infra/boot -->\n") and "debug" in first
+    assert second.startswith("<!-- gitboot diff other -->\n") and "debug" not in second
+    fleet.subpath = "infra/boot"
+    fleet.change(INVALID)
+    ran = job(fleet, host, programs)
+    assert list(ran.failed.values()) == [3]
+    assert re.search(r"^infra/boot/servers/web01\.yaml:\d+:3: GB1022: ", ran.out, re.MULTILINE)
 
 
 # Rollouts

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gitboot.cli import cli
-from gitboot.cli.init import CI, THIS_VERSION, seed
+from gitboot.cli.init import CI, THIS_VERSION, ci_path, seed
 from gitboot.cli.installed import requirement, requirement_of
 from gitboot.errors import UsageError
 from gitboot.load import load
@@ -118,6 +118,35 @@ def test_a_checkout_is_installed_from_where_its_commit_was_pushed(tmp_path: Path
     assert requirement_of(made) == f"gitboot @ git+https://example.net/gitboot.git@{head}"
     work.commit({"a": "2"})
     assert requirement_of(made) is None
+
+
+def test_fleets_of_one_repository_have_ci_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "app.py").write_text("ours")
+    for folder in ("infra/boot", "lab"):
+        gitboot("init", tmp_path, "--subpath", folder)
+    err = capsys.readouterr().err
+    assert (
+        ".gitlab-ci.yml is there already, and left as it is: let it have `include: [{local: .gitlab/gitboot-lab" in err
+    )
+    assert "let it have a hook that runs `gitboot validate lab`" in err
+    assert yaml.safe_load((tmp_path / CI[1]).read_text()) == {"include": [{"local": ".gitlab/gitboot-infra-boot.yml"}]}
+    jobs = [yaml.safe_load((tmp_path / ci_path(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")]
+    assert jobs[0].keys() & jobs[1].keys() == {"variables"}
+    for folder, own in (("infra/boot", "INFRA_BOOT"), ("lab", "LAB")):
+        workflows = [(tmp_path / ci_path(name, folder)).read_text() for name in (CI[0], CI[3])]
+        assert [yaml.safe_load(each)["env"]["GITBOOT_SUBPATH"] for each in workflows] == [folder] * 2
+        assert {each.removeprefix("vars.") for each in re.findall(r"vars\.\w+", "".join(workflows))} == {
+            *(f"GITBOOT_ACCEPTED_{own}", f"GITBOOT_IMAGE_KEYS_{own}", f"GITBOOT_ROLLOUT_{own}"),
+            *(f"GITBOOT_ROLLOUT_STEPS_{own}", f"GITBOOT_ROLLOUT_AFTER_{own}"),
+        }
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("GITBOOT_SUBPATH", folder)
+        gitboot("validate")
+    monkeypatch.delenv("GITBOOT_SUBPATH")
+    with pytest.raises(UsageError, match="lab is not empty"):
+        gitboot("init", tmp_path, "--subpath", "lab")
 
 
 def noted(folder: Path, installer: str, direct: dict[str, object] | None) -> PathDistribution:

@@ -15,7 +15,7 @@ from gitboot.authorship import Verify
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
-from gitboot.cli.inputs import OutputOption, output_option
+from gitboot.cli.inputs import OutputOption, output_option, path_argument
 from gitboot.cli.problems import FORMATS, prefix_of
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
@@ -28,7 +28,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 
 @click.command()
 @click.argument("range", metavar="BASE..HEAD", default="")
-@click.argument("path", default=".", type=click.Path(path_type=Path))
+@path_argument
 @click.option("--merge", is_flag=True, help="Compare BASE with HEAD merged into it, as the branch will be.")
 @click.option(
     "--each-merge",
@@ -93,7 +93,7 @@ def command(
     )
     result = dataclasses.replace(result, signers=found.signers)
     for output in outputs:
-        output.write(_written(output.format, result, prefix_of(path)))
+        output.write(_written(output.format, result, path))
     if result.outcome is ReviewOutcome.INVALID:
         sys.exit(Exit.INVALID)
     if result.outcome is ReviewOutcome.HELD:
@@ -112,8 +112,11 @@ def _flags(given: Mapping[str, object]) -> list[str]:
     return found
 
 
-def _written(format: str, result: Review, prefix: str) -> str:
-    """The review in one format."""
+def _written(format: str, result: Review, path: Path) -> str:
+    """The review of the fleet at ``path`` in one format."""
+    from gitboot.source.snapshot import folder_around
+
+    prefix = prefix_of(path)
     from gitboot.cli.review_text import as_text
     from gitboot.review.annotations import as_problems
     from gitboot.review.as_json import as_json
@@ -125,5 +128,5 @@ def _written(format: str, result: Review, prefix: str) -> str:
         case "json":
             return as_json(result)
         case "markdown":
-            return as_markdown(result)
+            return as_markdown(result, folder_around(path))
     return FORMATS[format](as_problems(result), prefix)

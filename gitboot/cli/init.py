@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,9 +15,10 @@ from gitboot import __version__
 from gitboot.errors import UsageError
 
 SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
+_GITLAB: Final = ".gitlab-ci.yml"
 CI: Final = (  # dot-files, so that they are no part of the fleet
     ".github/workflows/gitboot.yml",
-    ".gitlab-ci.yml",
+    _GITLAB,
     ".pre-commit-config.yaml",
     ".github/workflows/gitboot-rollout.yml",
 )
@@ -31,45 +34,95 @@ SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of th
     metavar="REQUIREMENT",
     help="What pip installs in CI: gitboot==1.2.3, or 'gitboot @ URL'. Default: what this gitboot was installed from.",
 )
-def command(directory: Path, wanted: str | None) -> None:
+@click.option(
+    "--subpath",
+    metavar="FOLDER",
+    help="Write the fleet into this folder of DIR, which may have other things: a monorepo, or several fleets. CI for "
+    "it lies in files of its own, at the top. Default: the top.",
+)
+def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     """Write a small fleet repository into DIR, ready to be changed into yours.
 
     One server, what it boots, a maintenance; for GitHub and for GitLab a CI job that validates every change and shows
     what it would do, and one that takes rollouts on; a hook for pre-commit; the schemas that editors check documents
-    by. DIR is new or empty; it may be a Git repository without a file.
+    by. DIR is new or empty; it may be a Git repository without a file. With --subpath the folder is; a file of CI that
+    is there already is left as it is.
     """
     from gitboot.cli.installed import requirement
+    from gitboot.source.subpath import parse_subpath
 
-    known = wanted or requirement()
+    known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
+    fleet = directory / folder
     try:
-        if directory.exists() and any(path.name != ".git" for path in directory.iterdir()):
-            raise UsageError(f"{directory} is not empty: choose an empty directory, or one that does not exist yet")
-        for name, text in _files(known or THIS_VERSION):
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_text(text)
+        if fleet.exists() and any(path.name != ".git" for path in fleet.iterdir()):
+            raise UsageError(f"{fleet} is not empty: choose an empty directory, or one that does not exist yet")
+        left = [name for name, text in _files(known or THIS_VERSION, folder) if not _written(directory / name, text)]
     except OSError as error:
         raise UsageError(f"{directory} cannot be written: {error.strerror}") from error
-    click.echo(_NEXT.format(directory=directory))
+    click.echo(_NEXT.format(directory=fleet))
+    for name in left:
+        click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_place_of(folder))), err=True)
     if known is None:
         click.echo(_UNKNOWN, err=True)
 
 
-def _files(gitboot: str) -> Iterator[tuple[str, str]]:
-    """The path and the text of each file."""
+def _written(file: Path, text: str) -> bool:
+    """Write a file, where there is none; say whether there was none."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with file.open("x") as new:
+            new.write(text)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
+    """The path and the text of each file of a fleet in a folder, and of its CI at the top."""
     from gitboot.model.schema import schemas
 
+    below = f"{subpath}/" if subpath else ""
     for path in sorted(SEED.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             name = path.relative_to(SEED).as_posix()
-            yield name, seed(name, gitboot)
+            yield ci_path(name, subpath) if name in CI else f"{below}{name}", seed(name, gitboot, subpath)
     for name, text in schemas().items():
-        yield f"{SCHEMAS}/{name}", text
+        yield f"{below}{SCHEMAS}/{name}", text
+    if subpath:
+        yield _GITLAB, f"include: [{{local: {ci_path(_GITLAB, subpath)}}}]\n"
 
 
-def seed(name: str, gitboot: str = THIS_VERSION) -> str:
+def ci_path(name: str, subpath: str) -> str:
+    """Where a file of CI lies: beside those of other fleets of the repository, if there may be any."""
+    slug = _place_of(subpath)["slug"]
+    if name == _GITLAB and subpath:
+        return f".gitlab/gitboot{slug}.yml"
+    return name.replace(".yml", f"{slug}.yml") if name.startswith(".github/") else name
+
+
+def seed(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     """A file as it is written, for CI that installs ``gitboot``."""
-    return (SEED / name).read_text().replace("@GITBOOT@", json.dumps(gitboot)[1:-1])
+    place = _place_of(subpath)
+    text = (SEED / name).read_text()
+    if name in CI and subpath:  # an instance of its own
+        text = _VARIABLES.sub(rf"\g<0>_{place['slug'].strip('-').replace('-', '_').upper()}", text)
+    for token, value in (
+        ("@GITBOOT@", json.dumps(gitboot)[1:-1]),
+        ("@SUBPATH@", json.dumps(subpath)[1:-1]),
+        ("@SLUG@", place["slug"]),
+        ("@BELOW@", f" {shlex.quote(subpath)}" if subpath else ""),
+    ):
+        text = text.replace(token, value)
+    return text
 
+
+def _place_of(subpath: str) -> dict[str, str]:
+    """What tells a fleet's CI from that of others."""
+    slug = re.sub("[^A-Za-z0-9]+", "-", subpath).strip("-")
+    return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
+
+
+_VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT)\b")
 
 _NEXT: Final = """\
 {directory} is a fleet of one server now. Next:
@@ -81,6 +134,12 @@ _NEXT: Final = """\
 
 Then commit, and see README.md; what pip installs in CI stands in .github/ and .gitlab-ci.yml.\
 """
+
+_LEFT: Final = "{name} is there already, and left as it is{hint}"
+_HINTS: Final = {
+    _GITLAB: ": let it have `include: [{{local: .gitlab/gitboot{slug}.yml}}]`",
+    ".pre-commit-config.yaml": ": let it have a hook that runs `gitboot validate {subpath}`",
+}
 
 _UNKNOWN: Final = f"""
 Warning: nothing says from where pip can install this gitboot on another machine: CI is to install {THIS_VERSION}.

@@ -43,8 +43,60 @@ _rev_option = click.option(
 )
 
 
+_PATH: Final = "gitboot.path"  # in a context: the fleet, as the command's argument names it
+_SUBPATH: Final = "gitboot.subpath"  # and its folder below that
+
+
+def _note_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    context.meta[_PATH] = path
+
+
+def _note_subpath(context: click.Context, _: click.Parameter, text: str | None) -> None:
+    if text is not None:
+        from gitboot.source.subpath import parse_subpath
+
+        context.meta[_SUBPATH] = parse_subpath(text)
+
+
+def _chosen_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    given: Path | None = context.meta.get(_PATH)
+    if given is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
+        raise UsageError(f"the fleet is named twice, {given} and --path {path}: leave one out")
+    subpath: str = context.meta.get(_SUBPATH, "")
+    return (given or path) / subpath
+
+
+_subpath_option = click.option(
+    "--subpath",
+    envvar="GITBOOT_SUBPATH",
+    metavar="FOLDER",
+    is_eager=True,  # before the path, which it goes into
+    expose_value=False,
+    callback=_note_subpath,
+    help="The fleet's folder below that, as infra/boot; of a bare repository, too. Default: the top.",
+)
+
+
+def path_argument(command: Command) -> Command:
+    """PATH and --subpath: where the fleet is."""
+    path = click.argument("path", default=".", type=click.Path(path_type=Path), callback=_chosen_path)
+    return path(_subpath_option(command))
+
+
+def path_option(command: Command) -> Command:
+    """--path and --subpath: the same, for commands whose argument is something in the fleet."""
+    path = click.option(
+        "--path",
+        default=".",
+        type=click.Path(path_type=Path),
+        callback=_chosen_path,
+        help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
+    )
+    return path(_subpath_option(command))
+
+
 def fleet_argument(command: Command) -> Command:
-    """--path and --rev: the fleet that a command reads; it may also be the command's one argument."""
+    """--path, --subpath and --rev: the fleet that a command reads; its path may also be the command's one argument."""
     argument = click.argument(
         "fleet",
         metavar="[PATH]",
@@ -58,33 +110,8 @@ def fleet_argument(command: Command) -> Command:
 
 
 def fleet_options(command: Command) -> Command:
-    """--path and --rev: the same, for commands whose argument is something in the fleet."""
+    """--path, --subpath and --rev: the same, for commands whose argument is something in the fleet."""
     return path_option(_rev_option(command))
-
-
-_PATH: Final = "gitboot.path"  # in a context: the fleet, as the command's argument names it
-
-
-def _note_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    context.meta[_PATH] = path
-
-
-def _chosen_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    given: Path | None = context.meta.get(_PATH)
-    if given is None:
-        return path
-    if context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
-        raise UsageError(f"the fleet is named twice, {given} and --path {path}: leave one out")
-    return given
-
-
-path_option = click.option(
-    "--path",
-    default=".",
-    type=click.Path(path_type=Path),
-    callback=_chosen_path,
-    help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
-)
 
 
 def state_option(command: Command) -> Command:

@@ -117,13 +117,15 @@ def advance_stream(
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.informant import informant_at
     from gitboot.facts import facts
+    from gitboot.source.snapshot import folder_around
 
     informant = informant_at(records, api_token, ca_bundle)
     with evaluating() as begun:
         fleet = _Fleet.open(path, worktree=no_commit, begun=begun)
         found = fleet.advance(stream, informant, steps=steps, after=after)
         change = fleet.change(found) if found.next is not None else None
-    name = None if no_commit else branch or f"gitboot/rollout-{stream}-{found.next}"
+    where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
+    name = None if no_commit else branch or f"gitboot/rollout-{where}"
     done = _propose(fleet, change, name, dry_run=dry_run) if change is not None else None
     for output in outputs:
         output.write(document(**facts(found), proposal=facts(done)) if output.format == "json" else _text(found, done))

@@ -51,6 +51,11 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @log_format_option
 @click.argument("repository", envvar="GITBOOT_REPOSITORY")
 @click.option(
+    "--subpath",
+    metavar="FOLDER",
+    help="The fleet's folder in REPOSITORY, as infra/boot. Default: the top; of a folder of a work tree, that folder.",
+)
+@click.option(
     "--rev",
     "reference",
     cls=RenamedOption,
@@ -177,7 +182,8 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     help="The file with a token that may write commit statuses. It goes to the forge's host alone.",
 )
 @click.option(
-    "--forge-name", default="gitboot", show_default=True, help="The status's name: one for each instance of a fleet."
+    "--forge-name",
+    help="The status's name: one for each instance of a fleet. Default: gitboot, or gitboot/FOLDER of --subpath.",
 )
 @click.option(
     "--forge-link", metavar="URL", help="Where the status leads: a board of yours, say. Default: the commit's page."
@@ -260,9 +266,12 @@ def command(**given: Any) -> None:
     sys.exit(_once(settings) if once else _run(settings, access))
 
 
-def _settings(*, repository: str, reference: str | None, listen: str | None, poll_s: float, **given: Any) -> Settings:
+def _settings(
+    *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **given: Any
+) -> Settings:
     from gitboot.evaluate.limits import Allowance
     from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
+    from gitboot.source.subpath import parse_subpath
     from gitboot.targets.address import parse_target
 
     limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}
@@ -271,6 +280,7 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
     git = GitSettings(
         repository=repository,
         reference=reference,
+        subpath=parse_subpath(subpath) if subpath is not None else "",
         credentials=given.pop("git_credentials"),
         ssh_key=given.pop("ssh_key"),
         known_hosts=given.pop("known_hosts"),
@@ -289,7 +299,9 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
     )
     return Settings(
         artifacts=artifacts,
-        forge=_forge_settings(**{name: given.pop(name) for name in tuple(given) if name.startswith("forge")}),
+        forge=_forge_settings(
+            git.subpath, **{name: given.pop(name) for name in tuple(given) if name.startswith("forge")}
+        ),
         git=git,
         trust=trust,
         bmc=bmc,
@@ -307,10 +319,11 @@ def _settings(*, repository: str, reference: str | None, listen: str | None, pol
 
 
 def _forge_settings(
+    subpath: str,
     *,
     forge: str | None,
     forge_token: Path | None,
-    forge_name: str,
+    forge_name: str | None,
     forge_link: str | None,
     forge_api: str | None,
 ) -> ForgeSettings | None:
@@ -320,7 +333,8 @@ def _forge_settings(
         raise UsageError("--forge and --forge-token belong together: who is told, and what lets gitboot do it")
     if forge is None or forge_token is None:
         return None
-    return ForgeSettings(project=forge, token=forge_token, name=forge_name, link=forge_link, api=forge_api)
+    name = forge_name or "/".join(filter(None, ("gitboot", subpath)))
+    return ForgeSettings(project=forge, token=forge_token, name=name, link=forge_link, api=forge_api)
 
 
 def _run(settings: Settings, access: AccessSettings) -> Exit:

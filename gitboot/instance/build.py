@@ -466,6 +466,7 @@ def remote_of(settings: GitSettings) -> Remote:
     return Remote(
         url=settings.repository,
         reference=settings.reference,
+        subpath=settings.subpath,
         credentials=credentials,
         ca_bundle=settings.ca_bundle,
         timeout_s=settings.timeout_s,

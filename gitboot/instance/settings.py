@@ -20,6 +20,7 @@ class GitSettings:
 
     repository: str  # a path or a URL
     reference: str | None = None  # branch, tag, semver range or commit; None: what the remote's HEAD names
+    subpath: str = ""  # the fleet's folder in it
     credentials: Path | None = None  # a directory with username and password
     ssh_key: Path | None = None
     known_hosts: Path | None = None

@@ -35,4 +35,5 @@ class Snapshot:
     blobs: Mapping[str, BlobId]  # path -> content, "/" between folders
     read: Callable[[BlobId], bytes]  # raises `Oversized`
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
+    folder: str = ""  # of the repository, in which that root is
     changed: frozenset[str] | None = None  # paths that differ from the snapshot before; None: any may

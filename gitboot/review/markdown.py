@@ -20,7 +20,6 @@ from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 
-MARKER: Final = "<!-- gitboot diff -->"  # by which a comment is found again and replaced
 LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
 
 _SECTION: Final = 6_000  # bytes of a list that could be of any length
@@ -28,17 +27,24 @@ _DIFF: Final = 60  # lines of one rendered diff
 _LONGEST: Final = 300  # characters of one line
 
 
-def as_markdown(review: Review) -> str:
-    """The comment: what matters most first, and as many groups as there is room for."""
-    begin = "\n".join((*_verdict(review), *_blast_radius(review), *_guards(review), *_dangers(review)))
+def marker(folder: str) -> str:
+    """The first line, by which a comment is found again and replaced: one for each fleet of a repository."""
+    plain = re.sub("-{2,}|[<>]", "_", folder)  # what would end an HTML comment
+    return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
+
+
+def as_markdown(review: Review, folder: str = "") -> str:
+    """The comment, of the fleet in a folder: what matters most first, and as many groups as there is room for."""
+    begin = "\n".join(
+        (marker(folder), *_verdict(review, folder), *_blast_radius(review), *_guards(review), *_dangers(review))
+    )
     end = "\n".join((*_when(review), *_documents(review), *_problems(review), *_next(review)))
     room = LIMIT - len(begin.encode()) - len(end.encode()) - 200
     return "\n".join(part for part in (begin, "\n".join(_groups(review, room)), end) if part) + "\n"
 
 
-def _verdict(review: Review) -> Iterator[str]:
-    yield MARKER
-    yield f"## gitboot diff: {review.headline}"
+def _verdict(review: Review, folder: str) -> Iterator[str]:
+    yield f"## gitboot diff{f' of {code(folder)}' if folder else ''}: {review.headline}"
     yield ""
     yield f"{_side(review.base.named, review.base.short)} → {_side(review.head.named, review.head.short)}"
     if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:

@@ -12,7 +12,7 @@ from pygit2.enums import DiffOption
 from gitboot.load import Revision
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of
-from gitboot.source.snapshot import commit_at, folder_in
+from gitboot.source.snapshot import commit_at, fleet_folder, folder_in
 from gitboot.source.worktree import WORKTREE
 
 
@@ -57,7 +57,7 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
         uncommitted = folder is not None and rev in (None, WORKTREE)
         unborn = uncommitted and git.head_is_unborn
         commit = None if unborn else commit_at(git, "HEAD" if uncommitted or rev is None else rev, str(path))
-        return Blame(Stored(files_of(git)), commit, folder or "", root if uncommitted else None)
+        return Blame(Stored(files_of(git)), commit, fleet_folder(git, root), root if uncommitted else None)
 
 
 def _blamed(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:

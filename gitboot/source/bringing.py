@@ -16,13 +16,13 @@ from gitboot.load import Revision
 from gitboot.source.objects import copy, merge_packs
 from gitboot.source.remote import Conversation, Remote
 from gitboot.source.repository import Stored, blaming, opened
+from gitboot.source.subpath import ACCEPTED, recover_folder
 from gitboot.source.upstream import Upstream
 
 CLONE: Final = "repository.git"  # in STATE
 NEW: Final = "repository.new"  # until it is whole, and takes the clone's place
 BROKEN: Final = "repository.broken"  # the clone before
 
-ACCEPTED: Final = "refs/gitboot/accepted"
 FETCHED: Final = "refs/gitboot/fetched"  # of a branch that gitboot owns
 MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
 
@@ -76,8 +76,9 @@ def tag_of(remote: Remote) -> str:
 
 
 def _name(remote: Remote) -> str:
-    """Another URL or reference is another source: what was fetched from the one before is not its commit."""
-    return hashlib.sha256(f"{remote.url}\n{remote.reference}".encode()).hexdigest()[:16]
+    """Another URL, reference or folder is another source: what was fetched from the one before is not its commit."""
+    place = (remote.url, remote.reference, *filter(None, [remote.subpath]))
+    return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
 
 
 def _fetch_into(clone: Stored, remote: Remote, upstream: Upstream) -> Revision:
@@ -108,6 +109,7 @@ def _recovered(ours: pygit2.Repository, accepted: Revision, clones: Iterable[Pat
     for old in clones:
         with suppress(SourceError), blaming(old), opened(old) as left:
             copy(left, ours, pygit2.Oid(hex=accepted))
+            recover_folder(ours, left)
     with suppress(SourceError):
         upstream.bring_commit(ours, accepted, ())
     if accepted not in ours:

@@ -10,12 +10,13 @@ import pygit2
 
 from gitboot.errors import CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
 from gitboot.load import BlobId, Revision, Snapshot
-from gitboot.source.bringing import ACCEPTED, BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
+from gitboot.source.bringing import BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
 from gitboot.source.line import Merge, line, message_of, messages
 from gitboot.source.remote import Remote
 from gitboot.source.repository import Stored, blaming
+from gitboot.source.subpath import ACCEPTED, folder_at, note_accepted
 from gitboot.source.tree import Blobs, of_commit
-from gitboot.source.upstream import Upstream, folder_of
+from gitboot.source.upstream import Upstream
 
 
 class Source:
@@ -50,7 +51,9 @@ class Source:
         Once this returns a power cut does not undo it.
         """
         with self.clone.reading() as ours:
+            folder = folder_at(ours, revision)
             point(ours, ACCEPTED, revision)
+            note_accepted(ours, folder)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
@@ -80,7 +83,7 @@ class Source:
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""
         with self.clone.reading() as ours:
-            folder = folder_of(ours)
+            folder = folder_at(ours, revision)
         return of_commit(self.clone, revision, folder, previous)
 
     # What the remote has
@@ -169,7 +172,7 @@ class Reader:
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""
         with self._clone.reading() as ours:
-            folder = folder_of(ours)
+            folder = folder_at(ours, revision)
         return replace(of_commit(self._clone, revision, folder, previous), read=self.read)
 
     def read(self, blob: BlobId) -> bytes:
@@ -188,7 +191,8 @@ def accepted_snapshot(state: Path) -> Snapshot:
     clone = Stored(state / CLONE, CorruptClone)
     if clone.path.exists():
         with clone.reading() as ours:
-            reference, folder = ours.references.get(ACCEPTED), folder_of(ours)
+            reference = ours.references.get(ACCEPTED)
             if reference is not None:
-                return of_commit(clone, Revision(str(reference.peel(pygit2.Commit).id)), folder)
+                revision = Revision(str(reference.peel(pygit2.Commit).id))
+                return of_commit(clone, revision, folder_at(ours, revision))
     raise UsageError(f"no commit was accepted with the state directory {state} yet: begin with `gitboot run`")

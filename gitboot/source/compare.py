@@ -18,8 +18,8 @@ from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.line import Merge, line, messages
 from gitboot.source.repository import Stored, blaming, containing, files_of, objects_of, words
-from gitboot.source.snapshot import folder_in
-from gitboot.source.tree import of_commit
+from gitboot.source.snapshot import fleet_folder, folder_in
+from gitboot.source.tree import of_commit, tree_at
 from gitboot.source.worktree import WORKTREE, of_worktree
 
 
@@ -52,34 +52,36 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
     """
     base, dots, head = _parted(text, accepted)
     root = path.resolve()
-    if not root.is_dir():
-        raise UsageError(f"{path} is not a directory")
     with blaming(path), containing(root) as repository:
+        if not root.is_dir() and (repository is None or head == WORKTREE):
+            raise UsageError(f"{path} is not a directory")
         if repository is None:
             raise UsageError(f"{path} is in no Git repository, so there is nothing to compare with")
-        folder = folder_in(repository, root)
+        in_worktree, folder = folder_in(repository, root), fleet_folder(repository, root)
         old, new = _commit(repository, base, path), _commit(repository, "HEAD" if head == WORKTREE else head, path)
+        if not root.is_dir() and all(tree_at(repository, Revision(str(each)), folder) is None for each in (old, new)):
+            raise UsageError(f"{path} is not a directory, nor is {folder} a folder of one of the commits")
         stored = Stored(files_of(repository))
         if head == WORKTREE:
-            if folder is None or merge or dots == "...":
+            if in_worktree is None or merge or dots == "...":
                 raise UsageError(f"{path}: what lies in the work tree is compared as it is: BASE..WORKTREE")
-            snapshot = of_worktree(root, repository, folder)
+            snapshot = of_worktree(root, repository, in_worktree)
         else:
-            snapshot = of_commit(stored, Revision(str(new)), folder or "")
+            snapshot = of_commit(stored, Revision(str(new)), folder)
         if dots == "..." and not merge and accepted is None:
             old = _merge_base(repository, old, new, path)
         first = _commit(repository, accepted, path) if accepted is not None else old
         passed = tuple(
-            Passed(merge=each, snapshot=partial(of_commit, stored, each.revision, folder or ""))
+            Passed(merge=each, snapshot=partial(of_commit, stored, each.revision, folder))
             for each in line(repository, first, old if merge else new)
         )
         if merge:
-            snapshot = _merged(repository, old, new, folder or "", path)
+            snapshot = _merged(repository, old, new, folder, path)
             passed = _and_merge(passed, snapshot, tuple(messages(repository, old, new)), begins=first == old)
         return Range(
-            base=of_commit(stored, Revision(str(first)), folder or ""),
+            base=of_commit(stored, Revision(str(first)), folder),
             head=snapshot,
-            folder=folder or "",
+            folder=folder,
             repository=stored,
             messages=tuple(messages(repository, first, new, *([old] if merge else []))),
             line=() if head == WORKTREE else passed,

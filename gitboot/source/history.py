@@ -13,7 +13,7 @@ from gitboot.errors import UsageError
 from gitboot.load import Revision, Snapshot
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of
-from gitboot.source.snapshot import commit_at, folder_in
+from gitboot.source.snapshot import commit_at, fleet_folder
 from gitboot.source.tree import of_commit, tree_at
 from gitboot.source.worktree import WORKTREE
 
@@ -49,7 +49,7 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
     with blaming(path), containing(root) as git:
         if git is None:
             raise UsageError(f"{path} is in no Git repository, so it has no history")
-        folder = folder_in(git, root) or ""
+        folder = fleet_folder(git, root)
         start = git[commit_at(git, rev or "HEAD", str(path))].peel(pygit2.Commit)
         steps = tuple(
             Step(commit=describe(commit), tree=None if tree is None else tree.hex())

@@ -11,7 +11,7 @@ import pygit2
 from gitboot.errors import UsageError
 from gitboot.load import Revision
 from gitboot.source.repository import blaming, containing
-from gitboot.source.snapshot import folder_in
+from gitboot.source.snapshot import fleet_folder
 
 
 def has_branch(path: Path, branch: str) -> bool:
@@ -34,7 +34,7 @@ def propose(
     """
     with blaming(path), containing(path.resolve()) as repository:
         assert repository is not None  # noqa: S101 - has_branch said so
-        folder = folder_in(repository, path.resolve())
+        folder = fleet_folder(repository, path.resolve())
         parent = repository[base].peel(pygit2.Commit)
         index = pygit2.Index()
         index.read_tree(parent.tree)

@@ -44,6 +44,7 @@ class Remote:
 
     url: str  # https, http, ssh, git and file URLs, user@host:path, or a local path
     reference: str | None = None  # branch, tag, refs/…, range of versions, commit; None: the remote's HEAD
+    subpath: str = ""  # the fleet's folder, below `local` where that is one itself; "": at the top
     credentials: Password | SshKey | None = None
     ca_bundle: Path | None = None  # trusted besides the machine's own
     connect_timeout_s: float = 10

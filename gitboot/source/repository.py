@@ -82,8 +82,9 @@ def opened(path: Path) -> Iterator[pygit2.Repository]:
 
 @contextmanager
 def containing(folder: Path) -> Iterator[pygit2.Repository | None]:
-    """The repository whose work tree or whose own files ``folder`` is part of."""
-    found = pygit2.discover_repository(str(folder))
+    """The repository whose work tree or whose own files ``folder`` is part of, or would be."""
+    there = next((each for each in (folder, *folder.parents) if each.is_dir()), folder)
+    found = pygit2.discover_repository(str(there))
     if found is None:
         yield None
     else:

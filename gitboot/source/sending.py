@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gitboot.errors import CorruptClone, GitbootError, SourceError, SourceRefused, UsageError
+from gitboot.errors import CorruptClone, GitbootError, SourceError, SourceRefused, SubpathMissing, UsageError
 from gitboot.source.remote import Password, Remote, SshKey
 
 # Into the clone; into a new one; likewise, with the accepted commit; or a branch into the repository ``state``.
@@ -41,6 +41,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     memory: int  # bytes
     url: str
     reference: str | None
+    subpath: str
     credentials: SentPassword | SentKey | None
     ca_bundle: str | None
     connect_timeout_s: float
@@ -67,7 +68,7 @@ order: Final[Callable[[bytes], Order]] = msgspec.msgpack.Decoder(Order).decode
 report: Final[Callable[[bytes], Report]] = msgspec.msgpack.Decoder(Report).decode
 
 # What fetching raises on purpose.
-ERRORS: Final = {each.__name__: each for each in (SourceError, CorruptClone, SourceRefused, UsageError)}
+ERRORS: Final = {each.__name__: each for each in (SourceError, CorruptClone, SourceRefused, SubpathMissing, UsageError)}
 
 
 def order_of(work: Work, remote: Remote, state: Path, accepted: str | None, memory: int) -> Order:
@@ -84,6 +85,7 @@ def order_of(work: Work, remote: Remote, state: Path, accepted: str | None, memo
         memory=memory,
         url=remote.url,
         reference=remote.reference,
+        subpath=remote.subpath,
         credentials=sent,
         ca_bundle=str(remote.ca_bundle) if remote.ca_bundle is not None else None,
         connect_timeout_s=remote.connect_timeout_s,
@@ -102,6 +104,7 @@ def remote_of(order: Order) -> Remote:
     return Remote(
         url=order.url,
         reference=order.reference,
+        subpath=order.subpath,
         credentials=credentials,
         ca_bundle=Path(order.ca_bundle) if order.ca_bundle is not None else None,
         connect_timeout_s=order.connect_timeout_s,

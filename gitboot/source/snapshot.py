@@ -10,12 +10,13 @@ import pygit2
 from gitboot.errors import UsageError
 from gitboot.load import Revision, Snapshot
 from gitboot.source.repository import Stored, blaming, containing, files_of, words
-from gitboot.source.tree import of_commit
+from gitboot.source.subpath import folder_of
+from gitboot.source.tree import of_commit, tree_at
 from gitboot.source.worktree import WORKTREE, of_worktree
 
 
 def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
-    """The fleet at ``path`` (a directory, a folder of a Git work tree, a bare repository) as of ``rev``.
+    """The fleet at ``path`` (a directory, a folder of a Git work tree or of a bare repository) as of ``rev``.
 
     ``rev`` is any Git revision, or WORKTREE for what lies there, committed or not. None is WORKTREE, or HEAD
     in a bare repository. Raises `UsageError` where there is no such directory, repository or revision.
@@ -25,9 +26,9 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
         is_directory = root.is_dir()
     except OSError as error:  # it lies in what cannot be entered
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if not is_directory:
-        raise UsageError(f"{path} is not a directory")
     with blaming(path), containing(root) as repository:
+        if not is_directory and (repository is None or (rev in (None, WORKTREE) and not repository.is_bare)):
+            raise UsageError(f"{path} is not a directory")
         if repository is None:
             if rev not in (None, WORKTREE):
                 raise UsageError(f"{path} is in no Git repository, so there is no revision {rev}")
@@ -38,7 +39,10 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
         if rev == WORKTREE:
             raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
         commit = commit_at(repository, "HEAD" if rev is None else rev, str(path))
-        return of_commit(Stored(files_of(repository)), commit, folder or "")
+        folder = fleet_folder(repository, root)
+        if not is_directory and tree_at(repository, commit, folder) is None:
+            raise UsageError(f"{path}: commit {commit[:12]} has no folder {folder}")
+        return of_commit(Stored(files_of(repository)), commit, folder)
 
 
 def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
@@ -48,6 +52,22 @@ def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
     if root.is_relative_to(files) or not root.is_relative_to(top):
         return None
     return "" if root == top else root.relative_to(top).as_posix()
+
+
+def folder_around(path: Path) -> str:
+    """The folder of its repository in which the fleet at ``path`` lies; "" at the top, and without a repository."""
+    with blaming(path), containing(path.resolve()) as repository:
+        return fleet_folder(repository, path.resolve()) if repository is not None else ""
+
+
+def fleet_folder(repository: pygit2.Repository, root: Path) -> str:
+    """The fleet's folder in commits: as ``root`` has it, in a work tree or below a bare one; else as noted there."""
+    folder, files = folder_in(repository, root), files_of(repository).resolve()
+    if folder is not None:
+        return folder
+    if repository.is_bare and root != files and root.is_relative_to(files):
+        return root.relative_to(files).as_posix()
+    return folder_of(repository)
 
 
 def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:

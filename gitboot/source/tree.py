@@ -31,13 +31,13 @@ _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\uf
 def of_commit(repository: Stored, revision: Revision, folder: str = "", previous: Snapshot | None = None) -> Snapshot:
     """The files that a commit has below ``folder``, without dot-folders; none where it has no such folder.
 
-    With an earlier snapshot of the same repository and folder, only the folders that differ from it are read.
+    With an earlier snapshot of the same repository, only the folders that differ from it are read.
     A tree that is malformed, or larger than any fleet, raises `InvalidRepository`.
     """
     with repository.reading() as git:
         base = None
         if previous is not None and previous.revision in git:
-            base = tree_at(git, previous.revision, folder)
+            base = tree_at(git, previous.revision, previous.folder)
         changed: set[str] = set()
         blobs: dict[str, BlobId] = {}
         irregular: dict[str, Irregular] = {}
@@ -50,9 +50,10 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
             elif mode is not None:
                 blobs[path] = BlobId(blob.hex())
     if previous is None or base is None:
-        return Snapshot(revision=revision, blobs=blobs, read=Blobs(repository), irregular=irregular)
+        return Snapshot(revision=revision, blobs=blobs, read=Blobs(repository), irregular=irregular, folder=folder)
     return Snapshot(
         revision=revision,
+        folder=folder,
         blobs=merged(previous.blobs, blobs, changed - blobs.keys()),
         read=Blobs(repository),
         irregular=merged(previous.irregular, irregular, changed - irregular.keys()),
@@ -94,7 +95,7 @@ def _differences(
 
     A path that was replaced comes twice, what it is now last. Folders with equal ids are not read.
     """
-    pending = [("", old, new)]
+    pending = [("", old, new)] if old != new else []  # a commit that touches nothing there
     visited = 0
     while pending:
         prefix, old, new = pending.pop()

@@ -9,16 +9,17 @@ from typing import Final, NamedTuple
 
 import pygit2
 
-from gitboot.errors import SourceError, UsageError
+from gitboot.errors import SourceError, SubpathMissing, UsageError
 from gitboot.load import Revision
 from gitboot.source.objects import check, check_history, copy
 from gitboot.source.remote import Conversation, Remote, wanted
 from gitboot.source.repository import blaming, containing, files_of, lacks_memory
 from gitboot.source.snapshot import folder_in
+from gitboot.source.subpath import folder_of, note_folder
+from gitboot.source.tree import tree_at
 
 _ALL: Final = "refs/gitboot/all/"
 _FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
-_FOLDER: Final = "gitboot.folder"  # of the fleet in a local repository, which may be gone by then
 
 
 class Brought(NamedTuple):
@@ -57,8 +58,9 @@ class Upstream:
     def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Brought:
         """Bring the commit that the reference means into the clone, and the tag by which it does."""
         with self._local() as (theirs, folder):
+            folder = "/".join(filter(None, (folder, self._remote.subpath)))
             if folder != folder_of(ours):
-                ours.config[_FOLDER] = folder
+                note_folder(ours, folder)
             if self._remote.commit:
                 name = tip = self._remote.commit
                 self._bring_one(theirs, ours, tip, kept)
@@ -75,9 +77,12 @@ class Upstream:
         with blaming(self._remote.url):
             check_history(ours, pygit2.Oid(hex=tip), _commits(ours, kept))
         try:
-            return Brought(Revision(str(ours[tip].peel(pygit2.Commit).id)), _own_tag(ours, tip, name))
+            commit = Revision(str(ours[tip].peel(pygit2.Commit).id))
         except pygit2.InvalidSpecError as error:
             raise SourceError(f"{self._remote.url}: {name} is no commit") from error
+        if folder and tree_at(ours, commit, folder) is None:
+            raise SubpathMissing(f"{self._remote.url}: commit {commit[:12]} has no folder {folder}")
+        return Brought(commit, _own_tag(ours, tip, name))
 
     def _bring_one(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, kept: Iterable[str]
@@ -145,8 +150,3 @@ def _commits(ours: pygit2.Repository, names: Iterable[str]) -> set[pygit2.Oid]:
     """The commits that references of the clone name; what led to them was looked at when they came."""
     found = (ours.references.get(name) for name in names)
     return {reference.peel(pygit2.Commit).id for reference in found if reference is not None}
-
-
-def folder_of(ours: pygit2.Repository) -> str:
-    """The fleet's folder in the repository that a clone was made of."""
-    return str(ours.config[_FOLDER]) if _FOLDER in ours.config else ""
