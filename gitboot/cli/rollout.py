@@ -117,8 +117,11 @@ def advance_stream(
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.informant import informant_at
     from gitboot.facts import facts
+    from gitboot.source.proposing import check_branch
     from gitboot.source.snapshot import folder_around
 
+    if branch is not None:
+        check_branch(branch)
     informant = informant_at(records, api_token, ca_bundle)
     with evaluating() as begun:
         fleet = _Fleet.open(path, worktree=no_commit, begun=begun)

@@ -14,13 +14,17 @@ from gitboot.source.repository import blaming, containing
 from gitboot.source.snapshot import fleet_folder
 
 
+def check_branch(branch: str) -> None:
+    """Raise `UsageError` where Git takes no branch of this name."""
+    if not pygit2.reference_is_valid_name(f"refs/heads/{branch}"):
+        raise UsageError(f"{branch!r} is no name of a branch")
+
+
 def has_branch(path: Path, branch: str) -> bool:
     """Whether a branch is there already, or at a remote as far as that was fetched; raises `UsageError`."""
     with blaming(path), containing(path.resolve()) as repository:
         if repository is None:
             raise UsageError(f"{path} is in no Git repository: --no-commit changes the file alone")
-        if not pygit2.reference_is_valid_name(f"refs/heads/{branch}"):
-            raise UsageError(f"{branch!r} is no name of a branch")
         tracking = (f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes)
         return any(name in repository.references for name in (f"refs/heads/{branch}", *tracking))
 
