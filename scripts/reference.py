@@ -14,6 +14,7 @@ import click
 
 from gitboot.bmc.quirks import QUIRKS
 from gitboot.cli import cli
+from gitboot.cli.exit import Exit
 from gitboot.cli.init import CI, seed
 from gitboot.model.schema import KINDS, schema
 from gitboot.problems.codes import Code
@@ -141,6 +142,20 @@ def bmcs_page() -> str:
     return "\n".join([*lines, ""])
 
 
+def exits_page() -> str:
+    lines = [
+        "# Every exit code",
+        "",
+        "Made from the table in `gitboot/cli/exit.py` by `scripts/reference.py`. A script may rely on them; the help",
+        "of [each command](commands.md) says what is special to it.",
+        "",
+        "| code | what it means |",
+        "|---|---|",
+        *(f"| {each.value} | {each.meaning} |" for each in Exit),
+    ]
+    return "\n".join([*lines, ""])
+
+
 def files() -> Iterator[tuple[Path, str]]:
     """Every file that is made from the code, and its text."""
     for name, page in (
@@ -149,6 +164,7 @@ def files() -> Iterator[tuple[Path, str]]:
         ("commands", commands_page),
         ("metrics", metrics_page),
         ("bmcs", bmcs_page),
+        ("exits", exits_page),
     ):
         yield ROOT / "docs" / "reference" / f"{name}.md", page()
     for name in CI:

@@ -98,11 +98,13 @@ def test_explain_says_which_commit_wrote_each_field(gitboot: Typed, work: Work) 
     work.commit({"06.yaml": policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]")}, "Be quiet")
     (work.path / "01.yaml").write_text(server("web01", "role: web", "provision: 2"))
     code, out, _ = gitboot("explain", "web01", "--path", work.path)
-    rows = {line.split()[0]: line for line in out.splitlines()}
+    lines = out.splitlines()
+    row = {line.split()[0]: number for number, line in enumerate(lines) if not line.startswith(" ")}
     assert code == 0
-    assert f"{work.head[:9]} 2026-11-20 Ada Lovelace" in rows["policy"]
-    assert "not committed yet" in rows["provision"]
-    assert rows["phase"].split("  ")[-1] == "the policy always boots from the network"
+    assert lines[row["policy"] + 1] == f"    06.yaml:4:16  {work.head[:9]} 2026-11-20 Ada Lovelace"
+    assert lines[row["provision"] + 1].endswith("  not committed yet")
+    assert lines[row["phase"]].split("  ")[-1] == "the policy always boots from the network"
+    assert not lines[row["phase"] + 1].startswith(" "), "written nowhere"
     reasons = json.loads(gitboot("explain", "web01", "--path", work.path, "-o", "json")[1])["reasons"]
     commits = {reason["field"]: reason["commit"] for reason in reasons}
     assert commits["policy"]["subject"] == "Be quiet"
@@ -115,7 +117,7 @@ def test_explain_without_git_is_as_it_was(gitboot: Typed, tmp_path: Path) -> Non
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     _, out, _ = gitboot("explain", "web01", "--path", tmp_path)
-    assert out.splitlines()[0].split() == ["FIELD", "VALUE", "RULE", "WRITTEN", "AT", "WHY"]
+    assert out.splitlines()[0].split() == ["FIELD", "VALUE", "RULE", "WHY,", "AND", "WHERE", "IT", "IS", "WRITTEN"]
     reasons = json.loads(gitboot("explain", "web01", "--path", tmp_path, "-o", "json")[1])["reasons"]
     assert {reason["commit"] for reason in reasons} == {None}
 

@@ -27,7 +27,17 @@ def test_what_is_cut_keeps_its_colour() -> None:
     assert max(map(len, click.unstyle(shown).splitlines())) == 100
 
 
-def test_a_name_is_whole_whatever_it_takes_and_no_column_ends_within_its_header() -> None:
-    header, row = lines(("n" * 120, "x" * 20, "y" * 30))
-    assert row == f"{'n' * 120}  xxx…  yyyyyyy…"
+def test_what_may_not_be_shortened_goes_on_in_the_next_lines_names_at_last() -> None:
+    rows = [("web01", "a long reason " * 8, "y"), ("web02", "none", "z")]
+    shown = click.unstyle(table(HEADER, rows)).splitlines()
+    assert max(map(len, shown)) <= 100
+    assert [line.split()[0] for line in shown] == ["SERVER", "web01", "reason", "web02"]
+    assert shown[2].startswith(" " * 8 + "reason") and "a long reason a long" in shown[1]
+    header, first, second = lines(("n" * 120, "x" * 20, "y" * 30))
+    assert (first, second) == (f"{'n' * 84}  xxx…  yyyyyyy…", "n" * 36)
     assert header.split() == list(HEADER)
+
+
+def test_what_is_folded_keeps_its_colour() -> None:
+    shown = table(HEADER, [("web01", click.style("red " * 40, fg="red"), "y")])
+    assert shown.count(click.style("red " * 19 + "red", fg="red")) == 2

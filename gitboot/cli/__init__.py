@@ -49,6 +49,7 @@ _COMMANDS: Final = {
     "bmc": "Find BMCs; look at boot overrides, or see to them by hand.",
     "secret": "Make keys, encrypt secrets to them, and look whether they open a fleet's.",
     "schema": "Print the JSON Schemas of the kinds, for editors and CI.",
+    "completion": "Print what lets a shell complete commands and options.",
     "version": "Show gitboot's version.",
 }
 
@@ -114,7 +115,7 @@ def main(context: object = None) -> NoReturn:
         error.show()
         sys.exit(Exit.USAGE)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        sys.exit(Exit.INTERRUPTED)
     except GitbootError as error:
         click.echo(f"gitboot: {error}", err=True)
         sys.exit(exit_of(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Final, Self
 
 from gitboot.errors import (
     AssetError,
@@ -22,17 +22,30 @@ from gitboot.errors import (
 
 
 class Exit(IntEnum):
-    FINE = 0
-    FAULT = 1  # gitboot's own
-    CHANGES = 2  # only where asked for
-    INVALID = 3  # the repository
-    HELD = 4  # by a guard; a rollout, by a machine on which installing failed
-    STALE = 5  # a digest is stale or unknown
-    SOURCE = 6  # source, authentication, signature
-    SUSPENDED = 7
-    PARTIAL = 8  # published or overridden only in part
-    WAITS = 9  # a rollout's next step, for machines
-    USAGE = 64
+    """What a command ends with; ``meaning`` says it in words, and who is to act."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> Self:
+        made = int.__new__(cls, code)
+        made._value_, made.meaning = code, meaning
+        return made
+
+    FINE = 0, "all that was asked for is done, or shown"
+    FAULT = 1, "a fault of gitboot's own: please report it, with the traceback"
+    CHANGES = 2, "something differs, where that was asked for (`--detailed-exitcode`, `compare`)"
+    INVALID = 3, "the repository has errors: correct them at the places that are named"
+    HELD = (
+        4,
+        "a guard holds a commit until it is acknowledged; a rollout is stopped by a machine on which installing failed",
+    )
+    STALE = 5, "the digest that was given is not that of the commit that is held: look at it again"
+    SOURCE = 6, "a repository, a registry, a forge or another host did not answer, or refused; or a signature is wrong"
+    SUSPENDED = 7, "the instance is suspended: no commit is accepted"
+    PARTIAL = 8, "only in part: some BMC, file, artifact or copy is not as it is to be; the output says which"
+    WAITS = 9, "a rollout's next step waits for machines"
+    USAGE = 64, "what was typed: an option, a name that nothing has, a path, settings, another instance's directory"
+    INTERRUPTED = 130, "somebody has ended it with Ctrl-C, or said no"
 
 
 _EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (

@@ -107,18 +107,14 @@ def _as_text(found: Explanation, blame: Blame | None) -> str:
     from gitboot.cli.table import table
 
     rows = [
-        (
-            each.field,
-            _shortened(each.value) if len(found.reasons) > 1 else each.value,
-            each.rule,
-            f"{each.path}:{each.line}:{each.column}" if each.path else "-",
-            *([_wrote(_commit(each, blame))] if blame is not None else []),
-            each.why,
-        )
+        (each.field, _shortened(each.value) if len(found.reasons) > 1 else each.value, each.rule, each.why)
         for each in found.reasons
     ]
-    written = ("WRITTEN AT", "BY") if blame is not None else ("WRITTEN AT",)
-    text = table(("FIELD", "VALUE", "RULE", *written, "WHY"), rows)
+    written = [
+        f"{each.path}:{each.line}:{each.column}  {_wrote(_commit(each, blame))}".rstrip() if each.path else ""
+        for each in found.reasons
+    ]
+    text = table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
     rules = {each.rule for each in found.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
     return f"{text}\n\n{table(('LOST', 'RULE', 'WHY'), lost)}" if lost else text
@@ -127,7 +123,7 @@ def _as_text(found: Explanation, blame: Blame | None) -> str:
 def _wrote(commit: dict[str, str | None] | None) -> str:
     """A commit, its day and its author's name, in a cell."""
     if commit is None:
-        return "-"
+        return ""
     revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
     if revision == WORKTREE:
         return "not committed yet"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 import click
@@ -20,30 +21,65 @@ def source(item: Mapping[str, Any]) -> str:
     return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, shortened: Sequence[int] = ()) -> str:
-    """Left-aligned columns with two spaces between; the header in bold.
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, shortened: Sequence[int] = (), below: Sequence[str] = ()
+) -> str:
+    """Left-aligned columns with two spaces between; the header in bold. ``below`` has a line for below each row.
 
-    Where it is wider than 100 columns, these are ``shortened``, the first first, to no less than their headers.
+    Where it is wider than 100 columns, these are ``shortened``, the first first, to no less than their headers. If
+    that is not enough, the widest are folded: their cells go on in the next lines.
     """
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     for column in shortened:
-        too_wide = sum(widths) + 2 * (len(widths) - 1) - _WIDTH
-        widths[column] = max(widths[column] - max(too_wide, 0), len(header[column]))
+        widths[column] = max(widths[column] - max(_excess(widths), 0), len(header[column]))
         for line in lines:
             line[column] = _cut(line[column], widths[column])
+    widths = _fitting(widths, least=[len(name) for name in header])
     text = []
     for number, line in enumerate(lines):
-        cells = [cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)]
-        cells[-1] = cells[-1].rstrip()
-        if number == 0:
-            cells = [click.style(cell, bold=True) for cell in cells]
-        else:
-            cells = [
-                click.style(cell, fg=colour) if (colour := _COLOURS.get(cell.rstrip())) else cell for cell in cells
-            ]
-        text.append("  ".join(cells).rstrip())
+        for part in zip_longest(
+            *(_folded(cell, width) for cell, width in zip(line, widths, strict=True)), fillvalue=""
+        ):
+            cells = [cell + " " * (width - _width(cell)) for cell, width in zip(part, widths, strict=True)]
+            cells[-1] = cells[-1].rstrip()
+            text.append("  ".join(map(_bold if number == 0 else _coloured, cells)).rstrip())
+        if number > 0 and below and below[number - 1]:
+            text.append(f"    {click.style(below[number - 1], fg='bright_black')}")
     return "\n".join(text)
+
+
+def _excess(widths: Sequence[int]) -> int:
+    """By how many columns a table is too wide."""
+    return sum(widths) + 2 * (len(widths) - 1) - _WIDTH
+
+
+def _fitting(widths: Sequence[int], *, least: Sequence[int]) -> list[int]:
+    """The widths with the widest made narrower until all fits, none below its ``least``; names, the first, at last."""
+    found = list(widths)
+    while _excess(found) > 0:
+        foldable = [column for column, width in enumerate(found) if width > least[column]]
+        if not foldable:
+            break
+        found[max(foldable, key=lambda column: (column > 0, found[column]))] -= 1
+    return found
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """A cell in lines of at most so many columns; one that is coloured keeps its colour."""
+    if _width(cell) <= width:
+        return [cell]
+    plain = click.unstyle(cell)
+    return [cell.replace(plain, part) for part in textwrap.wrap(plain, width, break_on_hyphens=False)]
+
+
+def _bold(cell: str) -> str:
+    return click.style(cell, bold=True)
+
+
+def _coloured(cell: str) -> str:
+    colour = _COLOURS.get(cell.rstrip())
+    return click.style(cell, fg=colour) if colour else cell
 
 
 def wrapped(text: str, indent: str = "") -> str:
