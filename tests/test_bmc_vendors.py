@@ -71,6 +71,20 @@ def test_what_real_bmcs_sent_is_understood(
     assert [_in_words(fit(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [once, always, from_cd]
 
 
+@pytest.mark.parametrize("name", ["dell-r750", "hpe-dl385-gen10"])
+def test_what_real_firmware_keeps_is_read_and_the_double_has_no_attribute_that_it_has_not(name: str) -> None:
+    sent = json.loads((PAYLOADS / f"{name}.json").read_text())
+    seen = observe(Resource(url=f"https://bmc{sent['system']['@odata.id']}", body=sent["system"], etag=None), None)
+    bios = Resource(url=f"https://bmc{seen.bios}", body=sent["bios"], etag=None)
+    row = quirks.row_of(seen)
+    assert seen.keeps_uri and row.firmware_uri is not None
+    assert row.firmware_uri.read(bios.attributes) == "", "nobody has written any there"
+    assert row.firmware_uri.beside.keys() <= bios.attributes.keys()
+    assert bios.settings_at_reset is (row.name == "Dell iDRAC")
+    doubles = [profile for profile in _profiles_of(row) if profile.bios]
+    assert doubles and all(dict(profile.bios).keys() <= bios.attributes.keys() for profile in doubles)
+
+
 def _in_words(override: Override | None) -> str | None:
     if override is None:
         return None

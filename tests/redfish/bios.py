@@ -11,29 +11,43 @@ from tests.redfish.samples import Json, sample
 class Bios:
     """The attributes of one machine's firmware. What is written to its Settings changes them at a reset, by a job."""
 
-    def __init__(self, system: str, attributes: Mapping[str, str], *, uri: str, switch: str) -> None:
+    def __init__(
+        self,
+        system: str,
+        attributes: Mapping[str, str],
+        *,
+        uri: str,
+        switch: str,
+        by_job: bool,  # which says when it is to be done, and shows nothing else; or Settings show all attributes
+    ) -> None:
         self.path = f"{system.rstrip('/')}/Bios"
         self.settings_path = f"{self.path}/Settings"
         self.attributes = dict(attributes)
         self.pending: dict[str, str] = {}
         self.read_only: set[str] = set()
         self.job_fails = False
-        self._uri, self._switch = uri, switch
+        self._uri, self._switch, self._by_job = uri, switch, by_job
 
     def resource(self) -> Json:
-        settings = {"SettingsObject": {"@odata.id": self.settings_path}, "SupportedApplyTimes": ["OnReset"]}
+        settings: Json = {"SettingsObject": {"@odata.id": self.settings_path}}
+        settings |= {"SupportedApplyTimes": ["OnReset"]} if self._by_job else {}
         own = {"@odata.id": self.path, "Attributes": dict(self.attributes), "@Redfish.Settings": settings}
         return sample("bios") | own
 
     def settings(self) -> Json:
-        return sample("bios_settings") | {"@odata.id": self.settings_path, "Attributes": dict(self.pending)}
+        return sample("bios_settings") | {
+            "@odata.id": self.settings_path,
+            "Attributes": self.pending if self._by_job else self.attributes | self.pending,
+        }
 
     def refuses(self, content: Any) -> str | None:
         """Take what is written to the Settings, or say why not: all of it, or nothing."""
         given = content.get("Attributes") if isinstance(content, dict) else None
         if not isinstance(given, dict):
             return "expected an object with Attributes"
-        if self.pending:
+        if ("@Redfish.SettingsApplyTime" in content) is not self._by_job:
+            return "@Redfish.SettingsApplyTime is missing, or not known"
+        if self.pending and self._by_job:
             return "a job for this resource is there already"
         wrong = sorted(name for name in given if name not in self.attributes or name in self.read_only)
         if wrong:

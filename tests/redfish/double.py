@@ -134,7 +134,13 @@ class Machine:
         usb.types = ("Floppy", "USBStick")
         self.drives = [] if kind is Drives.ABSENT else [usb, disc]
         self._as_booted = dict(self.override)
-        self.bios = Bios(self.path, dict(profile.bios), uri=profile.bios_uri, switch=profile.bios_switch)
+        self.bios = Bios(
+            self.path,
+            dict(profile.bios),
+            uri=profile.bios_uri,
+            switch=profile.bios_switch,
+            by_job=profile.bios_change_is_a_job,
+        )
         self._bios_job = False
         self._ahead: list[tuple[datetime, str]] = []
         self._writes: list[tuple[datetime, Mapping[str, str | None]]] = []
