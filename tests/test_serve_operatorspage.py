@@ -6,13 +6,14 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_network
 from pathlib import Path
 
 import axe_core_python
 import pytest
 
-from gitboot.observe.undescribed import UnknownMachines, inventoried, render_unknown
+from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried, render_unknown
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.tree import verify
@@ -101,12 +102,26 @@ def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
 @browsers
 def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(chromium: Browser, made: Site, url: str) -> None:
     found = inventoried({**SENT, "product": HOSTILE[:64]}, "v1/inventory", "10.0.0.7", BEFORE)
-    with Directory.open(made.root, ledger="test") as directory:
-        directory.write_status(render_unknown(UnknownMachines([found])), BEFORE, UNKNOWN)
-    chromium.open(f"{url}{PAGE}#/unknown")
-    assert "64 CPUs, 256 GiB, nvme0n1 480 GB, sda 7.68 TB" in chromium.text
-    assert HOSTILE[:64] in chromium.text and chromium.run("document.images.length") == 0
+    with seen(made, found):
+        chromium.open(f"{url}{PAGE}#/unknown")
+        chromium.until('document.body.innerText.includes("64 CPUs, 256 GiB, nvme0n1 480 GB, sda 7.68 TB")')
+        assert HOSTILE[:64] in chromium.text and chromium.run("document.images.length") == 0
     assert chromium.faults == []
+
+
+@contextmanager
+def seen(made: Site, machine: UnknownMachine) -> Iterator[None]:
+    """An instance has seen it; afterwards it has seen nobody, for the site is all tests'."""
+
+    def write(*machines: UnknownMachine) -> None:
+        with Directory.open(made.root, ledger="test") as directory:
+            directory.write_status(render_unknown(UnknownMachines(machines)), BEFORE, UNKNOWN)
+
+    write(machine)
+    try:
+        yield
+    finally:
+        write()
 
 
 @browsers
