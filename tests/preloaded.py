@@ -110,6 +110,13 @@ def start() -> str:
     return address
 
 
+def for_shells() -> str:
+    """A script that is such a command: where a shell looks for `gitboot`."""
+    root = str(Path(__file__).parent.parent)
+    passed = f"import sys\nsys.path.append({root!r})\nfrom tests.preloaded import pass_on\npass_on({start()!r})\n"
+    return f"#!{sys.executable} -IS\n{passed}"
+
+
 def pass_on(address: str) -> None:
     """Run the command that this process was called with, and end as it does."""
     sys.exit(Command(sys.argv[1:], os.environ, address=address).wait())

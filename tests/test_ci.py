@@ -29,7 +29,7 @@ from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.records import exported
 from gitboot.source import open_snapshot
 from tests.fleets import server
-from tests.preloaded import start
+from tests.preloaded import for_shells
 from tests.repositories import ENVIRONMENT, Work
 from tests.signers import Minisign
 
@@ -101,8 +101,7 @@ def programs_of(folder: Path, gitboot: str) -> Path:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    script = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom tests.preloaded import pass_on\npass_on({start()!r})\n"
-    return programs_of(tmp_path_factory.mktemp("bin"), f"#!{sys.executable} -IS\n{script}")
+    return programs_of(tmp_path_factory.mktemp("bin"), for_shells())
 
 
 @pytest.fixture(scope="session")

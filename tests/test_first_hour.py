@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.preloaded import start
+from tests.preloaded import for_shells
 from tests.repositories import ENVIRONMENT
 
-ROOT: Final = Path(__file__).parent.parent
-PAGE: Final = ROOT / "docs" / "first-hour.md"
+PAGE: Final = Path(__file__).parent.parent / "docs" / "first-hour.md"
 
 _BLOCK: Final = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _TYPED: Final = re.compile(r"^(\$ .*)\n(?:(?!\$ ).*\n)*", re.MULTILINE)
@@ -30,8 +28,7 @@ def played(text: str, folder: Path) -> str:
     """The page with what its commands print here; a code other than 0 stands in a line of its own."""
     program = folder / "bin" / "gitboot"
     program.parent.mkdir()
-    script = f"import sys; sys.path.append({str(ROOT)!r}); from tests.preloaded import pass_on; pass_on({start()!r})"
-    program.write_text(f"#!{sys.executable} -IS\n{script}\n")
+    program.write_text(for_shells())
     program.chmod(0o755)
     (folder / "hour").mkdir()
     commands = [line[2:] for block in _BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ ")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +10,7 @@ from tests import plain
 from tests.first_server import followed, script
 from tests.git_servers import free_port
 from tests.instance import eventually
-from tests.preloaded import captured, start
+from tests.preloaded import captured, for_shells
 from tests.repositories import Work
 from tests.serving import IPXE
 
@@ -31,13 +30,12 @@ def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: 
         tmp_path, installer, without={"Loaders", "DHCP and TFTP"}
     )  # they are for root, and boot in tests/boots
     text = text.replace("ADDRESS=192.0.2.1", "ADDRESS=127.0.0.1").replace("$ADDRESS:8080", url)
-    command = f"import sys; sys.path.append({str(ROOT)!r}); from tests.preloaded import pass_on; pass_on({start()!r})"
     state = ("--state", tmp_path / "var" / "lib" / "gitboot")
 
     def asked_by(agent: str) -> str:
         return plain.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
 
-    with followed(tmp_path, text, f"#!{sys.executable} -IS\n{command}\n"):
+    with followed(tmp_path, text, for_shells()):
         for agent in LOOKS:
             assert "not given" in asked_by(agent) and "debian-12" not in asked_by(agent)
         assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
