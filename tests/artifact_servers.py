@@ -48,7 +48,7 @@ class ArtifactServer:
 
 
 @contextmanager
-def artifact_server(tls: ssl.SSLContext | None = None) -> Iterator[ArtifactServer]:
+def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> Iterator[ArtifactServer]:
     served = ArtifactServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -104,11 +104,11 @@ def artifact_server(tls: ssl.SSLContext | None = None) -> Iterator[ArtifactServe
         def log_message(self, *_: Any) -> None:
             """Be quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((host, 0), Handler)
     server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    served.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
+    served.url = f"http{'s' if tls else ''}://{host}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 import threading
@@ -36,6 +37,7 @@ class Owner:
         self._said: list[str] = []  # at each boot but the current one
         self._end = threading.Event()
         self._wrong: str | None = None  # a boot that was not to be made
+        self.trusts = ssl.create_default_context()  # what its BMC knows of who serves images
         double.on_boot = self._boot
         for drive in double.drives:
             drive.fetches = self._fetch
@@ -99,13 +101,16 @@ class Owner:
             self._machine.boot_next(boot.uri)
         elif boot.target != "None" and boot.medium is None:
             self._wrong = f"a boot that this machine was not to make: {boot}"
-        discs = [self._fetched(drive.image) for drive in self.double.drives if drive.image is not None]
+        lying = [(drive, self._fetched(drive.image)) for drive in self.double.drives if drive.image is not None]
+        discs = [image for drive, image in lying if "CD" in drive.types]
         discs.sort(key=lambda disc: boot.medium is None or disc != self._fetched(boot.medium))
-        self._current = self._power.enter_context(self._machine.on(discs, boots_disc=boot.medium is not None))
+        sticks = [image for drive, image in lying if "CD" not in drive.types]
+        on = self._machine.on(discs, sticks=sticks, boots_disc=boot.medium is not None)
+        self._current = self._power.enter_context(on)
 
     def _fetch(self, url: str) -> str | None:
         """Fetch an image as a BMC does, which waits for nobody; say why not."""
-        answer = httpx.get(url, timeout=PATIENCE_S)
+        answer = httpx.get(url, timeout=PATIENCE_S, verify=self.trusts)
         if answer.status_code != httpx.codes.OK:
             return f"{url}: {answer.status_code}"
         self._fetched(url).write_bytes(answer.content)

@@ -21,12 +21,15 @@ _MODULES: Final = (
     "net/core/failover",
     "drivers/net/net_failover",
     "drivers/net/virtio_net",
+    "drivers/block/virtio_blk",
+    "drivers/cdrom/cdrom",
+    "fs/isofs/isofs",
 )
 
 # Every line that a test reads begins with BOOTED. User data is found as cloud-init and Ignition find it: by the
 # argument that gitboot adds, or by UUID below boot.base, which stands in a unified kernel image's own command line;
 # boot.then is what such an image does at its end: reboot, or first wait until gitboot has nothing more for firmware.
-# boot.address is its address, where no DHCP gives it one.
+# boot.address is its address, where no DHCP gives it one; boot.reads is the label of a volume that its user data is on.
 _INIT: Final = r"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -36,9 +39,10 @@ firmware=bios; [ -d /sys/firmware/efi ] && firmware=uefi
 echo "BOOTED by $firmware: $(cat /proc/cmdline)"
 for module in $(cat /modules); do insmod /lib/$module.ko; done
 
-url=; address=
+url=; address=; label=
 for argument in $(cat /proc/cmdline); do
   case $argument in
+    boot.reads=*) label=${argument#*=};;
     boot.address=*) address=${argument#*=};;
     ds=nocloud*s=*) url=${argument##*s=}user-data;;
     ignition.config.url=*) url=${argument#*=};;
@@ -60,8 +64,15 @@ for interface in $(cd /sys/class/net; ls -d eth*); do
   echo "BOOTED with $(cat /sys/class/net/$interface/address): "$has
 done
 
-if [ -n "$url" ]; then
-  if wget -q -O /user-data "$url"; then
+if [ -n "$label" ]; then
+  mkdir /medium
+  for disk in /dev/vd?; do
+    dd if=$disk bs=1 skip=32808 count=32 2>/dev/null | grep -q "^$label *$" || continue
+    mount -t iso9660 -o ro $disk /medium && echo "BOOTED with a medium: "$(cd /medium; echo *)
+  done
+fi
+if [ -n "$url$label" ]; then
+  if { [ -n "$label" ] && cp /medium/user-data /user-data; } || { [ -n "$url" ] && wget -q -O /user-data "$url"; }; then
     sed 's/^/BOOTED user data: /' /user-data
     secret=$(grep -o 'http://[^" ]*/s/[0-9a-f]*/[^" ]*' /user-data)
     [ -n "$secret" ] && wget -q -O /secret "$secret" && sed 's/^/BOOTED with its secret: /' /secret
@@ -69,7 +80,7 @@ if [ -n "$url" ]; then
     [ -n "$report" ] && wget -q -O /dev/null "$report" && echo "BOOTED and reported"
     [ -n "$secret" ] && ! wget -q -O /dev/null "$secret" && echo "BOOTED without its secret from then on"
   else
-    echo "BOOTED without user data: $url"
+    echo "BOOTED without user data: $label $url"
   fi
 fi
 echo "BOOTED to the end"

@@ -58,14 +58,17 @@ class Machine:
         _virt_fw_vars(f"--inplace={self.variables}", f"--set-boot-uri={uri}")
 
     @contextmanager
-    def on(self, discs: Sequence[Path] = (), *, boots_disc: bool = False) -> Iterator[Running]:
+    def on(
+        self, discs: Sequence[Path] = (), *, sticks: Sequence[Path] = (), boots_disc: bool = False
+    ) -> Iterator[Running]:
         """Power it on, with a console that holds nothing of an earlier boot; and off.
 
         ``discs`` lie in its drives; firmware tries them where ``boots_disc`` says so, and then before all else.
+        ``sticks`` are disks that it does not try.
         """
         self.console.write_bytes(b"")
         emulator = program(f"qemu-system-{self.architecture.name}")
-        drives = _drives(discs, boots_disc=boots_disc)
+        drives = (*_drives(discs, boots_disc=boots_disc), *_sticks(sticks))
         process = subprocess.Popen([emulator, *self._arguments(), *drives], stdin=subprocess.DEVNULL)
         try:
             yield Running(machine=self, process=process, since=time.monotonic())
@@ -111,6 +114,12 @@ def _drives(discs: Sequence[Path], *, boots_disc: bool) -> Iterator[str]:
         yield from ("-drive", f"if=none,id=c{number},media=cdrom,readonly=on,format=raw,file={disc}")
         first = ",bootindex=0" if boots_disc and number == 0 else ""
         yield from ("-device", f"ide-cd,drive=c{number}{first}")
+
+
+def _sticks(sticks: Sequence[Path]) -> Iterator[str]:
+    for number, stick in enumerate(sticks):
+        yield from ("-drive", f"if=none,id=s{number},readonly=on,format=raw,file={stick}")
+        yield from ("-device", f"virtio-blk-pci,drive=s{number}")
 
 
 def _virt_fw_vars(*options: str) -> None:

@@ -1,4 +1,4 @@
-"""A server without DHCP: its BMC fetches an ISO, its firmware boots it once, and its disk from then on."""
+"""A server without DHCP: its BMC fetches an ISO by https, and its user data; that boots once, and then its disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.artifact_servers import artifact_server
 from tests.boots import uki
 from tests.boots.architectures import X86_64
 from tests.boots.bmc import Owner, switch
@@ -17,6 +18,7 @@ from tests.boots.site import LISTEN
 from tests.credentials import give_credentials
 from tests.fleets import document, fleet, mac_of, policy, profile, server
 from tests.instance import Repository, eventually, running
+from tests.redfish.certificates import Authority
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
@@ -24,17 +26,12 @@ BASE = BASE_URLS["gitboot"]
 ADDRESS = "192.0.2.50/24"
 
 
-def _iso(images: Images, assets: Path) -> str:
-    """An image that is an ISO alone, placed and described; it knows its address."""
+def _iso(images: Images, folder: Path) -> Path:
+    """A disc that boots, knows its address, and looks for its user data on another."""
     kernel, initrd = (images.by_name["node-1"][X86_64][kind] for kind in ("kernel", "initrd"))
-    folder = assets / "node-1"
-    folder.mkdir(parents=True)
-    words = f"{ARGUMENTS} boot.image=node-1 boot.base={BASE} boot.address={ADDRESS} boot.then=reboot"
+    words = f"{ARGUMENTS} boot.image=node-1 boot.reads=cidata boot.address={ADDRESS} boot.then=reboot"
     loader = uki.build(kernel, initrd, words, X86_64, folder / "node-1.efi")
-    disc = uki.iso(loader, X86_64, folder / "node-1.iso")
-    artifact = f"{{iso: {{url: 'assets:node-1/node-1.iso', sha256: {digest(disc)}}}}}"
-    more = "userData: Ignition/3.4, configFrom: SystemUUID"
-    return document("BootImage", "node-1", f"version: '1', {more}, architectures: {{x86_64: {artifact}}}")
+    return uki.iso(loader, X86_64, folder / "node-1.iso")
 
 
 def test_a_server_is_installed_from_a_medium_without_dhcp(
@@ -45,28 +42,42 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
     give_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
     repository = Repository.create(tmp_path / "git")
-    options = ("--assets", str(tmp_path / "assets"), "--credentials", str(tmp_path / "credentials"))
-    with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:
+    authority, disc = Authority(tmp_path), _iso(images, tmp_path)
+    owner.trusts.load_verify_locations(cadata=authority.pem)
+    trusting = {"SSL_CERT_FILE": str(tmp_path / "ca.pem")}  # it looks whether the ISO is there
+    options = ("--credentials", str(tmp_path / "credentials"))
+    with (
+        RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc,
+        artifact_server(authority.server_context(f"IP:{HOST}"), host=HOST) as elsewhere,
+    ):
+        elsewhere.put("/node-1.iso", disc.read_bytes())
+        iso = f"{elsewhere.url}/node-1.iso"
+        artifacts = f"architectures: {{x86_64: {{iso: {{url: '{iso}', sha256: {digest(disc)}}}}}}}"
         at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
         documents = (
             fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported}}"),
             server("web01", "role: web", f"provision: 1, {at}"),
-            _iso(images, tmp_path / "assets"),
-            profile("web", "node-1", "userData: {format: Ignition/3.4, template: node.ign}", method="VirtualMedia"),
+            document("BootImage", "node-1", f"version: '1', userData: CloudInit, configFrom: Medium, {artifacts}"),
+            profile("web", "node-1", "userData: {format: CloudInit, template: cloud.txt}", method="VirtualMedia"),
             policy("web", "{matchLabels: {role: web}}", "power: 'On'", often="Once"),
         )
-        template = '{"ignition": {"version": "3.4.0"}, "report": "{{ urls.provisioned }}"}'
+        template = '#cloud-config\nphone_home: {"url": "{{ urls.provisioned }}"}\n'
         pushed = time.monotonic()
-        repository.push({"fleet.yaml": "---\n".join(documents), "node.ign": template})
+        repository.push({"fleet.yaml": "---\n".join(documents), "cloud.txt": template})
         with (
             owner.ticking(),
-            running(repository.bare, tmp_path, *LISTEN, *options, records="fresh") as instance,
+            running(repository.bare, tmp_path, *LISTEN, *options, environment=trusting, records="fresh") as instance,
         ):
-            disc = double.drives[1]
-            eventually(lambda: disc.image == f"{BASE}/assets/node-1/node-1.iso", within_s=60)
-            owner.says(1, "boot.image=node-1", f"BOOTED with {mac_of('web01')}: {ADDRESS}", "BOOTED and reported", END)
+            drives = double.drives
+            eventually(lambda: drives[1].image == iso, within_s=60)
+            assert str(drives[0].image).startswith(f"{BASE}/media/"), "its data lay there before"
+            owner.says(
+                *(1, "boot.image=node-1", f"BOOTED with {mac_of('web01')}: {ADDRESS}"),
+                *("BOOTED with a medium: meta-data user-data vendor-data", "BOOTED user data: #cloud-config"),
+                *("BOOTED and reported", END),
+            )
             owner.says(2, MARK)
-            eventually(lambda: disc.image is None, within_s=60)
+            eventually(lambda: {drive.image for drive in drives} == {None}, within_s=60)
             row(owner, time.monotonic() - pushed)
             switch("reset --force", "web01", tmp_path)
             owner.says(3, MARK)
@@ -75,6 +86,6 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
                 ("None", False),
                 ("None", False),
             ]
-            assert len(disc.ejected) == 1
+            assert [len(drive.ejected) for drive in drives] == [1, 1]
             [item] = instance.get("/api/v1/servers").json()["items"]
             assert item["phase"] == "Disk"
