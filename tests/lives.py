@@ -16,6 +16,7 @@ from typing import Any
 
 from gitboot.instance.build import Outside, assembled, doubt_if_behind
 from gitboot.instance.inbox import Inbox
+from gitboot.instance.overrides import media_of
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings
@@ -27,6 +28,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Offer, Phase
 from gitboot.publish.directory import Published
+from gitboot.render.keyed import NO_KEYS
 from gitboot.render.page import PageFiles
 from gitboot.render.state import PublishedServer, parse, state_path, turn_of
 from gitboot.render.tree import File, Files
@@ -376,7 +378,7 @@ class Life:
             wrong("an override was set during POST")
         if not self.commit.boots_network(self.now):
             wrong("an override was set that nobody wants")
-        if after[TARGET] in DISCS and not set(machine.media) - {RESCUE}:
+        if after[TARGET] in DISCS and not self._has_its_media(machine):
             wrong("an override was set for a medium that is not inserted")
         if machine is not self.named:
             wrong("an override was set on a BMC that no document names")
@@ -386,6 +388,14 @@ class Life:
             if (key, self.epochs[key.uuid]) in self.consumed:
                 wrong(f"{key} was set again after it was booted")
         machine.standing = OverrideRecord(key, once, self.epochs[self.commit.uuid])
+
+    def switched(self, machine: Watched, kind: str) -> None:
+        """None of its commits wants power."""
+        self.violations.append(f"{self.now}: {kind} was asked for of {machine.name}")
+
+    def _has_its_media(self, machine: Watched) -> bool:
+        """Whether all lies in its drives that is to be booted, and read by that."""
+        return len(set(machine.media) - {RESCUE}) >= (2 if self.way is Way.MEDIA else 1)
 
     def ejected(self, machine: Watched, image: str) -> None:
         self.counts["ejected"] += 1
@@ -411,7 +421,7 @@ class Life:
         self._consume(self.own, boot)
         if boot.target in DISCS:
             self.counts["booted a medium"] += 1
-            if was_set and boot.medium in (None, RESCUE):
+            if was_set and (boot.medium in (None, RESCUE) or not self._has_its_media(self.own)):
                 self.violations.append(f"{boot.at}: an override was consumed without its medium: {boot}")
             return
         from_network = boot.target in NETWORK or (boot.target == "None" and self.netboots)
@@ -471,7 +481,7 @@ class Life:
         """But what is wanted, or may be read by the system that booted it."""
         plan = self.plan
         for machine in self.machines:
-            kept = {plan.medium} if plan is not None and machine is self.named else set()
+            kept = set(media_of(plan, NO_KEYS)) if machine is self.named else set()
             for image in set(machine.media) - {RESCUE} - kept:
                 self.violations.append(f"{self.now}: {image} still lies in a drive of {machine.name}")
 

@@ -21,13 +21,20 @@ class Way(Enum):
     ENTRY = "entry"  # DHCP's loader asks for it
     DIRECT = "direct"  # firmware fetches a uki
     MEDIUM = "medium"  # its BMC inserts an ISO
+    MEDIA = "media"  # and its user data in another drive
 
 
-_PROFILES: Final = {Way.ENTRY: ("Pxe", ""), Way.DIRECT: ("UefiHttp", "httpBoot: uki"), Way.MEDIUM: ("VirtualMedia", "")}
+_PROFILES: Final = {
+    Way.ENTRY: ("Pxe", ""),
+    Way.DIRECT: ("UefiHttp", "httpBoot: uki"),
+    Way.MEDIUM: ("VirtualMedia", ""),
+    Way.MEDIA: ("VirtualMedia", "userData: {format: CloudInit, template: t}"),
+}
 _IMAGES: Final = {
     Way.ENTRY: ("", "kernel, initrd"),
     Way.DIRECT: ("configFrom: None", "uki"),
     Way.MEDIUM: ("configFrom: None", "iso"),
+    Way.MEDIA: ("configFrom: Medium, userData: CloudInit", "iso"),
 }
 
 
@@ -103,4 +110,4 @@ class Branch(Commits):
     """A branch on which commits come again and again."""
 
     def write(self, documents: list[str]) -> None:
-        self.push(fleets.snapshot(*documents))
+        self.push(fleets.snapshot(*documents, files={"t": "#cloud-config\n"}))

@@ -51,6 +51,9 @@ class Witness(Protocol):
     ) -> None:
         """Gitboot has changed the override; ``overwrote``: what it had not seen."""
 
+    def switched(self, machine: Watched, kind: str) -> None:
+        """Gitboot switches a machine; it has not been yet."""
+
     def intruded(self, at: datetime) -> None:
         """Somebody else has."""
 
@@ -107,6 +110,12 @@ class Watched(Machine):
             self.witness.written(self, before, before | body["Boot"], overwrote=unseen)
         after()
         return answer
+
+    def asked(self, kind: str) -> None:
+        after = self.dies_now()
+        self.witness.switched(self, kind)
+        super().asked(kind)
+        after()
 
     def _kill(self) -> None:
         self.witness.fate.dead = True

@@ -250,12 +250,12 @@ class Site:
         self.book.ask(label, ask)
         self.push(job=Job(label=label, window=window))
 
-    def ask_for_wipe(self, window: Window) -> None:
+    def ask_for_wipe(self, window: Window, power: str | None = None) -> None:
         label = self.asked.wipe()
         ask = ask_of(Ways())
         ask.windows, ask.acknowledged = [window], not self.ways.is_guarded
         self.book.ask(label, ask)
-        self.push(job=Job(label=label, window=window, run=self.asked.wipes))
+        self.push(job=Job(label=label, window=window, run=self.asked.wipes, power=power))
 
     def move_window(self, start: float, end: float) -> None:
         """Another window for what is in Git; it is the same job, unless it has run before its new start."""
@@ -565,6 +565,18 @@ class Site:
             self.book.wrong(self.now, f"{shown} is set, and nothing that was asked for is open")
         if self.stopped and not any(not self.book.asks[label].writes for label in wanted):
             self.book.wrong(self.now, f"{shown} is set, and an operator has stopped all that writes disks")
+
+    def switched(self, machine: Watched, kind: str) -> None:
+        """Judge what gitboot does to a machine's power."""
+        self.counts[f"power: {kind}"] += 1
+        if machine is not self.own:
+            self.book.wrong(self.now, f"{kind} is asked for of another machine")
+        if (machine.power == "Off") is not (kind == "On"):
+            self.book.wrong(self.now, f"{kind} is asked for of a machine that is {machine.power}")
+        if self.stopped:
+            self.book.wrong(self.now, f"{kind} is asked for, and an operator has stopped all that writes disks")
+        jobs = (each.job for each in self.since if each.job is not None and each.job.power is not None)
+        self.book.switched({job.label for job in jobs}, self.now, self.clock)
 
     # Disasters
 

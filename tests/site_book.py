@@ -40,6 +40,7 @@ class Ask:
     failures: int = 0
     provisioned: bool = False
     may_be_done: bool = False  # a person has said so, whoever has heard it
+    switched: int = 0  # times that its machine was, for it
     consumed: int = 0  # overrides
     consumed_at: datetime | None = None  # the last that may have been for it
 
@@ -132,6 +133,24 @@ class Book:
         """Another NIC, GRUB after iPXE; nobody notices that a clock went back by less than a minute."""
         elapsed, by_clock = now - ask.given[-1], clock - (ask.by_clock or clock)
         return elapsed < GRACE or (elapsed - by_clock < GRACE and by_clock < GRACE)
+
+    def switched(self, labels: Collection[str], now: datetime, clock: datetime) -> None:
+        """A machine is switched for one of these, which say so: within a window, and once in each."""
+        asks = {label: self.asks[label] for label in labels}
+        within = {
+            label: ask
+            for label, ask in asks.items()
+            if any(window.start <= at < window.end for window in ask.windows for at in (clock, now))
+        }
+        if not within:
+            self.wrong(
+                now, f"a machine is switched for {', '.join(sorted(labels)) or 'nothing'}, outside of its window"
+            )
+        if len(within) == 1:
+            ((label, ask),) = within.items()
+            ask.switched += 1
+            if ask.switched > len(ask.windows):
+                self.wrong(now, f"a machine is switched for {label} once more")
 
     def started(self, label: str) -> Ask:
         """Its data was fetched: what was given last runs."""

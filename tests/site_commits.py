@@ -36,6 +36,7 @@ class Job:
     label: str
     window: Window
     run: int | None = None  # None: a repair
+    power: str | None = None  # what a wipe does to its machine
 
     def documents(self) -> list[str]:
         window = f"window: {{start: '{format_instant(self.window.start)}', end: '{format_instant(self.window.end)}'}}"
@@ -46,6 +47,7 @@ class Job:
                 fleets.maintenance("repair", "", window),
             ]
         once = f"{window}, networkBoot: Once, run: {self.run}"
+        once += f", power: '{self.power}'" if self.power is not None else ""
         return [fleets.profile("wipe", "wiper-1", arguments), fleets.maintenance("wipe", "", once, boots="wipe")]
 
 

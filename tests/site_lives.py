@@ -99,15 +99,38 @@ def a_repair_is_written(site: Site, begins: int, lasts: int, passes: int) -> Non
     _pass(site, passes)
 
 
-@step(weight=4, begins=_of((-60, -60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
-def a_wipe_is_written(site: Site, begins: int, lasts: int, passes: int) -> None:
-    site.ask_for_wipe(_window(site, begins, lasts))
+@step(
+    weight=4,
+    begins=_of((-60, -60, 0, 30, 600)),
+    lasts=SECONDS,
+    power=_of((None, "Restart", "Restart", "On")),
+    passes=PASSES,
+)
+def a_wipe_is_written(site: Site, begins: int, lasts: int, power: str | None, passes: int) -> None:
+    site.ask_for_wipe(_window(site, begins, lasts), power)
     _pass(site, passes)
 
 
 def _window(site: Site, begins: int, lasts: int) -> Window:
     start = (site.now + timedelta(seconds=begins)).replace(microsecond=0)
     return Window(start, start + timedelta(seconds=lasts))
+
+
+@step(weight=3, power=_of(("Restart", "On")))
+def a_wipe_switches_the_machine(site: Site, power: str) -> None:
+    """Its window is open, and nothing is in its way for a while."""
+    if power == "On":
+        site.own.reset("ForceOff")
+    site.ask_for_wipe(_window(site, -60, 3601), power)
+    for _ in range(3):
+        site.reconcile()
+        site.wait(31)
+
+
+@step(weight=1)
+def the_machine_is_switched_off(site: Site) -> None:
+    """By its own system, say, after the work."""
+    site.own.reset("ForceOff")
 
 
 @step(weight=1, start=_of((-3600, 0, 0, 30)), end=_of((-600, 0, 61, 3600)), passes=PASSES)

@@ -22,6 +22,8 @@ HAPPENS = (
     "set",
     "consumed",
     "withdrawn",
+    "power: ForceRestart",
+    "power: On",
     "refused: Given",
     "refused: ClockOff",
     "reported provisioned",
