@@ -22,24 +22,17 @@ _LARGEST: Final = 16 << 20  # bytes of one file that is read: what is larger is 
 _MOST: Final = 50_000  # files
 
 
-def _table() -> str:
-    return "\n\n    ".join(f"{name}: {system.what}." for name, system in SYSTEMS.items())
+_HELP: Final = """Write what SYSTEM knows of machines, found in SOURCE, as a fleet repository into a directory.
+
+Every server is Parked and has no provision, so nothing installs. Names are kept; what had to be guessed stands in
+comments, and import-report.md says of each machine what was kept, guessed, lost and is missing. What lacks something
+that only people know lies below pending/, which the fleet ignores. No secret is written: BMC credentials become names.
+Importing again writes what has changed in the source, and leaves alone what people have changed.
+
+SYSTEM and what SOURCE, a file or a directory, is:"""
 
 
-@click.command(
-    help=f"""Write what SYSTEM knows of machines, found in SOURCE, as a fleet repository into a directory.
-
-    Every server is Parked and has no provision, so nothing installs. Names are kept; what had to be guessed stands in
-    comments, and import-report.md says of each machine what was kept, guessed, lost and is missing. What
-    lacks something that only people know lies below pending/, which the fleet ignores. No secret is written: BMC
-    credentials become names. Importing again writes what has changed in the source, and leaves alone what people
-    have changed.
-
-    SYSTEM and what SOURCE, a file or a directory, is:
-
-    {_table()}
-    """
-)
+@click.command(help="\n\n".join([_HELP, *(f"{name}: {system.what}." for name, system in SYSTEMS.items())]))
 @click.argument("system", metavar="SYSTEM", type=click.Choice(list(SYSTEMS)))
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path, exists=True))
 @click.option(
