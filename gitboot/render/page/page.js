@@ -372,8 +372,8 @@ function extent(revision, areas) {
   return [
     title,
     bars("How many servers the commit changed, by group and kind; the table below says the same",
-      rows.map(([label, parts], place) => [label, parts, `${touched(parts)} of ${areas[place].size}`])),
-    table("The same in numbers", ["Group", "Servers", ...KINDS.map(([, words]) => words)],
+      rows.map(([label, parts], place) => [label, parts, areas[place].size ? `${touched(parts)} of ${areas[place].size}` : `${touched(parts)}`])),
+    table("The same in numbers", ["Group", "Servers before", ...KINDS.map(([, words]) => words)],
       rows.map(([label, parts], place) => [label, String(areas[place].size), ...parts.map(([, size]) => String(size))])),
   ];
 }
