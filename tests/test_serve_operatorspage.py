@@ -153,6 +153,10 @@ def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
         "servers/%zz": ("60 of 60 servers",),
     }
     chromium.open(address)
+    twice = (
+        "Promise.all([load('server/web001'), load('server/web001')]).then((found) => found.map((each) => each?.name))"
+    )
+    assert chromium.run(twice) == ["web001", "web001"]
     for view, words in expected.items():
         chromium.run(f"location.hash = '#/{view}'")
         for each in words:

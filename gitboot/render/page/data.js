@@ -9,19 +9,23 @@ const FORMAT = 1; // as gitboot.render.page has it
 const waiting = new Map();
 
 // What each script in data/ calls.
-globalThis.gitboot = (name, value) => waiting.get(name)?.(value);
+globalThis.gitboot = (name, value) => waiting.get(name)?.resolve(value);
 
-// What a script brings; null where there is none.
+// What a script brings; null where there is none. Who asks for what is on its way already waits for that.
 function load(name) {
-  return new Promise((resolve) => {
+  const asked = waiting.get(name);
+  if (asked) return asked.promise;
+  const promise = new Promise((resolve) => {
     const script = document.createElement("script");
     const ended = () => { waiting.delete(name); script.remove(); resolve(null); };
-    waiting.set(name, resolve);
+    waiting.set(name, { resolve });
     script.onload = script.onerror = ended;
     const fresh = source.live ? "" : `?${Date.now()}`; // an endpoint says itself what may be kept
     script.src = `data/${name.split("/").map(encodeURIComponent).join("/")}.js${fresh}`;
     document.head.append(script);
   });
+  waiting.get(name).promise = promise;
+  return promise;
 }
 
 async function ask(path) {
