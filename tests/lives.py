@@ -89,6 +89,7 @@ class Life:
     instance: Process | None = None
 
     # What is true
+    nobodys: set[str] = field(default_factory=set)  # media of which a ledger that was put back may know nothing
     intruded_at: datetime | None = None
     unknown: bool = False  # a ledger that nobody may believe
     strange: set[str] = field(default_factory=set)  # motherboards of which nothing is known
@@ -281,6 +282,7 @@ class Life:
         self.proven.clear()
         for machine in self.machines:
             machine.standing = None  # nobody knows any more whose it is
+            self.nobodys |= set(machine.media)
 
     def adopt(self) -> None:
         """Say that all is installed as Git wants it."""
@@ -399,6 +401,7 @@ class Life:
 
     def ejected(self, machine: Watched, image: str) -> None:
         self.counts["ejected"] += 1
+        self.nobodys.discard(image)
         if image == RESCUE:
             self.violations.append(f"{self.now}: {image} was ejected from {machine.name}, which somebody else inserted")
         once = machine.override[ENABLED] == "Once"
@@ -482,7 +485,7 @@ class Life:
         plan = self.plan
         for machine in self.machines:
             kept = set(media_of(plan, NO_KEYS)) if machine is self.named else set()
-            for image in set(machine.media) - {RESCUE} - kept:
+            for image in set(machine.media) - {RESCUE} - kept - self.nobodys:
                 self.violations.append(f"{self.now}: {image} still lies in a drive of {machine.name}")
 
     def _what_is_wanted_stands(self) -> None:
