@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.cost import ROUNDS
 from benchmarks.row import Figure, Row
 from benchmarks.rows import ROWS
 
@@ -28,6 +29,7 @@ class Measured:
     where: str
     figure: Figure | None = None
     cannot: str = ""
+    rounds: int = ROUNDS
     failed: bool = False
 
     def line(self) -> str:
@@ -44,6 +46,8 @@ class Measured:
             return {**facts, "cannot": self.cannot}
         cost, floor = self.figure.cost, self.figure.floor
         facts |= {"cpu": cost.cpu_s, "wall": cost.wall_s, "peak": cost.peak_mib, "note": self.figure.note}
+        if self.rounds != ROUNDS:
+            facts["rounds"] = self.rounds
         return facts | ({"floorCpu": floor.cpu_s, "floorWall": floor.wall_s} if floor is not None else {})
 
 
@@ -97,8 +101,13 @@ def _cells(facts: dict[str, Any]) -> tuple[str, ...]:
         _seconds(floor_cpu) if floor_cpu else "",
         _seconds(facts["floorWall"]) if "floorWall" in facts else "",
         f"{facts['cpu'] / floor_cpu:.3g}" if floor_cpu else "",
-        facts["note"],
+        "; ".join(filter(None, (facts["note"], _fewer(facts.get("rounds"))))),
     )
+
+
+def _fewer(rounds: int | None) -> str:
+    """That a figure is the median of another number of rounds than the page says."""
+    return "" if rounds is None else f"{rounds} rounds" if rounds > 1 else "one round"
 
 
 def _seconds(value: float) -> str:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from benchmarks.cost import Cost
 from benchmarks.fleet import Fleet
 from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
@@ -40,12 +41,26 @@ class Place:
         return repository
 
     @cached_property
+    def first_pass(self) -> Cost:
+        """What it cost to publish the fleet once; `instance` goes on from there."""
+        return self._published[1]
+
+    @property
+    def standing(self) -> Instance:
+        """One that knows that all is installed, and does not run unless `instance` was asked for."""
+        return self._published[0]
+
+    @cached_property
     def instance(self) -> Instance:
-        """One that runs, and knows that all is installed."""
+        """The same, running."""
+        self._open.enter_context(self.standing.running())
+        self.standing.settle()
+        return self.standing
+
+    @cached_property
+    def _published(self) -> tuple[Instance, Cost]:
         instance = Instance(self.folder, self.repository, self.fleet)
-        instance.begin()
-        self._open.enter_context(instance.running())
-        return instance
+        return instance, instance.begin()
 
     @cached_property
     def checkout(self) -> Path:

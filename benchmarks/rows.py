@@ -28,21 +28,15 @@ _FILE: Final = 1500  # bytes, of an entry
 
 def _cold(place: Place) -> Figure:
     """A first pass into nothing; the floor parses the same documents and writes as many files of those sizes."""
-    instance = Instance(place.folder / "cold", place.repository, place.fleet)
-    folder = instance.output.parent
-
-    def afresh() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-
-    cost = of_command(instance.command("--once"), before=afresh, rounds=place.rounds)
+    cost = median([place.first_pass, *(_pass_into_nothing(place) for _ in range(place.rounds - 1))])
     copy, listed = place.folder / "copy", place.folder / "written"
+    output = place.standing.output
     made: dict[int, Path] = {}  # by inode: a file counts once, whatever it is called besides
     folders = 0
     with listed.open("w") as lines:
-        for path in sorted(instance.output.rglob("*")):
+        for path in sorted(output.rglob("*")):
             if path.is_file() and not path.is_symlink():
-                there = copy / path.relative_to(instance.output)
+                there = copy / path.relative_to(output)
                 first = made.setdefault(path.stat().st_ino, there)
                 lines.write(f"{path.stat().st_size} {there}\n" if first is there else f"= {there}\n{first}\n")
             elif path.is_dir() and not path.is_symlink():
@@ -53,9 +47,16 @@ def _cold(place: Place) -> Figure:
         rounds=place.rounds,
     )
     shutil.rmtree(copy)
-    shutil.rmtree(folder)
     note = f"{len(made) / place.servers:.1f} files, {folders / place.servers:.1f} folders a server"
     return Figure(cost=cost, floor=least, note=note)
+
+
+def _pass_into_nothing(place: Place) -> Cost:
+    folder = place.folder / "cold"
+    folder.mkdir()
+    cost = of_command(Instance(folder, place.repository, place.fleet).command("--once"), rounds=1)
+    shutil.rmtree(folder)
+    return cost
 
 
 def _readme(place: Place) -> Figure:
@@ -116,17 +117,13 @@ def _replacing(place: Place, files: int) -> Cost:
 
 def _restart(place: Place) -> Figure:
     """Until it has looked at all and has nothing to do; the floor reads every object of the repository."""
-    instance = Instance(place.folder / "again", place.repository, place.fleet)
-    instance.output.parent.mkdir()
-    instance.begin()
-    of_command(instance.command("--once"), rounds=1)
     costs = []
-    for _ in range(place.rounds):
-        with instance.running() as cost:
+    for _ in range(place.rounds + 1):  # the first learns that all is installed, and leaves the bookmark
+        with place.standing.running() as cost:
+            place.standing.settle()
             costs.append(cost)
-    shutil.rmtree(instance.output.parent)
     everything = ["git", "-C", str(place.repository.path), "cat-file", "--batch", "--batch-all-objects", "--buffer"]
-    return Figure(cost=median(costs), floor=of_command(everything, rounds=place.rounds))
+    return Figure(cost=median(costs[1:]), floor=of_command(everything, rounds=place.rounds))
 
 
 # Commands
@@ -208,6 +205,14 @@ ROWS: Final = (
         writes=True,
     ),
     Row(
+        name="restart",
+        title="A restart with nothing changed",
+        floor="Git reads every object of the repository",
+        goal="≤ 3 s of CPU at 100,000",
+        measure=_restart,
+        writes=True,
+    ),
+    Row(
         name="readme",
         title="A commit that changes no document",
         floor="libgit2 compares the two trees",
@@ -230,14 +235,6 @@ ROWS: Final = (
         goal="≤ 150 µs a server, and writing",
         measure=_pool,
         smallest=1000,
-        writes=True,
-    ),
-    Row(
-        name="restart",
-        title="A restart with nothing changed",
-        floor="Git reads every object of the repository",
-        goal="≤ 3 s of CPU at 100,000",
-        measure=_restart,
         writes=True,
     ),
     Row(

@@ -20,6 +20,8 @@ ANYTHING: Final = ("--max-update-percent", "100", "--max-reinstalls", "100000000
 
 _PATIENCE_S: Final = 3600
 _QUIET_S: Final = 0.2  # after which whatever else a commit has set off has ended
+_LULL_S: Final = 2.0
+_IDLE: Final = 0.01  # of a processor: who takes less does nothing
 
 Edit = Callable[[Fleet, int], list[tuple[str, bytes | None]]]  # the files of a commit that is the nth of its kind
 
@@ -38,11 +40,15 @@ class Instance:
         nowhere = ("--check-assets", "off")  # where its images are
         return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *ANYTHING, *how)
 
-    def begin(self) -> None:
-        """Publish all, and tell it that all servers are installed: the ledger is in no doubt from then on."""
-        of_command(self.command("--once"), rounds=1)
+    def begin(self) -> Cost:
+        """Publish all, and tell it that all servers are installed: the ledger is in no doubt from then on.
+
+        What it cost to publish is returned.
+        """
+        found = of_command(self.command("--once"), rounds=1)
         begin = ("records", "begin", "adopt", "--yes", "--state", str(self._state))
         subprocess.run([*GITBOOT, *begin], check=True, capture_output=True)
+        return found
 
     @contextmanager
     def running(self, *how: str) -> Iterator[Cost]:
@@ -56,6 +62,14 @@ class Instance:
                 yield Cost(cpu_s=found.cpu_s, wall_s=found.wall_s - began, peak_mib=found.peak_mib)
             finally:
                 self._process.terminate()
+
+    def settle(self) -> None:
+        """Wait until what goes on beside it since its start, as looking through the tree, has ended."""
+        assert self._process is not None
+        before, spent = -1.0, so_far(self._process.pid).cpu_s
+        while spent - before > _LULL_S * _IDLE:
+            time.sleep(_LULL_S)
+            before, spent = spent, so_far(self._process.pid).cpu_s
 
     def commits(self, edit: Edit, rounds: int = ROUNDS) -> Cost:
         """The median of commits of one kind; wall is from the commit in the repository to its last file."""
