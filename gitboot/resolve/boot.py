@@ -34,6 +34,7 @@ class Composer:
         self._repository = repository
         self._templates = templates or TemplateSet(repository.files)
         self._plain = Plain()
+        self._digests: dict[str, Digest] = {}  # of template files, by path
 
     def of(self, repository: FleetRepository) -> Composer:
         """The same for another repository; where its files are no others, what was compiled of them is kept."""
@@ -71,10 +72,12 @@ class Composer:
             spec.templates.ipxe,
             spec.templates.grub,
         )
-        return {
-            path: Digest(sha256(self._repository.files[path]).hexdigest())
-            for path in sorted(path for path in named if path is not None)
-        }
+        return {path: self._digest(path) for path in sorted(path for path in named if path is not None)}
+
+    def _digest(self, path: str) -> Digest:
+        if (known := self._digests.get(path)) is None:
+            known = self._digests[path] = Digest(sha256(self._repository.files[path]).hexdigest())
+        return known
 
     # Templates: arguments first, then user data, which may show them, then entries, which may show all.
 
