@@ -121,6 +121,22 @@ class Attempt:
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
 
+class _MergesBetween:
+    """What lies between two commits of a source; read again only for another two."""
+
+    def __init__(self, source: CommitSource) -> None:
+        self._source = source
+        self._ends: tuple[Revision, Revision] | None = None
+        self._found: tuple[Merges, bool] = (), False
+
+    def between(self, accepted: Revision, latest: Revision) -> tuple[Merges, bool]:
+        """The merges from one to the other, and whether that is a rewind."""
+        if self._ends != (accepted, latest):
+            self._found = self._source.merges(accepted, latest), self._source.is_rewind(accepted, latest)
+            self._ends = accepted, latest
+        return self._found
+
+
 class Accepting:
     """Accepts the newest commit if it holds together and no guard holds it; else the one before goes on."""
 
@@ -140,6 +156,7 @@ class Accepting:
         self._signatures = trust.signatures
         self._published = published  # the commit that the tree was made of before this start
         self._kept = kept  # one that was accepted before it, of which nothing has to be found out
+        self._merges = _MergesBetween(source)
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """What becomes of the newest commit, and what there is to say of it.
@@ -230,8 +247,7 @@ class Accepting:
             return self._signed(
                 before, Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
             )
-        merges = self._source.merges(accepted.revision, latest)
-        rewound = self._source.is_rewind(accepted.revision, latest)
+        merges, rewound = self._merges.between(accepted.revision, latest)
         ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if rewound else None)
         return self._signed(accepted.revision, ahead)
 
