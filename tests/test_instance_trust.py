@@ -14,9 +14,12 @@ import pytest
 
 from gitboot.diff.guard import Limits
 from gitboot.forge import Forge, Project
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.learn import KEPT, Batch, learn
 from gitboot.instance.standing import Fetched
 from gitboot.instance.verdicts import Verdicts, Witness, verdicts_of
 from gitboot.ledger import facts, requests
+from gitboot.ledger.entries import Facts
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
@@ -682,3 +685,16 @@ def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(
         assert found.phases in ({"Network": 3}, {"Disk": 3})
         found.turn(later + timedelta(minutes=5), fetched=False)
         assert found.phases == {"Network": 3}
+
+
+# What was offered long ago
+
+
+def test_what_is_old_is_forgotten_once_a_day_as_seen_from_the_day_before() -> None:
+    beat = Batch(keeping=Keeping.UNKNOWN)
+    known = learn(Knowledge(facts=Facts(identity="x")), beat, NOON).knowledge
+    assert learn(known, beat, NOON + TWO_HOURS).news.prune_before is None
+    ahead = NOON + timedelta(days=3650)  # by a clock that may be wrong
+    learnt = learn(known, beat, ahead)
+    assert learnt.news.prune_before == NOON - KEPT
+    assert learn(learnt.knowledge, beat, ahead + timedelta(minutes=5)).news.prune_before is None

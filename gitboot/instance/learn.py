@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 from gitboot.assets.sighting import Sighting
 from gitboot.bmc.access import Pair, pair_of
@@ -24,6 +25,8 @@ from gitboot.plan import BootFile
 from gitboot.status import Event
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Keeping, Uptime
+
+KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +80,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         else:
             learning.note_override(uuid, record, stored=True)
     if batch.keeping is not None:
+        _forget_old(learning, at)
         trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
         requests.obey(learning, batch.stoppage)
@@ -108,6 +112,16 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         hurried=frozenset(learning.hurried),
         judged=frozenset(learning.judged),
     )
+
+
+def _forget_old(learning: Learning, at: datetime) -> None:
+    """Once a day forget what was offered and fetched long ago: as seen from when the instance was alive before.
+
+    So a clock that leaps ahead makes nothing of it old.
+    """
+    last = learning.facts.heartbeat
+    if last is not None and last.at.date() < at.date():
+        learning.prune_before = last.at - KEPT
 
 
 def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:

@@ -28,7 +28,6 @@ from gitboot.resolve.records import adopted, attempt_facts, carried
 from gitboot.status import Event
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
-KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 
 
 def settle(
@@ -69,8 +68,6 @@ def settle(
         _complete_begun(learning, decisions, {*changed, *begun, *written}, at)
     if learning.facts.initialised is None:
         learning.facts = replace(learning.facts, initialised="adopt")
-    if learning.known.settled is None:
-        learning.prune_before = at - KEPT
     learning.settled = commit.revision
 
 
