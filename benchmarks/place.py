@@ -101,8 +101,10 @@ def disk(name: str, scratch: Path) -> Iterator[Path]:
         for command in made:
             if subprocess.run(command, capture_output=True, check=False).returncode:
                 raise CannotRun(f"there is no fresh disk: {command[0]} needs root, and loop devices")
-        yield at
-        subprocess.run(["umount", str(at)], check=True)
+        try:
+            yield at
+        finally:  # or nothing of it can be removed
+            subprocess.run(["umount", str(at)], check=True)
     finally:
         image.unlink(missing_ok=True)
         at.rmdir()
