@@ -116,7 +116,7 @@ def _window(site: Site, begins: int, lasts: int) -> Window:
     return Window(start, start + timedelta(seconds=lasts))
 
 
-@step(weight=3, power=_of(("Restart", "On")))
+@step(weight=6, power=_of(("Restart", "On")))
 def a_wipe_switches_the_machine(site: Site, power: str) -> None:
     """Its window is open, and nothing is in its way for a while."""
     if power == "On":

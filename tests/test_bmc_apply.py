@@ -190,7 +190,7 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
 
     with BmcConnection(job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system) as bmc:
         result = bring_about(bmc, job, lambda record: rack.write(job.uuid, record), clock)
-    assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 12 steps")
+    assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 16 steps")
 
 
 def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import pytest
 from click.testing import CliRunner
@@ -99,6 +99,9 @@ def test_it_is_said_in_words(underway: Underway, message: str) -> None:
     assert underway.message == message == underway.facts()["message"]
 
 
+ACCEPTED: Final = {"commit": "c0ffee", "changed": []}
+
+
 def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -> None:
     instants = iter([AT.replace(minute=minute) for minute in range(4)])
     (tmp_path / "status.json").write_text(json.dumps({"attempted": {}, "changes": 7, "clock": "old"}))
@@ -108,7 +111,7 @@ def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -
     assert found["changes"] == 7  # by which an older copy of the ledger is noticed
     assert found["clock"] == "2026-11-20T12:00:00Z"  # which endpoints compare with theirs
     assert found["progress"]["done"] == 1
-    assert left.write({"attempted": {}, "changes": 8})["clock"] == "2026-11-20T12:01:00Z"
+    assert left.write({"attempted": {}, "accepted": ACCEPTED, "changes": 8})["clock"] == "2026-11-20T12:01:00Z"
     assert read_status(tmp_path)["progress"] is None
     left.note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
     left.note(None)

@@ -14,7 +14,7 @@ from tests.site_lives import KINDS, folder_for_lives, life_of, world
 
 _log = logging.getLogger(__name__)  # figures of a long run: --log-level=info -rP
 
-SEED = 2026
+SEED = 2027
 HAPPENS = (
     "given: install",
     "given: repair",
