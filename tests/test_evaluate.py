@@ -391,7 +391,7 @@ def test_a_command_that_takes_more_than_it_may_says_so(
 def test_a_command_that_reads_what_an_instance_accepted_is_held_to_its_limits_too(
     tmp_path: Path, repository: Repository
 ) -> None:
-    repository.push({"many.yaml": many(800)})
+    repository.push({"many.yaml": many(1000)})
     place = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
     assert gitboot("run", str(repository.bare), *place, "--once").returncode == 0
     for command in (("records", "show"), ("bmc", "get")):
