@@ -549,7 +549,7 @@ def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, se
             client.post("Systems/web03/Actions/ComputerSystem.Reset", json={}).raise_for_status()
         lines = [process.stdout.readline().split(", ")[0].strip() for _ in range(4)]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=20) == 0
 
     assert lines == [
         "web03 boots Pxe",
