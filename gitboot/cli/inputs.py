@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -164,25 +165,27 @@ _CONFIG: Final = "gitboot.config"  # in a context: the file that its defaults ar
 
 def config_option(command: Command) -> Command:
     """--config: a TOML file with the command's options as keys; flags and variables win over it."""
+    return config_of(None)(command)
+
+
+def config_of(other: str | None) -> Callable[[Command], Command]:
+    """The same, where the file is that of the command ``other``, of whose keys this one needs some."""
 
     def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
             return None
-        names = {
-            option.removeprefix("--"): parameter.name
-            for parameter in context.command.params
-            for option in (*parameter.opts, *getattr(parameter, "was", ()))
-        }
+        names = _settings_of(context.command)
+        known = {**(_settings_of(import_module(f"gitboot.cli.{other}").command) if other else {}), **names}
         import tomllib  # few give one
 
         try:
             given = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
-        for key in sorted(given.keys() - names.keys()):
-            hint = did_you_mean(key, names, f"it may have {', '.join(sorted(names))}")
+        for key in sorted(given.keys() - known.keys()):
+            hint = did_you_mean(key, known, f"it may have {', '.join(sorted(known))}")
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
-        context.default_map = {names[key] or key: value for key, value in given.items()}
+        context.default_map = {names[key] or key: value for key, value in given.items() if key in names}
         context.meta[_CONFIG] = path
         return path
 
@@ -192,8 +195,17 @@ def config_option(command: Command) -> Command:
         callback=read,
         is_eager=True,
         expose_value=False,
-        help='A TOML file with these options as keys: output = "/srv/boot". Default: none.',
-    )(command)
+        help='A TOML file with these options as keys: out = "/srv/boot". Default: none.',
+    )
+
+
+def _settings_of(command: click.Command) -> dict[str, str | None]:
+    """A command's options as keys, and the names of their parameters."""
+    return {
+        option.removeprefix("--"): parameter.name
+        for parameter in command.params
+        for option in (*parameter.opts, *getattr(parameter, "was", ()))
+    }
 
 
 def name_source(error: click.UsageError) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gitboot.source.fetcher import FetchProcess
     from gitboot.source.history import History, open_history
     from gitboot.source.remote import Password, Remote, SshKey
+    from gitboot.source.repository import features
     from gitboot.source.snapshot import open_snapshot
     from gitboot.source.worktree import WORKTREE
 
@@ -35,6 +36,7 @@ __all__ = [
     "Remote",
     "Source",
     "SshKey",
+    "features",
     "open_blame",
     "open_history",
     "open_snapshot",
@@ -52,6 +54,7 @@ _WHERE: Final = {
     "Source": "gitboot.source.clone",
     "SshKey": "gitboot.source.remote",
     "WORKTREE": "gitboot.source.worktree",
+    "features": "gitboot.source.repository",
     "open_blame": "gitboot.source.blame",
     "open_history": "gitboot.source.history",
     "open_snapshot": "gitboot.source.snapshot",

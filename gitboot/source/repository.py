@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Final, TypeVar
 
 import pygit2
-from pygit2.enums import ConfigLevel, RepositoryOpenFlag
+from pygit2.enums import ConfigLevel, Feature, RepositoryOpenFlag
 
 from gitboot.errors import SourceError
 
@@ -63,6 +63,12 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 
 _NO_MEMORY: Final = re.compile("out of memory|cannot allocate memory|failed to mmap", re.IGNORECASE)
+
+
+def features() -> dict[str, bool]:
+    """What this machine's libgit2 can be asked for, by name."""
+    wanted = {"https": Feature.HTTPS, "ssh": Feature.SSH, "threads": Feature.THREADS}
+    return {name: bool(pygit2.features & feature) for name, feature in wanted.items()}
 
 
 def printable(text: str) -> str:

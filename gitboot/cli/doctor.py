@@ -1,0 +1,96 @@
+"""`gitboot doctor`: this machine, and the settings of an instance on it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from gitboot.cli.bounded import bounded
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import OutputOption, RenamedOption, config_of, credentials_option, document, now, output_option
+
+if TYPE_CHECKING:
+    from gitboot.instance.examining import Examined
+
+_COLOURS: Final = {"ok": "green", "warning": "yellow", "wrong": "red"}
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@config_of("run")
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="The state directory. Default: none.")
+@click.option(
+    "--out",
+    "output",
+    cls=RenamedOption,
+    was=("--output",),
+    envvar=("GITBOOT_OUT", "GITBOOT_OUTPUT"),
+    metavar="OUTPUT",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The directory that is published. Default: none.",
+)
+@credentials_option
+@output_option("text", "json")
+@bounded
+def command(
+    state: Path | None, output: Path | None, credentials: Path | None, outputs: tuple[OutputOption, ...]
+) -> None:
+    """Look at what an instance needs around it, running or not, and say what to do where it is not as it should be.
+
+    It looks at the Git library, the clock, STATE and its ledger, OUTPUT, room on their disks, credentials for BMCs and
+    where they may be sent, and under each base URL whether machines find what DHCP names. It changes nothing, and asks
+    no BMC: that is `gitboot bmc get`. It reads the file of `gitboot run --config`, too.
+
+    Exit codes: 0 where nothing is wrong, else 8.
+    """
+    places = {"STATE": state, "OUTPUT": output}
+    found = tuple(_placed(each, places) for each in _findings(state, output, credentials))
+    for each in outputs:
+        each.write(document(items=found) if each.format == "json" else "\n".join(map(_as_text, found)))
+    if any(each.health == "wrong" for each in found):
+        sys.exit(Exit.PARTIAL)
+
+
+def _findings(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
+    from gitboot.cli.instance import looked_at
+    from gitboot.instance import examining
+    from gitboot.instance.directory import has_ledger, running
+    from gitboot.source import LIBGIT2_VERSION, features
+    from gitboot.timekeeping import keeping
+
+    yield from examining.of_git(features(), LIBGIT2_VERSION)
+    yield from examining.of_the_clock(keeping())
+    if state is None:
+        return
+    yield from examining.of_state(state)
+    if not state.is_dir() or not has_ledger(state):
+        return
+    with looked_at(state, now()) as look:
+        yield from examining.of_the_ledger(look, running(state))
+        if output is not None:
+            yield from examining.of_output(output, state, servers=len(look.commit.decisions.servers))
+        yield from examining.of_credentials(credentials, look)
+        yield from examining.of_mirrors(look.commit.decisions)
+
+
+def _placed(examined: Examined, places: Mapping[str, Path | None]) -> Examined:
+    """With the directories that were given in its hint, to be copied."""
+    hint = examined.hint
+    for word, path in places.items():
+        if hint is not None and path is not None:
+            hint = re.sub(rf"\b{word}\b", shlex.quote(str(path)).replace("\\", r"\\"), hint)
+    return replace(examined, hint=hint)
+
+
+def _as_text(examined: Examined) -> str:
+    from gitboot.cli.table import wrapped
+
+    health = click.style(f"{examined.health:<8}", fg=_COLOURS[examined.health])
+    lines = [f"{health} {examined.subject:<12} {wrapped(examined.message).strip()}"]
+    return "\n".join([*lines, *([f"    {examined.hint}"] if examined.hint else [])])

@@ -1,0 +1,198 @@
+"""What an instance needs around it, each looked at by itself: what was found, and a hint where something is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from gitboot.assets.fetching import WebFetcher
+from gitboot.bmc.access import pair_of
+from gitboot.bmc.passwords import CredentialDirectory
+from gitboot.errors import BmcNotTrusted, GitbootError, UsageError
+from gitboot.instance.build import Look
+from gitboot.model.fleet import Output
+from gitboot.phrases import count, some
+from gitboot.publish.manifest import MANIFEST, parse_head
+from gitboot.render.loaders import mirrors, offers, wanted
+from gitboot.resolve import Decisions
+from gitboot.storage import check_output, check_state
+from gitboot.timekeeping import Keeping
+
+_FEW: Final = 0.1  # of a file system: less that is free is worth a word
+_FILES: Final = 6  # of the tree, for a server
+_TIMEOUT_S: Final = 5.0
+
+
+class Health(StrEnum):
+    FINE = "ok"
+    DOUBTFUL = "warning"  # it works, and may not for long, or not everywhere
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """One thing that was looked at."""
+
+    subject: str
+    health: Health
+    message: str
+    hint: str | None = None  # a line to type, or to write
+
+
+Examination = Iterator[Examined]
+
+
+def of_git(features: Mapping[str, bool], version: str) -> Examination:
+    """What the Git library of this machine can speak."""
+    lacking = sorted(name for name, has in features.items() if not has)
+    if lacking:
+        hint = "install gitboot's wheel or package, whose libgit2 has them"
+        yield _wrong("git", f"libgit2 {version} is built without {', '.join(lacking)}", hint)
+    else:
+        yield _fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
+
+
+def of_the_clock(keeping: Keeping) -> Examination:
+    """Whether windows open and end when they should."""
+    match keeping:
+        case Keeping.SYNCHRONISED:
+            yield _fine("clock", "a time service keeps it right")
+        case Keeping.UNKNOWN:
+            yield _doubtful("clock", "the kernel does not say who keeps it", "chronyc tracking  # or: timedatectl")
+        case _:
+            yield _wrong("clock", "no time service keeps it right: nothing is set at BMCs", "timedatectl set-ntp true")
+
+
+def of_state(state: Path) -> Examination:
+    """Whether a ledger may lie there, and has room."""
+    if not state.is_dir():
+        yield _wrong("state", f"there is no directory {state}", f"install -d -m 0700 {state}  # for gitboot's user")
+        return
+    yield from _checked("state", f"{state} is this machine's own", lambda warn: check_state(state, (), warn))
+    yield from _of_room(state, files=0)
+
+
+def of_the_ledger(look: Look, process: int | None) -> Examination:
+    """What it knows, and whether that counts."""
+    facts = look.knowledge.facts
+    runs = f"process {process} has it" if process is not None else "nobody has it open"
+    if facts.doubt is not None:
+        hint = "gitboot status  # the condition RecordsKnown has the line that leads out of it"
+        yield _wrong("ledger", f"{facts.identity} is in doubt: {facts.doubt}", hint)
+    else:
+        yield _fine("ledger", f"{facts.identity} knows {count(len(look.knowledge.machines), 'machine')}; {runs}")
+
+
+def of_output(output: Path, state: Path, *, servers: int) -> Examination:
+    """Whether a tree may lie there, what stands there, and whether there is room for the fleet's."""
+    if not output.is_dir():
+        yield _doubtful("output", f"there is no directory {output}; the first pass makes it", f"install -d {output}")
+        return
+    yield from _checked("output", None, lambda warn: check_output(output, (), warn, state=state))
+    try:
+        stamp = parse_head((output / MANIFEST).read_bytes()).stamp
+        yield _fine("output", f"{output} stands for {stamp.commit[:12]}, of the ledger {stamp.ledger}")
+    except FileNotFoundError:
+        yield _doubtful("output", f"{output} holds nothing that was published", f"gitboot run … --out {output}")
+    except (OSError, ValueError) as error:
+        yield _wrong("output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {output / MANIFEST}")
+    yield from _of_room(output, files=_FILES * servers)
+
+
+def of_credentials(credentials: Path | None, look: Look) -> Examination:
+    """Whether each name that BMCs have is there, and may be sent to them."""
+    machines = [each for each in look.commit.machines.values() if each.bmc is not None]
+    names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
+    if not names:
+        yield _fine("credentials", "no server has a BMC")
+        return
+    found = CredentialDirectory(credentials)
+    for name in names:
+        of_it = sorted(each.name for each in machines if each.bmc is not None and each.bmc.credentials == name)
+        try:
+            entrusted = found.of(name)
+        except UsageError as error:
+            hint = f"{credentials or 'DIR'}/{name}/username and …/password, mode 0600"
+            yield _wrong("credentials", f"{error}: {count(len(of_it), 'server')} ({some(of_it, 3)})", hint)
+            continue
+        refused = []
+        for each in sorted(machines, key=lambda machine: machine.name):
+            if each.bmc is not None and each.bmc.credentials == name:
+                try:
+                    entrusted.trust.allowed(each.bmc, known=pair_of(each.bmc) in look.knowledge.known_pairs)
+                except BmcNotTrusted:
+                    refused.append(each.name)
+        if refused:
+            message = f"{name} may not be sent to the BMCs of {count(len(refused), 'server')} ({some(refused, 3)})"
+            yield _wrong("networks", message, "gitboot bmc trust --state STATE  # what access.toml may say")
+        else:
+            yield _fine("credentials", f"{name}, for {count(len(of_it), 'BMC')}")
+
+
+def of_mirrors(decisions: Decisions) -> Examination:
+    """Whether what DHCP names, and what it leads to, is answered under each base URL."""
+    fetcher = WebFetcher(timeout_s=_TIMEOUT_S)
+    first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
+    loaders = sorted({each.path for loader in (None, *wanted(decisions)) for each in offers(decisions, loader)})
+    for mirror in mirrors(decisions):
+        url = mirror.url(first)
+        try:
+            fetcher.head(url)
+        except GitbootError as error:
+            yield _wrong("DHCP", f"machines are told {mirror.base_url}, and {error}", f"curl -I {url}")
+            continue
+        yield _fine("DHCP", f"{url} is answered")
+        missing = []
+        for path in loaders:
+            try:
+                fetcher.head(mirror.loader_url(path))
+            except GitbootError:
+                missing.append(path)
+        if missing:
+            message = f"{mirror.base_url}/assets/ lacks what DHCP names: {some(missing, 3)}"
+            yield _wrong("loaders", message, "gitboot assets loaders --out OUTPUT/boot --path FLEET")
+        else:
+            yield _fine("loaders", f"{count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+
+
+def _of_room(place: Path, *, files: int) -> Examination:
+    """Whether a file system has room for as many files more, and for what comes in the next months."""
+    found = os.statvfs(place)
+    free = found.f_bavail * found.f_frsize
+    if found.f_files and files > found.f_favail:
+        message = f"{place} has room for {found.f_favail:,} files, and the fleet's tree has about {files:,}"
+        yield _wrong("disk", message, "choose a file system with more inodes: mkfs.ext4 -N")
+    elif found.f_bavail < found.f_blocks * _FEW or (found.f_files and found.f_favail < found.f_files * _FEW):
+        yield _doubtful("disk", f"{place} has {free / 2**30:,.1f} GiB free, less than a tenth", f"df -h {place}")
+    else:
+        yield _fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")
+
+
+def _checked(subject: str, fine: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
+    """What a check raises, or warns of; where it does neither, ``fine``."""
+    warnings: list[str] = []
+    try:
+        check(warnings.append)
+    except UsageError as error:
+        yield _wrong(subject, str(error), None)
+        return
+    if warnings:
+        yield from (_doubtful(subject, each, None) for each in warnings)
+    elif fine is not None:
+        yield _fine(subject, fine)
+
+
+def _fine(subject: str, message: str) -> Examined:
+    return Examined(subject=subject, health=Health.FINE, message=message)
+
+
+def _doubtful(subject: str, message: str, hint: str | None) -> Examined:
+    return Examined(subject=subject, health=Health.DOUBTFUL, message=message, hint=hint)
+
+
+def _wrong(subject: str, message: str, hint: str | None) -> Examined:
+    return Examined(subject=subject, health=Health.WRONG, message=message, hint=hint)
