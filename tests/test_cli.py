@@ -327,6 +327,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain GB9999", 64, "there is no problem code GB9999"),
         ("timeline web01 --path {missing}", 64, "is not a directory"),
         ("timeline web01 --path {fleet} --until soon", 64, "expected an instant"),
+        ("timeline web01 --path {fleet} --until 2020-01-01T00:00:00Z", 64, "where it begins: see --at"),
         ("render {fleet}", 64, "Missing option '--out'"),
         ("render {fleet} --out {file}", 8, "Not a directory"),
         ("schema Sever", 64, "'Sever' is not one of"),

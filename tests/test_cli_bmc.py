@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,21 @@ def diff(rack: Rack, *more: object) -> Done:
 
 
 # Looking
+
+
+def test_what_is_the_same_of_many_is_said_once(night: Rack) -> None:
+    done = night.typed("bmc", "diff")
+    (line,) = [line for line in done.out.splitlines() if "no directory of credentials" in line]
+    assert re.match(r"\w+, \w+, \w+ and \d+ more: no access: ", line)
+
+
+@pytest.mark.parametrize("command", [("bmc", "get"), ("bmc", "diff"), ("records", "show")])
+def test_servers_are_selected_by_their_labels_too(night: Rack, command: tuple[str, str]) -> None:
+    more = () if command[0] == "records" else ("--credentials", night.credentials)
+    found = night.typed(*command, "web01", "web03", "-l", "!role", "-o", "json", *more).json["items"]
+    assert sorted(item["server"] for item in found) == ["web01", "web03"]
+    nobody = night.typed(*command, "-l", "role=db", *more)
+    assert (nobody.code, "no server has the labels role=db" in nobody.err) == (Exit.USAGE, True), nobody
 
 
 def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bounded import bounded
+from gitboot.cli.choosing import meant_by, selector_option
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
 from gitboot.cli.power import power
@@ -49,11 +50,18 @@ command.add_command(scan)
 
 @command.command("get", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
+@selector_option
 @state_option
 @credentials_option
 @output_option("text", "json")
 @bounded
-def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs: tuple[OutputOption, ...]) -> None:
+def get(
+    servers: tuple[str, ...],
+    selector: str | None,
+    state: Path,
+    credentials: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
     """Read the BMCs of SERVERS, or of all, and show what is wanted, seen, recorded and proven there.
 
     Those that need a person come first, then those that are not as they are wanted. Of SERVERS that are named, the boot
@@ -61,7 +69,7 @@ def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs
 
     Exit codes: 0 where all have answered, else 8.
     """
-    found = _inspected(servers, state, credentials)
+    found = _inspected(servers, selector, state, credentials)
     for output in outputs:
         output.write(_as_text(found, state, in_full=bool(servers)) if output.format == "text" else _as_json(found))
     if any(one.seen is None for one in found):
@@ -70,6 +78,7 @@ def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs
 
 @command.command("diff", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
+@selector_option
 @state_option
 @credentials_option
 @click.option(
@@ -82,6 +91,7 @@ def get(servers: tuple[str, ...], state: Path, credentials: Path | None, outputs
 @bounded
 def diff(
     servers: tuple[str, ...],
+    selector: str | None,
     state: Path,
     credentials: Path | None,
     assets: Path | None,
@@ -97,7 +107,9 @@ def diff(
 
     Exit codes: 0 where all have answered, with --detailed-exitcode 2 where one of them is not as it is wanted; else 8.
     """
-    found = [one for one in _inspected(servers, state, credentials, assets) if not one.is_settled or one.warnings]
+    found = [
+        one for one in _inspected(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
+    ]
     for output in outputs:
         output.write(_as_diff(found, state) if output.format == "text" else _as_json(found))
     if any(one.seen is None for one in found):
@@ -108,9 +120,10 @@ def diff(
 
 @command.command("apply", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
+@selector_option
 @state_option
 @bounded
-def apply(servers: tuple[str, ...], state: Path) -> None:
+def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     """Let the running instance see to the BMCs of SERVERS, or of all, now instead of when they are due.
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
@@ -126,7 +139,8 @@ def apply(servers: tuple[str, ...], state: Path) -> None:
         )
     with looked_at(state, now()) as instance:
         all_of_them = instance.commit.machines.keys() | instance.knowledge.overrides.keys()
-        uuids = [uuid for name in servers for uuid in machines_of(instance, name)] or sorted(all_of_them)
+        names = sorted(meant_by(instance, servers, selector)) if selector is not None else servers
+        uuids = [uuid for name in names for uuid in machines_of(instance, name)] or sorted(all_of_them)
     click.echo(request(state, RETRY, {"uuids": uuids}))
 
 
@@ -242,7 +256,11 @@ def _resolved(
 
 
 def _inspected(
-    servers: tuple[str, ...], state: Path, credentials: Path | None, assets: Path | None = None
+    servers: tuple[str, ...],
+    selector: str | None,
+    state: Path,
+    credentials: Path | None,
+    assets: Path | None = None,
 ) -> list[Inspection]:
     from gitboot.bmc.pool import connections
     from gitboot.cli.instance import chosen, looked_at
@@ -252,10 +270,10 @@ def _inspected(
     raise_limits()  # each BMC has a connection
     at = now()
     with looked_at(state, at) as instance, connections(credentials) as kept:
-        names = chosen(servers, instance)
+        names = chosen(servers, instance, selector)
         found = subjects(instance.commit, instance.knowledge, instance.keys, at)
         asked = [subject for subject in found if names is None or subject.name in names]
-        if without := sorted((names or frozenset()) - {subject.name for subject in asked}):
+        if without := sorted(frozenset(servers) - {subject.name for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
         with click.progressbar(length=len(asked), label="BMCs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
             return inspect(asked, kept, at, read=bar.update, signed=partial(_signed, assets))
@@ -346,8 +364,9 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
     from gitboot.remedies import with_state
 
     lines: list[str] = []
-    for one in found:
-        lines.append(f"{click.style(one.subject.name, bold=True)}: {one.next}: {printable(one.why)}")
+    for one, alike in _alike(found):
+        who = some([each.subject.name for each in alike], 3)
+        lines.append(f"{click.style(who, bold=True)}: {one.next}: {printable(one.why)}")
         if one.patch is not None:
             address, method = one.subject.bmc.address, " ".join(one.method)
             lines.append(f"  {method} {address}{one.patch}" if method else f"  {address}: {one.patch}")
@@ -357,6 +376,15 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])
+
+
+def _alike(found: Iterable[Inspection]) -> Iterator[tuple[Inspection, list[Inspection]]]:
+    """The first of those of whom the same is to be said, and nothing is to be sent; and all of them."""
+    groups: dict[object, list[Inspection]] = {}
+    for number, one in enumerate(found):
+        is_alone = one.patch is not None or one.warnings or one.subject.name in (one.hint or "")
+        groups.setdefault(number if is_alone else (one.next, one.why, one.hint), []).append(one)
+    yield from ((them[0], them) for them in groups.values())
 
 
 def _summed_up(found: list[Inspection]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from gitboot.cli.bounded import evaluating
+from gitboot.cli.choosing import meant_by
 from gitboot.cli.operator import operator
 from gitboot.errors import UsageError
 from gitboot.instance import build
@@ -65,8 +66,13 @@ def machines_of(look: Look, server: str) -> tuple[SystemUuid, ...]:
     return (*left, decision_of(look, server).uuid)
 
 
-def chosen(names: Iterable[str], look: Look) -> frozenset[str] | None:
-    """The servers that were named, each of which is there, or was; None where none was named: all."""
+def chosen(names: Collection[str], look: Look, selector: str | None = None) -> frozenset[str] | None:
+    """The servers that were named, each of which is there, or was; None where none was named: all.
+
+    With a ``selector`` those that have its labels, too; raises `UsageError` where none has.
+    """
+    if selector is not None:
+        return frozenset(meant_by(look, tuple(names), selector))
     wanted, seen = frozenset(names), {machine.name for machine in look.knowledge.machines.values()}
     for name in sorted(wanted - seen):
         decision_of(look, name)  # says that it is not there

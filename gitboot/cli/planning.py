@@ -13,6 +13,7 @@ from gitboot import phrases
 from gitboot.canonical import canonical
 from gitboot.cli.bounded import evaluating
 from gitboot.cli.deciding import Deciding
+from gitboot.cli.table import wrapped
 from gitboot.errors import UsageError
 from gitboot.load import FleetRepository
 from gitboot.load.machines import machines
@@ -141,11 +142,11 @@ def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:
 
 def tell_held_back(number: int) -> None:
     if number:
-        click.echo(
-            f"{phrases.count(number, 'server')} would perhaps be provisioned: nothing is known of them here, "
-            "and unknown never installs. Say what is known: --records fresh, adopt or FILE.",
-            err=True,
+        said = (
+            f"{phrases.count(number, 'server')} would perhaps be provisioned: nothing is known of them here, and "
+            "unknown never installs. Say what is known: --records fresh, adopt or FILE."
         )
+        click.echo(wrapped(said), err=True)
 
 
 records_option = click.option(

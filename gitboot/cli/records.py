@@ -38,10 +38,11 @@ def command() -> None:
 
 @command.command("show", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
+@selector_option
 @state_option
 @output_option("text", "json")
 @bounded
-def show(servers: tuple[str, ...], state: Path, outputs: tuple[OutputOption, ...]) -> None:
+def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Show what is known of SERVERS, or of all, beside what is planned; the unknown ones first.
 
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
@@ -50,7 +51,7 @@ def show(servers: tuple[str, ...], state: Path, outputs: tuple[OutputOption, ...
     from gitboot.instance.conditions import why_in_doubt
 
     with looked_at(state, now()) as instance:
-        names = chosen(servers, instance)
+        names = chosen(servers, instance, selector)
         items = [item for item in _items(instance) if names is None or item["server"] in names]
         doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
     for output in outputs:

@@ -10,6 +10,7 @@ import click
 from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import InstantType, OutputOption, at_option, document, fleet_options, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
+from gitboot.errors import UsageError
 
 
 @click.command()
@@ -40,6 +41,10 @@ def command(
     items = []
     instant: datetime | None = fleet.at
     until = until or fleet.at + timedelta(days=365)
+    if until < fleet.at:
+        raise UsageError(
+            f"--until {format_instant(until)} is before {format_instant(fleet.at)}, where it begins: see --at"
+        )
     while instant is not None and instant <= until:
         found = plan(decision, instant, record)
         items.append(
