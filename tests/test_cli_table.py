@@ -38,6 +38,13 @@ def test_what_may_not_be_shortened_goes_on_in_the_next_lines_names_at_last() -> 
     assert header.split() == list(HEADER)
 
 
+def test_a_kind_and_its_name_are_folded_between_the_two() -> None:
+    rows = [("web01", f"one {'x' * 30} two", f"BootPolicy/{'control-plane' * 4}")]
+    shown = click.unstyle(table(HEADER, rows)).splitlines()
+    assert max(map(len, shown)) <= 100
+    assert shown[1].endswith(" two  BootPolicy/") and shown[2].strip() == "control-plane" * 4
+
+
 def test_what_is_folded_keeps_its_colour() -> None:
     shown = table(HEADER, [("web01", click.style("red " * 40, fg="red"), "y")])
     assert shown.count(click.style("red " * 19 + "red", fg="red")) == 2

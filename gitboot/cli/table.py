@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -69,8 +70,16 @@ def _folded(cell: str, width: int) -> list[str]:
     """A cell in lines of at most so many columns; one that is coloured keeps its colour."""
     if _width(cell) <= width:
         return [cell]
-    plain = click.unstyle(cell)
-    return [cell.replace(plain, part) for part in textwrap.wrap(plain, width, break_on_hyphens=False)]
+    plain, parts = click.unstyle(cell), [""]
+    for word in _WORD.findall(plain):
+        if len(parts[-1]) + len(word.rstrip()) > width:
+            parts += [word[at : at + width] for at in range(0, len(word), width)]
+        else:
+            parts[-1] += word
+    return [cell.replace(plain, part.rstrip()) for part in parts if part.strip()]
+
+
+_WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path goes on in the next line after a slash
 
 
 def _bold(cell: str) -> str:
