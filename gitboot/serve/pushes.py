@@ -36,7 +36,7 @@ class PushSecret:
         self._file = file
 
     def check(self) -> None:
-        """Raise `UsageError` where it cannot be read, or is too short to be guessed by nobody."""
+        """Raise `UsageError` where it cannot be read, or is so short that it may be guessed."""
         try:
             secret = self._file.read_bytes().strip()
         except OSError as error:
