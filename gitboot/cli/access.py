@@ -21,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES: Final = (
     *("operators", "operators_hosts", "operators_tokens", "operators_listen"),
-    *("operators_tls_cert", "operators_tls_key", "trusted_proxies", "idle_connections"),
+    *("operators_tls_cert", "operators_tls_key", "trusted_proxies", "idle_connections", "spool_tokens"),
 )
 
 
@@ -37,6 +37,7 @@ class AccessSettings:
     operators_tls_key: Path | None
     trusted_proxies: tuple[str, ...]  # networks
     idle_connections: int  # of one address
+    spool_tokens: Path | None  # None: no endpoint on another host forwards anything
 
 
 def access_options(command: Command) -> Command:
@@ -89,7 +90,13 @@ def access_options(command: Command) -> Command:
         show_default=True,
         help="Connections of one address that may wait without a request; the oldest goes. Proxies have no limit.",
     )
-    for option in (idle, proxies, key, certificate, listen, tokens, hosts, networks):
+    spool = click.option(
+        "--spool-tokens",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file with a token on each line; endpoints on other hosts that show one forward here what they record "
+        "(`gitboot serve --forward-to`). Default: none does.",
+    )
+    for option in (spool, idle, proxies, key, certificate, listen, tokens, hosts, networks):
         command = option(command)
     return command
 
@@ -110,6 +117,8 @@ def check(access: AccessSettings) -> None:
         clients.tokens.check()
     if clients.certificate is not None:
         clients.certificate.check()
+    if clients.spool_tokens is not None:
+        clients.spool_tokens.check()
 
 
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
@@ -126,6 +135,7 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
         operators_at=operators.getsockname()[:2] if operators is not None else None,
         certificate=certificate_of(access),
         most_idle=access.idle_connections,
+        spool_tokens=Tokens(access.spool_tokens) if access.spool_tokens is not None else None,
     )
 
 
@@ -159,6 +169,7 @@ def arguments_of(access: AccessSettings) -> list[str]:
         ("--operators-tokens", access.operators_tokens),
         ("--operators-tls-cert", access.operators_tls_cert),
         ("--operators-tls-key", access.operators_tls_key),
+        ("--spool-tokens", access.spool_tokens),
     ):
         if file is not None:
             found += [option, str(file.absolute())]

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.access import AccessSettings, access_of, access_options, arguments_of, check, clients_of
+from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of
+from gitboot.cli.access import arguments_of as access_arguments
+from gitboot.cli.forwarding import ForwardSettings, arguments_of, forward_options, forwarding_of, recording_in
 from gitboot.cli.inputs import RenamedOption, accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     help="A directory that is served under /assets/. Default: none.",
 )
 @secret_keys_option
+@forward_options
 @access_options
 @accept_filesystem_option
 @click.option("--operators-fd", type=int, hidden=True, help="The same for operators.")
@@ -107,6 +110,7 @@ def command(
         if parent is None:  # else the instance has looked at it
             check_spool(spool, accepted_filesystems, _warn)
     access = access_of(given)
+    forwarding = forwarding_of(given, spool)
     if fd is None:
         check(access)
     keys = keys_in(secret_keys, may_be_wrong=fd is not None)
@@ -115,7 +119,7 @@ def command(
         operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
         sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
         clients = replace(clients, pushes=_pushes(push_secret, parent))
-        _work(output, sockets, clients, spool, assets, stop, status, ledger, keys)
+        _work(output, sockets, clients, spool, assets, stop, status, ledger, keys, forwarding)
         return
     from gitboot.publish.manifest import MANIFEST
     from gitboot.serve.server import listen_at, url_of
@@ -132,11 +136,13 @@ def command(
         tell(Event(at=_clock(), type="NotRecording", message=message, warning=True))
     reap_orphans(stop.wait)
     if workers == 1:
-        _work(output, (listening, operators), clients_of(access, operators), spool, assets, stop, keys=keys)
+        clients = clients_of(access, operators)
+        _work(output, (listening, operators), clients, spool, assets, stop, keys=keys, forwarding=forwarding)
     else:
         from gitboot.serve.supervise import Workers
 
         command = worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
+        command += arguments_of(forwarding)
         with Workers(command, listening, workers, operators=operators):
             while not stop.wait(3600):
                 pass
@@ -186,7 +192,7 @@ def worker_command(
     for name, path in paths:
         if path is not None:
             arguments += [name, str(path.absolute())]
-    arguments += arguments_of(access)
+    arguments += access_arguments(access)
     return python("gitboot", "serve", *arguments, *(["--ledger", ledger] if ledger is not None else []))
 
 
@@ -220,24 +226,20 @@ def _work(
     status: Path | None = None,
     ledger: str | None = None,
     keys: Keys | None = None,
+    forwarding: ForwardSettings | None = None,
 ) -> None:
     from gitboot.observe.asked import UnknownAsked
-    from gitboot.observe.spool import Spool, aside
+    from gitboot.observe.spool import aside
     from gitboot.observe.stopped import Words, folders
-    from gitboot.serve.app import DEADLINE_S, Endpoint
+    from gitboot.serve.app import Endpoint
     from gitboot.serve.clocks import ComparedClock
     from gitboot.serve.readiness import Turns, why_not_ready
-    from gitboot.serve.recording import Recording
     from gitboot.serve.refusals import reporting_to
     from gitboot.serve.tree import LOOK_S, PublishedTree
 
     raise_limits()
     with ExitStack() as stack:
-        recording = None
-        if spool is not None:
-            spooled = Spool(spool)
-            stack.callback(spooled.close)
-            recording = Recording(spooled, DEADLINE_S)
+        recording = stack.enter_context(recording_in(spool, forwarding))
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
         words = Words(*folders(output, spool))
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared, words=words)

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from gitboot.files import write_whole
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown, render_unknown
 
-_SUFFIX: Final = ".unknown"
+SUFFIX: Final = ".unknown"
 _MOST_FILES: Final = 64  # of writers that have ended, say, while no instance takes them
-_MOST_BYTES: Final = 8 * 1024 * 1024  # as much as a full table, each machine with its inventory
+MOST_BYTES: Final = 8 * 1024 * 1024  # as much as a full table, each machine with its inventory
 
 
 class UnknownAsked:
@@ -26,7 +26,7 @@ class UnknownAsked:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder, self._name = folder, f"{os.getpid()}-{token_hex(8)}{_SUFFIX}"
+        self._folder, self._name = folder, f"{os.getpid()}-{token_hex(8)}{SUFFIX}"
         self._lock = threading.Lock()
         self._table = UnknownMachines()
         self.requests = 0  # of machines that no document describes
@@ -49,7 +49,7 @@ class UnknownAsked:
                 return
             path = self._folder / self._name
             with suppress(OSError):
-                if path.exists() or len(list(self._folder.glob(f"*{_SUFFIX}"))) >= _MOST_FILES:
+                if path.exists() or len(list(self._folder.glob(f"*{SUFFIX}"))) >= _MOST_FILES:
                     return
                 write_whole(path, render_unknown(self._table), mode=0o640)
                 self._table = UnknownMachines()
@@ -65,9 +65,9 @@ class UnknownLeft(NamedTuple):
 def unknown_left(folder: Path) -> Iterator[UnknownLeft]:
     """What writers have left in a spool; each is to be deleted once it stands elsewhere. Raises nothing."""
     with suppress(OSError):
-        for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
             with suppress(OSError):
                 table = UnknownMachines()
-                if path.stat().st_size <= _MOST_BYTES:
+                if path.stat().st_size <= MOST_BYTES:
                     table = parse_unknown(path.read_bytes())
                 yield UnknownLeft(path, table)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars import format_instant
+from gitboot.observe.batches import writer_of
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import files, parse, whole_lines
 from gitboot.render.paths import Role, kind_of
@@ -38,6 +39,7 @@ class Given(NamedTuple):
 class _File:
     """A file of the spool, as far as it was read."""
 
+    base: int = 0  # where it begins in its writer's own
     offset: int = 0
     observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server and by offer, by place
 
@@ -48,7 +50,7 @@ class _File:
             match parse(line):
                 case Observation() as found if found.digest is not None:
                     for name in {found.server, found.offer or found.server}:
-                        self.observations.setdefault(name, {})[offset] = found
+                        self.observations.setdefault(name, {})[self.base + offset] = found
                 case int(taken_back):
                     for each in self.observations.values():
                         each.pop(taken_back, None)
@@ -95,9 +97,9 @@ class GivenBoots:
             del self._files[name]
         for name, path in there.items():
             with suppress(FileNotFoundError):  # the instance has deleted it just now
-                file, size = self._files.setdefault(name, _File()), path.stat().st_size
+                file, size = self._files.setdefault(name, _File(writer_of(name)[1])), path.stat().st_size
                 if size < file.offset:  # what could not be synced was taken back
-                    file = self._files[name] = _File()
+                    file = self._files[name] = _File(writer_of(name)[1])
                 if size > file.offset:
                     file.read(path)
 

@@ -14,24 +14,24 @@ from gitboot.files import write_whole
 from gitboot.observe.observation import instant_of
 from gitboot.observe.refused import KEPT, NotGiven, WhyNot
 
-_SUFFIX: Final = ".report"
+SUFFIX: Final = ".report"
 
 
 def write_report(folder: Path, name: str, refused: Iterable[NotGiven]) -> None:
     """Leave the report of one endpoint in a spool; a disk that refuses it loses only that."""
     with suppress(OSError):
-        write_whole(folder / f"{name}{_SUFFIX}", canonical([each.facts() for each in refused]) + b"\n", mode=0o640)
+        write_whole(folder / f"{name}{SUFFIX}", canonical([each.facts() for each in refused]) + b"\n", mode=0o640)
 
 
 def remove_report(folder: Path, name: str) -> None:
     """Take it away when the endpoint ends."""
     with suppress(OSError):
-        (folder / f"{name}{_SUFFIX}").unlink()
+        (folder / f"{name}{SUFFIX}").unlink()
 
 
 def read_reports(folder: Path, at: datetime) -> tuple[NotGiven, ...]:
     """What the endpoints that write to a spool have not given within the last hour, sorted."""
-    found = [each for path in folder.glob(f"*{_SUFFIX}") for each in _read(path) if each.at > at - KEPT]
+    found = [each for path in folder.glob(f"*{SUFFIX}") for each in _read(path) if each.at > at - KEPT]
     return tuple(sorted(found, key=lambda each: (each.reason, each.server, each.at)))
 
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
@@ -25,18 +25,18 @@ from typing import Final, NamedTuple, TypeVar
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.model.scalars import Digest, format_instant
+from gitboot.observe import batches
 from gitboot.observe.observation import Observation, instant_of
 from gitboot.timekeeping import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
-_SUFFIX: Final = ".jsonl"
+_SUFFIX: Final = batches.SUFFIX
 IDENTITY: Final = "id"
 _FORGOTTEN: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
 _TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
 _LONGEST_UP_S: Final = 2**33  # which no kernel has run
-_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 _T = TypeVar("_T")
 
@@ -266,20 +266,22 @@ def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
     """
     found: list[tuple[datetime, str, int, Observation]] = []
     read: dict[str, int] = {}
+    latest: dict[str, datetime] = {}  # by writer
     strays = 0
     for path in files(folder):
         begin = offsets.get(path.name, 0)
         lines = dict(whole_lines(path, begin))
         read[path.name] = begin + sum(map(len, lines.values()))
-        parsed = {offset: parse(line) for offset, line in lines.items()}
+        writer, base = batches.writer_of(path.name)
+        parsed = {base + offset: parse(line) for offset, line in lines.items()}
         taken_back = {each for each in parsed.values() if isinstance(each, int)}
-        latest = _BEGINNING
         for offset, each in parsed.items():
             if each is None:
                 strays += 1
             elif isinstance(each, Observation) and offset not in taken_back:
-                latest = max(latest, each.at)  # a clock that goes back makes no line older than those before it
-                found.append((latest, path.name, offset, each))
+                # A clock that goes back makes no line older than those before it.
+                latest[writer] = max(latest.get(writer, each.at), each.at)
+                found.append((latest[writer], writer, offset, each))
     found.sort(key=lambda each: each[:3])
     return Taken([each[3] for each in found], read, strays)
 
@@ -291,8 +293,9 @@ def forget(folder: Path, offsets: Mapping[str, int], times: int) -> None:
     deleted. Raises OSError where it cannot be noted, durably, before anything is.
     """
     before = forgotten(folder)
-    for path in _forgettable(folder, offsets) if before < times else ():
+    for path in spent(folder, offsets) if before < times else ():
         write_whole(folder / _FORGOTTEN, f"{times}\n".encode(), mode=0o644)
+        batches.note(folder, path.name)
         path.unlink(missing_ok=True)
 
 
@@ -306,10 +309,10 @@ def forgotten(folder: Path) -> int:
 
 def forgotten_next(folder: Path, offsets: Mapping[str, int]) -> int:
     """How often that will have been, once all that can be deleted is."""
-    return forgotten(folder) + any(True for _ in _forgettable(folder, offsets))
+    return forgotten(folder) + any(True for _ in spent(folder, offsets))
 
 
-def _forgettable(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
+def spent(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
     """The files that were taken wholly and to which nothing is added any more, each locked while it is looked at."""
     for path in files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:

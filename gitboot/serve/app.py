@@ -32,6 +32,7 @@ from gitboot.serve.certificate import Certificate
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.crowd import MOST_IDLE, Crowd
+from gitboot.serve.forwarded import FORWARDED, Forwarded
 from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, in_comment, is_sent_on
 from gitboot.serve.inventories import INVENTORY_PATH, Inventories
 from gitboot.serve.metrics import Answered, Metrics
@@ -41,6 +42,7 @@ from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
 from gitboot.serve.operatorspage import PAGE, page_routes
 from gitboot.serve.pushes import PUSHED, Pushes
 from gitboot.serve.readiness import why_not_ready
+from gitboot.serve.recording import Recording
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.reply import (
     FAULT,
@@ -88,6 +90,7 @@ class Clients:
     certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
     most_idle: int = MOST_IDLE  # connections of one address that wait for their client
     pushes: Pushes | None = None  # who hears webhooks of forges
+    spool_tokens: Tokens | None = None  # by which endpoints on other hosts forward what they have recorded
     asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing
 
 
@@ -124,7 +127,10 @@ class Endpoint:
             at=clients.operators_at,
         )
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
-        self.metrics, self._certificate, self._pushes = Metrics(), clients.certificate, clients.pushes
+        self.metrics, self._certificate = Metrics(), clients.certificate
+        self._pushes, self._forwarded = clients.pushes, None
+        if clients.spool_tokens is not None and isinstance(recorder, Recording):
+            self._forwarded = Forwarded(recorder, clients.spool_tokens)
         self._unknown = UnknownClients(tree, clients.asked)
         self._inventories = Inventories(self._unknown)
         self._pages = Router(
@@ -198,6 +204,10 @@ class Endpoint:
             if self.door.is_elsewhere(scope.get("server")):
                 return self._counted(Answered.NOTHING, NOT_FOUND)
             return self._counted(Answered.PAGE, await self._pushes.heard(scope, receive))
+        if self._forwarded is not None and scope["path"].startswith(FORWARDED):
+            if self.door.is_elsewhere(scope.get("server")):
+                return self._counted(Answered.NOTHING, NOT_FOUND)
+            return self._counted(Answered.PAGE, await self._forwarded.hear(scope, receive))
         if self.door.is_at(scope.get("server")):  # machines are answered elsewhere
             return self._counted(Answered.NOTHING, NOT_FOUND)
         at = self._clock()

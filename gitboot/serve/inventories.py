@@ -10,11 +10,11 @@ from starlette.types import Receive
 
 from gitboot.observe.components import MOST_BYTES, parse_sent
 from gitboot.observe.undescribed import inventoried, network_of
-from gitboot.render.paths import ContentType, Role
+from gitboot.render.paths import Role
 from gitboot.serve.body import whole_of
 from gitboot.serve.giving import Asking
 from gitboot.serve.noticing import UnknownClients
-from gitboot.serve.reply import HEARD, NOT_FOUND, NOT_NOW, TOO_OFTEN, UNCACHED, Reply
+from gitboot.serve.reply import HEARD, NOT_FOUND, NOT_NOW, TOO_OFTEN, Reply, refused
 
 INVENTORY_PATH: Final = "/v1/inventory"
 MOST_OF_ONE: Final = 60  # a minute, of one network address: a rack that is booted behind one
@@ -43,7 +43,7 @@ class Inventories:
         try:
             machine = inventoried(parse_sent(content), INVENTORY_PATH.removeprefix("/"), asking.client, asking.at)
         except ValueError as error:
-            return _refused(str(error))
+            return refused(str(error))
         self._unknown.note_machine(machine)
         return HEARD
 
@@ -56,10 +56,3 @@ class Inventories:
             return False
         self._sent[network] += 1
         return True
-
-
-def _refused(why: str) -> Reply:
-    content = f"{why}\n".encode()
-    length = (b"content-length", str(len(content)).encode())
-    headers = [(b"content-type", ContentType.TEXT.encode()), length, (b"cache-control", UNCACHED)]
-    return Reply(400, headers, content)

@@ -94,7 +94,7 @@ class OperatorsDoor:
         if self.is_elsewhere(scope.get("server")):
             return Stranger.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        if (token := _bearer(headers)) is not None:
+        if (token := bearer(headers)) is not None:
             return None if self._tokens is not None and self._tokens.has(token) else Stranger.TOKEN
         if self._is_hidden(scope, headers):
             return Stranger.PROXY
@@ -118,7 +118,7 @@ class OperatorsDoor:
         return name == "localhost" or name in self._names or _is_address(name)
 
 
-def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")

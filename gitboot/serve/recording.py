@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from gitboot.observe.given import Given, GivenBoots
@@ -39,6 +40,11 @@ class Recording:
         self.giver: str | None = None  # the identity of the spool, as it was at the last look
         self.forgotten = 0  # how often it had forgotten something by then
         self.failure: str | None = None  # why nothing can be recorded; None: it can, as far as is known
+
+    @property
+    def folder(self) -> Path:
+        """The spool."""
+        return self._spool.folder
 
     async def record(self, observation: Observation) -> bool:
         """Whether it stands recorded in time; what does not is taken back."""

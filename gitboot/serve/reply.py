@@ -8,6 +8,8 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gitboot.render.paths import ContentType
+
 Header = tuple[bytes, bytes]
 
 FOR_A_YEAR: Final = b"public, max-age=31536000, immutable"  # what is named by its content
@@ -35,6 +37,12 @@ def file_reply(content: bytes, content_type: str, cache_control: bytes, etag: by
     if etag is not None:
         headers.append((b"etag", etag))
     return Reply(200, [*headers, (b"cache-control", cache_control)], content)
+
+
+def refused(why: str) -> Reply:
+    """The reply to who has sent what cannot be meant."""
+    told = file_reply(f"{why}\n".encode(), ContentType.TEXT, UNCACHED)
+    return Reply(400, told.raw_headers, bytes(told.body))
 
 
 def in_parts(reply: Reply) -> Reply:
@@ -77,6 +85,7 @@ NOT_FOUND: Final = _empty(404)
 NO_TOKEN: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
 NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 REFUSED: Final = _empty(403)
+CONFLICT: Final = _empty(409)
 TOO_LARGE: Final = _empty(413)
 TOO_OFTEN: Final = _empty(429, (b"retry-after", b"60"))
 FAULT: Final = _empty(500)
