@@ -93,8 +93,8 @@ def access_options(command: Command) -> Command:
     spool = click.option(
         "--spool-tokens",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="A file with a token on each line; endpoints on other hosts that show one forward here what they record "
-        "(`gitboot serve --forward-to`). Default: none does.",
+        help="A file with a token on each line; endpoints on other hosts that show one forward here what they record. "
+        "Default: none does.",
     )
     for option in (spool, idle, proxies, key, certificate, listen, tokens, hosts, networks):
         command = option(command)
