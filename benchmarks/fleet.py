@@ -32,7 +32,7 @@ spec:
   architecture: x86_64
   firmware: UEFI
   interfaces:
-    - {{name: eno1, mac: "24:6e:96:{mac}", addresses: [10.{ip}/8, "2001:db8::{number:x}/64"]}}
+    - {{name: eno1, mac: "24:6e:96:{mac}", addresses: [10.{ip}/8, "2001:db8::{ipv6}/64"]}}
     - {{name: ens3f0, mac: "40:a6:b7:{mac}", addresses: [11.{ip}/8], boot: false}}
     - {{name: ens3f1, mac: "40:a6:b8:{mac}", boot: false}}
 """
@@ -97,6 +97,7 @@ class Fleet:
             more=more,
             mac=f"{number >> 16 & 255:02x}:{number >> 8 & 255:02x}:{number & 255:02x}",
             ip=f"{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
+            ipv6=f"{number + 1 >> 16:x}:{number + 1 & 0xFFFF:x}" if number + 1 >> 16 else f"{number + 1:x}",
         )
         pinned = role == "worker" and dice.random() < 0.03
         bmc = _BMC.format(name=name_of(number), site=site_of(number)) if self.bmcs else ""

@@ -52,6 +52,11 @@ def test_every_server_of_a_fleet_is_decided_and_half_of_them_have_ignition() -> 
     assert 240 < len(with_ignition) < 360
 
 
+def test_the_servers_of_a_fleet_of_a_million_are_valid() -> None:
+    far = [(FLEET.path(number), FLEET.server(number)) for number in (65_534, 65_535, 100_000, 999_999)]
+    assert len(decide(loaded(FLEET, *far)).servers) == FLEET.servers + 4
+
+
 @pytest.mark.parametrize(("edit", "least", "most"), [(one_server, 1, 1), (pool, 1, 12), (every_server, 80, 100)])
 def test_an_edit_changes_as_many_decisions_as_it_says(edit: Edit, least: int, most: int) -> None:
     """What boots from its disk has no arguments."""
