@@ -18,6 +18,7 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _NETWORK: Final = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|9p|afs|ceph|glusterfs|ocfs2|gfs2|fuse\..+")
 _VOLATILE: Final = ("tmpfs", "ramfs", "overlay", "aufs")
 _OPTION: Final = "--accept-filesystem"
+_HOLDING: Final[set[int]] = set()  # the file systems whose locks were found to hold
 
 # Tries to lock a file that another process has locked; its answer is the exit code.
 _TRY: Final = """\
@@ -123,12 +124,20 @@ def _without_locks(directory: Path, found: str) -> UsageError:
 
 
 def _locks_hold(directory: Path) -> bool:
-    """Whether a second process is kept out by a lock that this one holds. Raises OSError where none can be had."""
+    """Whether a second process is kept out by a lock that this one holds. Raises OSError where none can be had.
+
+    Of a file system a second process is asked once: state, spool and output often share one.
+    """
     probe = directory / f".gitboot-lock-{os.getpid()}"
     try:
         with probe.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            command = [sys.executable, "-I", "-S", "-c", _TRY, str(probe)]
-            return subprocess.run(command, check=False, capture_output=True).returncode == 0
+            device = os.fstat(file.fileno()).st_dev
+            if device not in _HOLDING:
+                command = [sys.executable, "-I", "-S", "-c", _TRY, str(probe)]
+                if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+                    return False
+                _HOLDING.add(device)
+            return True
     finally:
         probe.unlink(missing_ok=True)

@@ -20,7 +20,6 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Final, NamedTuple
-from unittest.mock import patch
 
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
@@ -505,8 +504,6 @@ def world(folder: Path) -> Iterator[World]:
     with ExitStack() as stack:
         bmcs = {name: stack.enter_context(RedfishServer(Service())) for name in ("a", "b")}
         stack.enter_context(mortals())
-        # Whether two processes' locks hold is asked of the same folder again and again.
-        stack.enter_context(patch("gitboot.storage._check_locks", lambda *_: None))
         logging.disable(logging.CRITICAL)
         stack.callback(logging.disable, logging.NOTSET)
         yield World(folder, bmcs)

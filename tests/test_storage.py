@@ -30,6 +30,7 @@ from gitboot.observe.spool import SpoolFile, line_of, take
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.storage import _type_at, check_output, check_spool, check_state, filesystem_of
+from tests.cases import for_each
 from tests.failing_disk import FailingDisk, failing_disk
 from tests.fleets import at, uuid_of
 from tests.inprocess import in_process
@@ -53,7 +54,7 @@ MOUNTS = r"""
 """.strip()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "expected"),
     [
         ("/var/lib/gitboot", "ext4"),
@@ -146,6 +147,7 @@ def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, mo
     check_state(tmp_path, ("tmpfs", "overlay"), print)
     script = "import fcntl, sys\nfcntl.flock(open(sys.argv[1] + '.other', 'wb'), fcntl.LOCK_EX)\nsys.exit(3)"
     monkeypatch.setattr("gitboot.storage._TRY", script)
+    monkeypatch.setattr("gitboot.storage._HOLDING", set())
     for check in (check_state, check_spool, partial(check_output, state=tmp_path)):
         with pytest.raises(UsageError, match="the locks of two processes do not hold"):
             check(tmp_path, ("tmpfs", "overlay"), print)
