@@ -1,11 +1,14 @@
-"""Git repositories as people make them: with git itself."""
+"""Git repositories as people make them: with git itself, but for the plainest commits, which libgit2 makes faster."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
+
+import pygit2
 
 from gitboot.load import Revision
 
@@ -23,6 +26,12 @@ ENVIRONMENT = {
     "GIT_CONFIG_VALUE_0": "false",
     "HOME": os.devnull,
 }
+_ADA = pygit2.Signature(
+    ENVIRONMENT["GIT_AUTHOR_NAME"],
+    ENVIRONMENT["GIT_AUTHOR_EMAIL"],
+    int(datetime.fromisoformat(ENVIRONMENT["GIT_AUTHOR_DATE"]).timestamp()),
+    60,  # minutes: its zone
+)
 
 
 class Work:
@@ -31,7 +40,8 @@ class Work:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self.git("init", "--quiet", "--initial-branch=main")
+        if not (path / ".git").exists():  # that is of a linked work tree
+            pygit2.init_repository(str(path), initial_head="main")
 
     def git(self, *arguments: str, text: str = "") -> str:
         command = ["git", *arguments]
@@ -53,13 +63,17 @@ class Work:
 
     def commit(self, files: Mapping[str, str | None] | None = None, message: str = "Change") -> Revision:
         self.write(files or {})
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--allow-empty", f"--message={message}")
-        return self.head
+        repository = pygit2.Repository(str(self.path))  # in this process: git would be started three times
+        repository.index.add_all()
+        repository.index.write()
+        parents = [] if repository.head_is_unborn else [repository.head.target]
+        bot = pygit2.Signature(ENVIRONMENT["GIT_COMMITTER_NAME"], ENVIRONMENT["GIT_COMMITTER_EMAIL"])
+        tree = repository.index.write_tree()
+        return Revision(str(repository.create_commit("HEAD", _ADA, bot, f"{message.strip()}\n", tree, parents)))
 
     @property
     def head(self) -> Revision:
-        return Revision(self.git("rev-parse", "HEAD"))
+        return Revision(str(pygit2.Repository(str(self.path)).head.target))
 
     def bare(self, path: Path) -> Path:
         """A bare repository with the same branches and tags, which ``git push`` goes to from now on."""

@@ -123,11 +123,14 @@ class Fleet:
         self.work.git("switch", "--quiet", "--create", "change")
         self.job = folder / "job"
 
-    def change(self, edits: dict[str, tuple[str, str]], message: str = "Change") -> None:
+    def edit(self, edits: dict[str, tuple[str, str]]) -> None:
         for name, (old, new) in edits.items():
             path = self.work.path / self.subpath / name
             assert old in path.read_text()
             path.write_text(path.read_text().replace(old, new, 1))
+
+    def change(self, edits: dict[str, tuple[str, str]], message: str = "Change") -> None:
+        self.edit(edits)
         self.work.commit(message=message)
 
     def checkout(self, *, merged: bool) -> None:
@@ -567,11 +570,13 @@ def test_the_hook_keeps_an_invalid_commit_from_being_made(path: str, fleet: Flee
     git_hook.write_text(f"#!/bin/sh\nPATH={programs}:$PATH exec {hook['entry']}\n")
     git_hook.chmod(0o755)
     before = fleet.work.head
+    fleet.edit(INVALID)
     with pytest.raises(subprocess.CalledProcessError) as refused:
-        fleet.change(INVALID)
+        fleet.work.git("commit", "--quiet", "--all", "--message=Change")
     assert "GB1022" in refused.value.stdout + refused.value.stderr
     assert fleet.work.head == before
-    fleet.change({"servers/web01.yaml": ("kernelArgument:", "kernelArguments:")})
+    fleet.edit({"servers/web01.yaml": ("kernelArgument:", "kernelArguments:")})
+    fleet.work.git("commit", "--quiet", "--all", "--message=Change")
     assert fleet.work.head != before
 
 
