@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from gitboot.storage import filesystem_of
-from tests import searching
+from tests import newledgers, searching
 from tests.boots import page
 
 _HERE: Final = Path(__file__).parent
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=searching.examples(100))
     settings.register_profile("gitboot", how)
     settings.load_profile("gitboot")
+    newledgers.make_at_once()
     on_disk = any(config.getoption(folder) for folder in _LEFT_OUT)
     if "TMPDIR" not in os.environ and not on_disk and _has_room(_MEMORY):
         os.environ["TMPDIR"] = str(_MEMORY)

@@ -18,6 +18,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 _LONGEST = 1 << 18  # bytes of a command with its environment
@@ -40,9 +42,14 @@ def open_nursery() -> None:
         _fork_by(ours)
     else:
         ours.close()
-        sys.argv = _wait_for_work(theirs)
-        _be_named(sys.argv[:2])
-        run_to_its_end(sys.argv[0])
+        be_what_is_asked(theirs)
+
+
+def be_what_is_asked(asked: socket.socket) -> NoReturn:
+    """Be that sibling, and in each child that it makes what it is to be."""
+    sys.argv = _wait_for_work(asked)
+    _be_named(sys.argv[:2])
+    run_to_its_end(sys.argv[0])
 
 
 def run_to_its_end(module: str) -> NoReturn:
@@ -69,6 +76,16 @@ def run_to_its_end(module: str) -> NoReturn:
 
 
 # The process that has a nursery
+
+
+@contextmanager
+def forking_by(nursery: socket.socket) -> Iterator[None]:
+    """A block in which `subprocess` has what is gitboot's own forked."""
+    _fork_by(nursery)
+    try:
+        yield
+    finally:
+        subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
 
 
 def _fork_by(nursery: socket.socket) -> None:
@@ -105,7 +122,7 @@ def _wait_for_work(asked: socket.socket) -> list[str]:
         data, fds, _, _ = socket.recv_fds(asked, _LONGEST, 16)
         if not data:
             os._exit(0)
-        if pid := _fork_for_parent():
+        if pid := fork_for_parent():
             for fd in fds:
                 os.close(fd)
             asked.send(str(pid).encode())
@@ -120,7 +137,7 @@ def _wait_for_work(asked: socket.socket) -> list[str]:
             return [module, *arguments]
 
 
-def _fork_for_parent() -> int:
+def fork_for_parent() -> int:
     """fork(2), but the child is this process's sibling."""
     python, libc = ctypes.pythonapi, ctypes.PyDLL(None)  # which keep the interpreter's lock
     python.PyOS_BeforeFork()

@@ -16,8 +16,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import subprocess
 
 _LONGEST = 1 << 18  # bytes of a command with its environment
+_NURSERY = "--nursery"  # in place of a command: see tests/nursery.py
 _NETWORK = "/proc/thread-self/ns/net"  # the network that a process is in, which is not that of who forks it
 _CLONE_NEWNET = 0x40000000  # sched.h; os.setns comes with Python 3.12
 
@@ -94,6 +95,20 @@ def captured(*arguments: object, given: str = "", timeout_s: float = 60) -> subp
     return subprocess.CompletedProcess(command, code, *texts)
 
 
+@contextmanager
+def nursery() -> Iterator[None]:
+    """A block in which what this process itself starts of gitboot is forked as well, as its own child."""
+    from tests.nursery import forking_by
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        made = Command([_NURSERY], os.environ, given=theirs.fileno())
+    made._connection.close()  # whoever has started it is no parent of it, and will not tell its end
+    with ours, forking_by(ours):
+        yield
+    os.waitpid(made.pid, 0)
+
+
 @cache
 def start() -> str:
     """The address of a process that forks; it ends with this one."""
@@ -118,8 +133,10 @@ def for_shells() -> str:
 
 
 def pass_on(address: str) -> None:
-    """Run the command that this process was called with, and end as it does."""
-    sys.exit(Command(sys.argv[1:], os.environ, address=address).wait())
+    """Run the command that this process was called with, and end as it does; whoever ends this one ends it."""
+    command = Command(sys.argv[1:], os.environ, address=address)
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(command.pid, number))
+    sys.exit(command.wait())
 
 
 # The process that forks
@@ -145,13 +162,20 @@ def fork_commands(listening: socket.socket) -> list[str]:
 
 
 def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[str] | None:
+    from tests.nursery import fork_for_parent
+
     connection, _ = listening.accept()
     asked, (*fds, network), _, _ = socket.recv_fds(connection, _LONGEST, 4)
-    if pid := os.fork():
+    arguments, folder, environment, umask = json.loads(asked)
+    is_nursery = arguments == [_NURSERY]
+    if pid := fork_for_parent() if is_nursery else os.fork():
         for fd in (*fds, network):
             os.close(fd)
         connection.send(str(pid).encode())
-        selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (connection, pid))
+        if is_nursery:
+            connection.close()
+        else:
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (connection, pid))
         return None
     for key in selector.get_map().values():  # what is the parent's
         if key.data is not None:
@@ -164,7 +188,6 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
         os.dup2(fd, number)
         os.close(fd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    arguments, folder, environment, umask = json.loads(asked)
     os.umask(umask)
     os.chdir(folder)
     os.environ.clear()
@@ -212,17 +235,21 @@ def main(fd: int) -> None:
     from pkgutil import walk_packages
 
     import gitboot
-    from tests.nursery import open_nursery, run_to_its_end
+    from tests.newledgers import make_at_once
+    from tests.nursery import be_what_is_asked, open_nursery, run_to_its_end
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this
     gc.disable()
     for module in walk_packages(gitboot.__path__, "gitboot."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
+    make_at_once()
     _warm_up()
     gc.freeze()
     gc.enable()
     sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
+    if sys.argv[1:] == [_NURSERY]:
+        be_what_is_asked(socket.socket(fileno=0))
     if sys.argv[1:2] == ["run"]:
         open_nursery()
     run_to_its_end("gitboot.__main__")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ from gitboot.problems.codes import Code
 from gitboot.source import Remote, Source
 from tests.fleets import SEED, mac_of, policy, server
 from tests.instance import Repository, alive, evaluators, eventually, running
+from tests.preloaded import Command, captured, nursery
 
 MANY = 3000  # servers: more memory than what is given here
+FEW = 300  # but an evaluator is at it a while
 LONG = 20_000  # and more than the whole second that the kernel gives at the least, however fast the machine is
 
 
+@cache
 def many(count: int = MANY) -> str:
     """A file with many servers, each with a MAC address of its own."""
     names = [f"w{number:05}" for number in range(count)]
@@ -36,6 +40,12 @@ def many(count: int = MANY) -> str:
     return "---\n".join(
         server(name, "role: web").replace(mac_of(name), mac) for name, mac in zip(names, macs, strict=True)
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    with nursery():
+        yield
 
 
 @pytest.fixture
@@ -253,18 +263,18 @@ def test_a_commit_is_not_waited_for_without_end(repository: Repository, source: 
 def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, source: Source, state: Path) -> None:
     evaluation = Evaluation(state)
     try:
-        repository.push({"many.yaml": many()})
+        repository.push({"many.yaml": many(FEW)})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
         os.kill(evaluators(os.getpid())[0], signal.SIGKILL)
         found = eventually(lambda: evaluation.evaluate(revision, None), within_s=60)
-        assert len(found.commit.decisions.servers) == MANY + 1
+        assert len(found.commit.decisions.servers) == FEW + 1
         os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it has nothing to do
         base = found.commit
         repository.push({"many.yaml": many(2)})
         revision = newest(source)
         found = eventually(lambda: evaluation.evaluate(revision, base), within_s=60)
-        assert (found.changes.before, found.changes.after) == (MANY + 1, 3)
+        assert (found.changes.before, found.changes.after) == (FEW + 1, 3)
     finally:
         evaluation.close()
     assert evaluators(os.getpid()) == []
@@ -347,13 +357,9 @@ def test_an_instance_ends_at_once_whatever_its_evaluator_is_at(
 
 def test_an_instance_that_is_killed_leaves_no_evaluator(tmp_path: Path, repository: Repository) -> None:
     repository.push({"many.yaml": many(6000)})
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "gitboot", "run", str(repository.bare)),
-            *("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state")),
-        ],
-        stderr=subprocess.DEVNULL,
-    )
+    places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
+    with open(os.devnull, "wb") as nobody:
+        process = Command(("run", str(repository.bare), *places), os.environ, errors=nobody.fileno())
     try:
         (evaluator,) = eventually(lambda: evaluators(process.pid))
     finally:
@@ -363,10 +369,6 @@ def test_an_instance_that_is_killed_leaves_no_evaluator(tmp_path: Path, reposito
 
 
 # Commands that read a commit
-
-
-def gitboot(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gitboot", *arguments], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +384,7 @@ def test_a_command_that_takes_more_than_it_may_says_so(
     repository: Repository, command: str, servers: int, limit: tuple[str, str]
 ) -> None:
     repository.push({"many.yaml": many(servers)})
-    done = gitboot(command, str(repository.bare), *limit)
+    done = captured(command, str(repository.bare), *limit)
     assert done.returncode == 3
     assert Code.LIMITS in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -391,21 +393,21 @@ def test_a_command_that_takes_more_than_it_may_says_so(
 def test_a_command_that_reads_what_an_instance_accepted_is_held_to_its_limits_too(
     tmp_path: Path, repository: Repository
 ) -> None:
-    repository.push({"many.yaml": many(1000)})
+    repository.push({"many.yaml": many(2 * FEW)})
     place = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
-    assert gitboot("run", str(repository.bare), *place, "--once").returncode == 0
+    assert captured("run", str(repository.bare), *place, "--once").returncode == 0
     for command in (("records", "show"), ("bmc", "get")):
-        done = gitboot(*command, *place[2:])
+        done = captured(*command, *place[2:])
         assert (done.returncode, done.stderr) == (0, ""), done
-        done = gitboot(*command, *place[2:], "--commit-memory", "4")
+        done = captured(*command, *place[2:], "--commit-memory", "1")
         assert (done.returncode, Code.LIMITS in done.stderr) == (3, True), done
 
 
 def test_a_command_within_its_limits_is_as_it_always_was(repository: Repository) -> None:
-    done = gitboot("validate", str(repository.bare))
+    done = captured("validate", str(repository.bare))
     assert (done.returncode, done.stderr) == (0, f"{repository.bare}: 1 server, 2 images, no errors\n")
     repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
-    assert gitboot("validate", str(repository.bare)).returncode == 3
+    assert captured("validate", str(repository.bare)).returncode == 3
 
 
 def test_a_command_whose_child_aborts_for_want_of_memory_says_so(repository: Repository) -> None:

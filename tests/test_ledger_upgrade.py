@@ -12,7 +12,18 @@ import pytest
 
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.override import State
-from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, records, requests, switches
+from gitboot.ledger import (
+    events,
+    evidence,
+    facts,
+    known_bmcs,
+    machines,
+    overrides,
+    records,
+    requests,
+    store,
+    switches,
+)
 from gitboot.ledger.entries import Suspension
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import MIGRATIONS, VERSION, write_mark
@@ -20,6 +31,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Phase, Run
 from tests.bench import Bench
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.newledgers import by_migrations
 
 NAMES = ("app01", "db01", "doubt01", "old01", "web01")
 UUIDS = {name: SystemUuid(uuid_of(name)) for name in NAMES}
@@ -122,3 +134,15 @@ def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, ver
         connection.executescript(f"INSERT INTO facts VALUES ('identity', 'ours'); PRAGMA user_version = {version};")
     with open_ledger(path) as opened:
         assert (facts.read(opened).identity, records.read(opened), switches.read(opened)) == ("ours", {}, {})
+
+
+def test_what_other_tests_make_at_once_is_what_migrations_come_to(tmp_path: Path) -> None:
+    schemas = []
+    for migrate in (by_migrations, store._migrate):
+        with closing(sqlite3.connect(tmp_path / migrate.__name__)) as connection:
+            migrate(connection, tmp_path)
+            schemas.append(list(connection.iterdump()))
+            (identity,) = connection.execute("SELECT value FROM facts").fetchone()
+            schemas[-1] = [line.replace(identity, "") for line in schemas[-1]]
+            schemas[-1] += connection.execute("PRAGMA user_version").fetchone()
+    assert store._migrate is not by_migrations and schemas[0] == schemas[1]

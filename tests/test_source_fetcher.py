@@ -24,6 +24,7 @@ from tests.fleets import SEED, server
 from tests.git_servers import HttpsServer, Relay, git_daemon
 from tests.instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
 from tests.packs import push_differences
+from tests.preloaded import nursery
 from tests.rack import until_condition
 from tests.repositories import Work
 
@@ -43,11 +44,24 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fetcher() -> Iterator[FetchProcess]:
+def started() -> Iterator[FetchProcess]:
+    """A fetcher as gitboot starts it."""
     fetcher = FetchProcess()
     yield fetcher
     fetcher.close()
     assert fetchers(os.getpid()) == []
+
+
+@pytest.fixture
+def fetcher(forking: None, started: FetchProcess) -> FetchProcess:
+    """A fetcher that is forked."""
+    return started
+
+
+@pytest.fixture
+def forking() -> Iterator[None]:
+    with nursery():
+        yield
 
 
 # With an instance around it
@@ -141,14 +155,14 @@ def test_t4_what_others_push_to_a_branch_of_gitboots_own_is_unpacked_within_limi
         assert (enough.fetch(), enough.read(pushed, "boot/boot.ipxe")) == (pushed, b"#!ipxe")
 
 
-def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Path, fetcher: FetchProcess) -> None:
+def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Path, started: FetchProcess) -> None:
     with HttpsServer(work.path.parent, tmp_path) as https:
         remote = Remote(
             url=f"{https.url}/private/fleet",
             credentials=Password(password=HttpsServer.PASSWORD),
             ca_bundle=https.certificate,
         )
-        assert Source(remote, state, fetcher).fetch() == work.head
+        assert Source(remote, state, started).fetch() == work.head
     (child,) = fetchers(os.getpid())
     for file in ("cmdline", "environ"):
         assert HttpsServer.PASSWORD.encode() not in Path(f"/proc/{child}/{file}").read_bytes()
